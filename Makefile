@@ -1,0 +1,60 @@
+# Every target bootstraps what it needs, with nothing but python3 (3.11 or 3.12) and make on the machine.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help up test test-long check lock clean
+
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	"$$p" -c 'import sys; raise SystemExit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo "$$p"; break; }; done)
+VENV := .venv
+TRITON_VENV := .venv-triton
+BIN := $(VENV)/bin
+# uv is quick; pip is the way out where only pip is configured for this machine's index.
+install = $(BIN)/uv pip install -q --python $(1)/bin/python --require-hashes $(2) || $(BIN)/pip --python $(1)/bin/python install -q --require-hashes $(2)
+LOCKS := requirements/bootstrap.txt requirements/base.txt
+TRITON_LOCKS := requirements/triton.txt requirements/triton-server.txt
+
+help:  ## what can be made here
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+up: $(VENV)/.base $(TRITON_VENV)/.ready  ## the whole stack on this machine: Triton, gateway, metrics (ARGS="--http-port 8080 …")
+	@exec $(BIN)/penstock up $(ARGS)
+
+test: $(VENV)/.dev $(TRITON_VENV)/.ready  ## every test that this machine can run (ARGS="-k image")
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long and not gpu" $(ARGS)
+
+test-long: $(VENV)/.dev $(TRITON_VENV)/.ready  ## soaks and fuzzing
+	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)
+
+check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
+	@if [ -f compose.yaml ]; then $(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml; fi
+
+lock: $(VENV)/.uv  ## resolve the requirements anew
+	$(BIN)/python requirements/lock.py
+
+clean:  ## remove both environments
+	rm -rf $(VENV) $(TRITON_VENV)
+
+$(VENV)/.uv: requirements/bootstrap.txt
+	@test -n "$(PYTHON)" || { echo "python3 3.11 or 3.12 is needed (numpy 1.26, which Triton's models use, has no wheel for others): install it, or say make PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "building $(VENV) from the locks" && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.uv requirements/base.txt pyproject.toml
+	@$(call install,$(VENV),-r requirements/base.txt)
+	@$(BIN)/python requirements/link.py
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base requirements/dev.txt
+	@echo "adding the development tools" && $(call install,$(VENV),-r requirements/dev.txt)
+	@touch $@
+
+$(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
+	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)
+	@$(call install,$(TRITON_VENV),-r requirements/triton.txt)
+	@$(call install,$(TRITON_VENV),--no-deps -r requirements/triton-server.txt)
+	@touch $@

@@ -1,0 +1,23 @@
+"""Put this checkout and its command `penstock` into the environment that runs this, without a build step."""
+
+import sysconfig
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+COMMAND = """#!{python}
+from server.cli import main
+
+raise SystemExit(main())
+"""
+
+
+def main() -> None:
+    scripts, packages = Path(sysconfig.get_path("scripts")), Path(sysconfig.get_path("purelib"))
+    (packages / "penstock-checkout.pth").write_text(f"{CHECKOUT}\n")
+    command = scripts / "penstock"
+    command.write_text(COMMAND.format(python=scripts / "python"))
+    command.chmod(0o755)
+
+
+if __name__ == "__main__":
+    main()

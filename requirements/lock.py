@@ -1,0 +1,36 @@
+"""Resolve every lock anew: requirements files with hashes and no registry address."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+UV = Path(sys.executable).parent / "uv"
+FLAGS = "--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -q"
+LOCKS: dict[str, list[str]] = {
+    "bootstrap.txt": ["requirements/bootstrap.in"],
+    "base.txt": ["pyproject.toml"],
+    "dev.txt": ["pyproject.toml", "--extra", "dev", "-c", "requirements/base.txt"],
+    "load.txt": ["pyproject.toml", "--extra", "load", "-c", "requirements/base.txt"],
+    "triton.txt": ["requirements/triton.in"],
+    "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],
+}
+
+
+def main() -> None:
+    for lock, sources in LOCKS.items():
+        command = [
+            str(UV),
+            "pip",
+            "compile",
+            *FLAGS.split(),
+            *sources,
+            "-o",
+            f"requirements/{lock}",
+            *sys.argv[1:],
+        ]
+        subprocess.run(command, cwd=HERE.parent, check=True)
+
+
+if __name__ == "__main__":
+    main()

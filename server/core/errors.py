@@ -1,0 +1,96 @@
+"""The gateway's error tree. A transport maps each class by one table (rest/errors.py, grpc/errors.py)."""
+
+
+class InferenceError(Exception):
+    """A request failed. Its text reaches the client, so it names the value and what to do, never a secret.
+
+    reason: a stable word for logs and the label `reason` of metrics.
+    """
+
+    reason = "internal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(InferenceError):
+    """Malformed, wrong names, shapes or counts, an undecodable image. By codecs, vision, dataplane. 400."""
+
+    reason = "invalid"
+
+
+class UndecodableImage(InvalidRequest):
+    """An image of a known format whose bytes cannot be decoded. By vision. 400."""
+
+    reason = "undecodable_image"
+
+
+class TooLarge(InvalidRequest):
+    """Body, decompressed body or pixels over the limit. By rest, grpc, vision. 413 / RESOURCE_EXHAUSTED."""
+
+    reason = "too_large"
+
+
+class UnsupportedMedia(InvalidRequest):
+    """Not an image format that we take. By rest and vision. 415 / INVALID_ARGUMENT."""
+
+    reason = "unsupported_media"
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body did not arrive in its time. By rest. 408."""
+
+    reason = "body_too_slow"
+
+
+class ModelNotFound(InferenceError):
+    """No such model or version. By dataplane and backends; never retried, never held against the engine. 404."""
+
+    reason = "model_not_found"
+
+
+class ModelNotReady(InferenceError):
+    """Known, but not loaded or still loading. By dataplane and backends. 503."""
+
+    reason = "model_not_ready"
+
+
+class BackendUnavailable(InferenceError):
+    """The engine is down, restarting, or the connection to it broke. By backends. 503 with Retry-After."""
+
+    reason = "engine_down"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(InferenceError):
+    """A limit of requests or bytes is reached, or the gateway drains. By admission. 503 with Retry-After.
+
+    reason: `full` or `draining` or another of admission's words.
+    """
+
+    def __init__(self, message: str, *, reason: str = "full", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(InferenceError):
+    """The request's deadline passed, wherever it was by then. By dataplane and backends. 504."""
+
+    reason = "deadline"
+
+
+class NotSupported(InferenceError):
+    """The gateway or this engine cannot do that. By rest, grpc, backends. 501 / UNIMPLEMENTED."""
+
+    reason = "not_supported"
+
+
+class BackendFailed(InferenceError):
+    """The engine answered an error, or broke the model's contract. By backends and vision. 500."""
+
+    reason = "engine_failed"

@@ -1,0 +1,134 @@
+"""A tensor as bytes, and the way to and from numpy."""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from server.core.errors import InvalidRequest
+
+Array = npt.NDArray[Any]
+
+
+class Datatype(StrEnum):
+    """KServe v2's names of element types."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BF16 = "BF16"
+    BYTES = "BYTES"
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes an element; None for BYTES, whose elements carry their own length."""
+        return _SIZE_BYTES[self]
+
+
+_NUMPY_OF: dict[Datatype, npt.DTypeLike] = {
+    Datatype.BOOL: np.bool_,
+    Datatype.UINT8: np.uint8,
+    Datatype.UINT16: np.uint16,
+    Datatype.UINT32: np.uint32,
+    Datatype.UINT64: np.uint64,
+    Datatype.INT8: np.int8,
+    Datatype.INT16: np.int16,
+    Datatype.INT32: np.int32,
+    Datatype.INT64: np.int64,
+    Datatype.FP16: np.float16,
+    Datatype.FP32: np.float32,
+    Datatype.FP64: np.float64,
+}
+_OF_NUMPY = {np.dtype(dtype): datatype for datatype, dtype in _NUMPY_OF.items()}
+_SIZE_BYTES: dict[Datatype, int | None] = {
+    **{datatype: np.dtype(dtype).itemsize for datatype, dtype in _NUMPY_OF.items()},
+    Datatype.BF16: 2,
+    Datatype.BYTES: None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor: C order, little-endian; BYTES elements each behind a 4-byte little-endian length.
+
+    The data is borrowed: it lives as long as the buffer behind the memoryview.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def element_count(self) -> int:
+        return math.prod(self.shape)
+
+    def to_numpy(self) -> Array:
+        """A view (BYTES: an object array of bytes; BF16: widened to float32), of this tensor's shape.
+
+        Raises InvalidRequest where the byte count does not fit the shape.
+        """
+        if self.datatype is Datatype.BYTES:
+            return _array_of_bytes(self)
+        size_bytes = self.datatype.size_bytes or 0
+        if self.data.nbytes != self.element_count * size_bytes:
+            raise InvalidRequest(
+                f"tensor {self.name!r} has {self.data.nbytes} bytes; {self.datatype} of shape "
+                f"{list(self.shape)} needs {self.element_count * size_bytes}"
+            )
+        if self.datatype is Datatype.BF16:
+            halves = np.frombuffer(self.data, np.uint16).astype(np.uint32) << 16
+            return halves.view(np.float32).reshape(self.shape)
+        return np.frombuffer(self.data, _NUMPY_OF[self.datatype]).reshape(self.shape)
+
+
+def tensor_from_numpy(name: str, array: Array) -> Tensor:
+    """The tensor that views the array (a copy where it is not C-contiguous). Object arrays of bytes become BYTES."""
+    if array.dtype == np.object_:
+        return tensor_from_bytes(name, [bytes(item) for item in array.ravel()], array.shape)
+    datatype = _OF_NUMPY.get(array.dtype)
+    if datatype is None:
+        raise InvalidRequest(f"tensor {name!r} has numpy type {array.dtype}, which KServe v2 has no name for")
+    contiguous = np.ascontiguousarray(array)
+    return Tensor(name, datatype, array.shape, contiguous.reshape(-1).view(np.uint8).data)
+
+
+def tensor_from_bytes(name: str, items: Sequence[bytes], shape: tuple[int, ...] | None = None) -> Tensor:
+    """A BYTES tensor of the items, in one dimension unless a shape is given."""
+    packed = b"".join(struct.pack("<I", len(item)) + item for item in items)
+    return Tensor(name, Datatype.BYTES, shape if shape is not None else (len(items),), memoryview(packed))
+
+
+def _array_of_bytes(tensor: Tensor) -> Array:
+    items: list[bytes] = []
+    position, data = 0, tensor.data
+    while position < data.nbytes:
+        if position + 4 > data.nbytes:
+            raise InvalidRequest(f"tensor {tensor.name!r} ends inside a length prefix at byte {position}")
+        (length,) = struct.unpack_from("<I", data, position)
+        position += 4
+        if position + length > data.nbytes:
+            raise InvalidRequest(f"tensor {tensor.name!r} has an element of {length} bytes past its end")
+        items.append(bytes(data[position : position + length]))
+        position += length
+    if len(items) != tensor.element_count:
+        raise InvalidRequest(
+            f"tensor {tensor.name!r} holds {len(items)} elements; {list(tensor.shape)} needs {tensor.element_count}"
+        )
+    array = np.empty(len(items), np.object_)
+    array[:] = items
+    return array.reshape(tensor.shape)
