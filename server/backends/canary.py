@@ -1,0 +1,74 @@
+"""The canary: a real inference of zeros that tells whether an engine that says it lives can also work. Sans-IO."""
+
+import math
+from dataclasses import dataclass
+
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype, Tensor
+
+CANARY_ID = "penstock-canary"
+MAX_CANARY_BYTES = 16 << 20
+
+
+def canary_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:
+    """One row of zeros for the model's inputs, 1 where a dimension varies; BYTES inputs get empty strings.
+
+    None where zeros say nothing: models that keep state or answer more than once, inputs over 16 MiB, and models
+    whose parameter `canary` says `off`.
+    """
+    if config.has_sequence_batching or config.is_decoupled or config.parameters.get("canary") == "off":
+        return None
+    inputs = tuple(_zeros(spec, has_batch_axis=config.max_batch_size > 0) for spec in config.inputs)
+    if not inputs or sum(tensor.data.nbytes for tensor in inputs) > MAX_CANARY_BYTES:
+        return None
+    return InferRequest(config.name, inputs, id=CANARY_ID, deadline=deadline)
+
+
+def _zeros(spec: TensorSpec, *, has_batch_axis: bool) -> Tensor:
+    shape = tuple(1 if size < 0 else size for size in spec.shape)
+    if has_batch_axis:
+        shape = (1, *shape)
+    size_bytes = 4 if spec.datatype is Datatype.BYTES else spec.datatype.size_bytes or 0
+    count = math.prod(shape)
+    data = bytes(count * size_bytes) if count * size_bytes <= MAX_CANARY_BYTES else bytes(MAX_CANARY_BYTES + 1)
+    return Tensor(spec.name, spec.datatype, shape, memoryview(data))
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryVerdict:
+    """is_healthy: whether the engine may take requests. reason: why not."""
+
+    is_healthy: bool
+    reason: str = ""
+
+
+class CanaryHealth:
+    """Turns canaries' outcomes into a verdict: unhealthy after `limit` failures in a row.
+
+    A model that has never passed does not count (zeros may simply be a bad input to it), nor does an outcome of a
+    model that was unloaded meanwhile: the caller does not report those.
+    """
+
+    def __init__(self, limit: int = 3) -> None:
+        self._limit = limit
+        self._failures = 0
+        self._reason = ""
+        self._passed: set[str] = set()
+
+    def passed(self, model_name: str) -> None:
+        self._passed.add(model_name)
+        self._failures, self._reason = 0, ""
+
+    def failed(self, model_name: str, why: str) -> None:
+        if model_name in self._passed:
+            self._failures += 1
+            self._reason = f"{self._failures} canary inferences in a row failed, the last on {model_name!r}: {why}"
+
+    def reset(self) -> None:
+        """A new engine process: nothing is known of it."""
+        self._failures, self._reason = 0, ""
+        self._passed.clear()
+
+    def verdict(self) -> CanaryVerdict:
+        return CanaryVerdict(self._failures < self._limit, self._reason if self._failures >= self._limit else "")

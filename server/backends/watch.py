@@ -1,0 +1,234 @@
+"""What is known of the engine and its models: probes, loads what is wanted, runs canaries, says whether it is ready."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from server.backends.canary import CanaryHealth, canary_request
+from server.core.backend import Backend
+from server.core.errors import BackendUnavailable, InferenceError
+from server.core.model import ModelConfig, ModelState
+from server.logs import get_logger
+
+log = get_logger("engine")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """wanted: names to load at start; None for every model in the repository.
+
+    loads: whether we may load (an engine of ours, in explicit mode) or only look at what somebody else loaded.
+    Intervals in seconds.
+    """
+
+    wanted: tuple[str, ...] | None = None
+    loads: bool = True
+    probe_interval_s: float = 1.0
+    down_interval_s: float = 0.2
+    canary_interval_s: float = 5.0
+    canary_timeout_s: float = 30.0
+    canary_failures: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model as last seen. config is None where it never loaded; reason says why it is not ready."""
+
+    name: str
+    is_ready: bool
+    reason: str = ""
+    config: ModelConfig | None = None
+
+
+@dataclass(slots=True)
+class _Seen:
+    is_up: bool = False
+    reason: str = "the engine has not answered yet"
+    models: dict[str, KnownModel] = field(default_factory=dict)
+
+
+class EngineWatch:
+    """Run `run()` as one task; every other member may be called from the same event loop at any time."""
+
+    def __init__(
+        self, backend: Backend, options: WatchOptions, *, ask_restart: Callable[[str], None] | None = None
+    ) -> None:
+        self._backend = backend
+        self._options = options
+        self._ask_restart = ask_restart
+        self._seen = _Seen()
+        self._health = CanaryHealth(options.canary_failures)
+        self._canary_turn = 0
+        self._canary_at = 0.0
+        self._added: set[str] = set()
+        self._removed: set[str] = set()
+        self._wake = asyncio.Event()
+        self.first_ready = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        return self._seen.is_up
+
+    @property
+    def reason(self) -> str:
+        """Why the engine is not up; empty while it is."""
+        return "" if self._seen.is_up else self._seen.reason
+
+    @property
+    def models(self) -> Mapping[str, KnownModel]:
+        return self._seen.models
+
+    def mark_down(self, reason: str) -> None:
+        """Somebody saw the engine die: believe it at once and look again soon."""
+        if self._seen.is_up:
+            log.warning("engine is down", reason=reason)
+        self._seen.is_up, self._seen.reason = False, reason
+        self._wake.set()
+
+    def suspect(self) -> None:
+        """A call could not reach the engine: look now, not at the next interval."""
+        self._wake.set()
+
+    async def note_loaded(self, model_name: str) -> None:
+        """A client had the engine load a model: it is wanted from now on, after a restart too."""
+        self._added.add(model_name)
+        self._removed.discard(model_name)
+        await self._learn(model_name)
+
+    def note_unloaded(self, model_name: str) -> None:
+        """A client had the engine unload a model: it is not wanted any more."""
+        self._removed.add(model_name)
+        self._added.discard(model_name)
+        known = self._seen.models.get(model_name)
+        if known is not None:
+            self._seen.models[model_name] = KnownModel(model_name, False, "unloaded", known.config)
+
+    async def find(self, model_name: str) -> ModelConfig:
+        """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelNotReady."""
+        known = self._seen.models.get(model_name)
+        if known is not None and known.is_ready and known.config is not None:
+            return known.config
+        config = await self._backend.model_config(model_name)
+        self._seen.models[model_name] = KnownModel(model_name, True, config=config)
+        return config
+
+    async def run(self) -> None:
+        """Probe for ever. Ends by cancellation only."""
+        while True:
+            self._wake.clear()
+            try:
+                await self._look()
+            except InferenceError as error:
+                self.mark_down(str(error))
+            interval_s = self._options.probe_interval_s if self._seen.is_up else self._options.down_interval_s
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._wake.wait()
+                await asyncio.sleep(self._options.down_interval_s)
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        if not await self._backend.ready():
+            self._health.reset()
+            self.mark_down(self._seen.reason if not self._seen.is_up else "the engine does not answer")
+            return
+        if not self._seen.is_up:
+            await self._greet()
+            return
+        await self._refresh()
+        if time.monotonic() >= self._canary_at:
+            await self._run_canary()
+
+    async def _greet(self) -> None:
+        """The engine is new, or back: load what is wanted, run a canary through each model, then call it up."""
+        index = await self._backend.repository_index()
+        names = self._wanted(row.name for row in index)
+        if self._options.loads:
+            for name in names:
+                await self._load(name, is_loaded=any(row.name == name and row.state == "READY" for row in index))
+        await self._refresh()
+        outcomes = [await self._probe(name) for name in self._ready_names()]
+        if any(outcome is False for outcome in outcomes) and not any(outcome is True for outcome in outcomes):
+            raise BackendUnavailable(
+                "the engine answers but no canary inference succeeded (the log says why; a model that cannot take "
+                "zeros says canary: off in its parameters)"
+            )
+        self._canary_at = time.monotonic() + self._options.canary_interval_s
+        self._seen.is_up, self._seen.reason = True, ""
+        log.info("engine is ready", models=",".join(self._ready_names()))
+        self.first_ready.set()
+
+    def _wanted(self, names: Iterable[str]) -> list[str]:
+        wanted = set(names) if self._options.wanted is None else set(self._options.wanted)
+        return sorted((wanted | self._added) - self._removed)
+
+    async def _load(self, model_name: str, *, is_loaded: bool) -> None:
+        if is_loaded:
+            return
+        try:
+            await self._backend.load(model_name)
+        except BackendUnavailable:
+            raise
+        except InferenceError as error:
+            log.error("model cannot be loaded; the others are served", model=model_name, reason=str(error))
+            self._seen.models[model_name] = KnownModel(model_name, False, str(error))
+
+    async def _refresh(self) -> None:
+        rows: dict[str, list[ModelState]] = {}
+        for row in await self._backend.repository_index():
+            rows.setdefault(row.name, []).append(row)
+        for name in set(self._seen.models) - set(rows):
+            del self._seen.models[name]
+        for name, versions in rows.items():
+            known = self._seen.models.get(name)
+            is_ready = any(row.state == "READY" for row in versions)
+            if is_ready and (known is None or not known.is_ready):
+                await self._learn(name)
+            elif not is_ready and (known is None or known.is_ready):
+                reason = next((row.reason for row in versions if row.reason), "not loaded")
+                self._seen.models[name] = KnownModel(name, False, reason, known.config if known else None)
+
+    async def _learn(self, model_name: str) -> None:
+        try:
+            config = await self._backend.model_config(model_name)
+        except BackendUnavailable:
+            raise
+        except InferenceError as error:
+            self._seen.models[model_name] = KnownModel(model_name, False, str(error))
+            return
+        self._seen.models[model_name] = KnownModel(model_name, True, config=config)
+
+    async def _run_canary(self) -> None:
+        self._canary_at = time.monotonic() + self._options.canary_interval_s
+        ready = self._ready_names()
+        if not ready:
+            return
+        self._canary_turn += 1
+        await self._probe(ready[self._canary_turn % len(ready)])
+        verdict = self._health.verdict()
+        if not verdict.is_healthy:
+            self._health.reset()
+            self.mark_down(verdict.reason)
+            if self._ask_restart is not None:
+                self._ask_restart(verdict.reason)
+
+    def _ready_names(self) -> list[str]:
+        return sorted(name for name, known in self._seen.models.items() if known.is_ready)
+
+    async def _probe(self, model_name: str) -> bool | None:
+        """Whether the model's canary passed; None where it has none."""
+        config = self._seen.models[model_name].config
+        deadline = time.monotonic() + self._options.canary_timeout_s
+        request = canary_request(config, deadline=deadline) if config is not None else None
+        if request is None:
+            return None
+        try:
+            await self._backend.infer(request)
+        except InferenceError as error:
+            log.warning("canary inference failed", model=model_name, reason=str(error))
+            self._health.failed(model_name, str(error))
+            return False
+        self._health.passed(model_name)
+        return True

@@ -1,0 +1,159 @@
+"""The one plane under every transport: who may pass, what is relayed as bytes, what the gateway computes itself."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from server.admission import Admission
+from server.backends.watch import EngineWatch
+from server.core.backend import Relay
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.core.tensor import Datatype
+from server.image_flow import ImageFlow, ImageRequest, ImageResponse
+from server.metrics import Metrics
+
+__all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
+
+T = TypeVar("T")
+UNKNOWN_MODEL = "unknown"
+SLO_PARAMETER = "slo_p99_ms"
+
+
+class Verb(StrEnum):
+    """What a relayed call does, as far as the gateway cares."""
+
+    INFER = "infer"
+    READ = "read"
+    LOAD = "load"
+    UNLOAD = "unload"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """reason: why not; empty when ready."""
+
+    is_ready: bool
+    reason: str
+
+
+class DataPlane:
+    """Composed by server.main; called by the transports from the event loop's thread."""
+
+    def __init__(
+        self, *, relay: Relay, watch: EngineWatch, images: ImageFlow, admission: Admission, metrics: Metrics
+    ) -> None:
+        self._relay = relay
+        self._watch = watch
+        self._images = images
+        self._admission = admission
+        self._metrics = metrics
+        self._is_stopping = False
+
+    def readiness(self) -> Readiness:
+        """Whether to send requests here."""
+        if self._is_stopping:
+            return Readiness(False, "draining: this gateway is about to stop")
+        if not self._watch.is_up:
+            return Readiness(False, self._watch.reason)
+        return Readiness(True, "")
+
+    def announce_stop(self) -> None:
+        """Say not ready from now on, and go on serving."""
+        self._is_stopping = True
+
+    def refuse_new_work(self) -> None:
+        """Take nothing new; what is in flight goes on."""
+        self.announce_stop()
+        self._admission.drain()
+
+    def model_label(self, model_name: str) -> str:
+        """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
+        return model_name if model_name in self._watch.models else UNKNOWN_MODEL
+
+    async def relay_http(
+        self, verb: Verb, head: InferHead, call: HttpCall, *, deadline: float | None = None
+    ) -> HttpAnswer:
+        """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
+        async with self._passage(verb, head, len(call.body), deadline) as until:
+            answer = await self._timed(verb, head, self._relay.http(call, deadline=until))
+            await self._note(verb, head.model_name, is_done=answer.status == 200)
+            return answer
+
+    async def relay_grpc(
+        self, verb: Verb, head: InferHead, call: GrpcCall, *, deadline: float | None = None
+    ) -> GrpcAnswer:
+        """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
+        async with self._passage(verb, head, len(call.message), deadline) as until:
+            answer = await self._timed(verb, head, self._relay.grpc(call, deadline=until))
+            await self._note(verb, head.model_name, is_done=answer.code == 0)
+            return answer
+
+    async def infer_images(self, request: ImageRequest) -> ImageResponse:
+        """Labelled results in source pixels. Raises of the InferenceError tree."""
+        head = InferHead(request.model_name, request.model_version, request.id)
+        size_bytes = sum(len(image) for image in request.images)
+        async with self._passage(Verb.INFER, head, size_bytes, request.deadline) as until:
+            model = await self._images.model(request.model_name)
+            return await self._images.run(replace(request, deadline=until), model, self.model_label(request.model_name))
+
+    async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
+        """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
+        self._require_engine()
+        config = await self._watch.find(head.model_name)
+        for spec in config.outputs:
+            if spec.name in output_names and spec.datatype is Datatype.BYTES:
+                raise InvalidRequest(
+                    f"output {spec.name!r} of model {head.model_name!r} is BYTES; "
+                    "the classification extension needs a numeric output"
+                )
+
+    @asynccontextmanager
+    async def _passage(
+        self, verb: Verb, head: InferHead, size_bytes: int, deadline: float | None
+    ) -> AsyncIterator[float | None]:
+        """The way in and out of the engine's side: engine up, place taken, deadline known, failures counted."""
+        try:
+            self._require_engine()
+            if verb is not Verb.INFER:
+                yield deadline
+                return
+            until = self._deadline(head.model_name, deadline)
+            if until is not None and until <= time.monotonic():
+                raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
+            self._admission.enter(size_bytes)
+            try:
+                yield until
+            finally:
+                self._admission.leave(size_bytes)
+        except BackendUnavailable:
+            self._watch.suspect()
+            raise
+
+    def _require_engine(self) -> None:
+        if not self._watch.is_up:
+            raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
+
+    def _deadline(self, model_name: str, deadline: float | None) -> float | None:
+        """The request's own deadline, else the model's SLO from now on, else none."""
+        known = self._watch.models.get(model_name)
+        if deadline is not None or known is None or known.config is None:
+            return deadline
+        slo_ms = known.config.parameters.get(SLO_PARAMETER, "")
+        return time.monotonic() + float(slo_ms) / 1000 if slo_ms.replace(".", "", 1).isdigit() else None
+
+    async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
+        started = time.monotonic()
+        done = await answer
+        if verb is Verb.INFER:
+            self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
+        return done
+
+    async def _note(self, verb: Verb, model_name: str, *, is_done: bool) -> None:
+        if is_done and verb is Verb.LOAD:
+            await self._watch.note_loaded(model_name)
+        elif is_done and verb is Verb.UNLOAD:
+            self._watch.note_unloaded(model_name)

@@ -1,0 +1,181 @@
+"""Encoded images to labelled results: decode → preprocess → batch → engine → parse, one straight line."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from server.backends.watch import EngineWatch
+from server.batching.merge import Merged, merge
+from server.core.backend import Backend
+from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest
+from server.core.infer import InferRequest, InferResponse, Timings
+from server.core.model import ModelConfig
+from server.core.result import VisionResult
+from server.core.tensor import tensor_from_numpy
+from server.metrics import Metrics
+from server.vision.card import VisionCard, card_from_config
+from server.vision.pool import DecodePool, Prepared
+from server.vision.postprocess import parse
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """Encoded images for one model. deadline: monotonic seconds, None for the model's own."""
+
+    model_name: str
+    model_version: str
+    images: tuple[bytes, ...]
+    deadline: float | None
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResponse:
+    """One result an image, in the order asked. labels: by class_id; may be shorter than the ids that occur."""
+
+    model_name: str
+    model_version: str
+    results: tuple[VisionResult, ...]
+    labels: tuple[str, ...]
+    timings: Timings
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """A model that says how it sees images."""
+
+    config: ModelConfig
+    card: VisionCard
+
+
+class ImageFlow:
+    """The image endpoint without its transport."""
+
+    def __init__(self, *, backend: Backend, watch: EngineWatch, pool: DecodePool, metrics: Metrics) -> None:
+        self._backend = backend
+        self._watch = watch
+        self._pool = pool
+        self._metrics = metrics
+        self._models: dict[str, ImageModel] = {}
+
+    async def model(self, model_name: str) -> ImageModel:
+        """Raises ModelNotFound, ModelNotReady, and InvalidRequest where its config does not describe images."""
+        config = await self._watch.find(model_name)
+        known = self._models.get(model_name)
+        if known is not None and known.config is config:
+            return known
+        card = card_from_config(config)
+        if card is None:
+            raise InvalidRequest(
+                f"model {model_name!r} does not say how it sees images (no `network-type` in the parameters of its "
+                "config.pbtxt); send tensors to /infer instead"
+            )
+        self._models[model_name] = ImageModel(config, card)
+        return self._models[model_name]
+
+    async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
+        """Raises of the InferenceError tree. label: the model's name as metrics may show it."""
+        started = time.monotonic()
+        prepared = await self._prepare(request, model)
+        at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
+        queue_s = max(time.monotonic() - started - at_work_s, 0.0)
+        calls = merge(
+            [item.array for item in prepared],
+            declared_shape=model.config.inputs[0].shape,
+            max_batch_size=model.config.max_batch_size,
+        )
+        infer_started = time.monotonic()
+        responses = await self._infer(request, model, calls, label)
+        parse_started = time.monotonic()
+        results = _parse(model.card, prepared, calls, responses)
+        finished = time.monotonic()
+        timings = Timings(
+            decode=max(item.decode_s for item in prepared),
+            preprocess=max(item.preprocess_s for item in prepared),
+            queue=queue_s,
+            infer=parse_started - infer_started,
+            postprocess=finished - parse_started,
+            batch_size=max(len(call.members) for call in calls),
+        )
+        self._metrics.stages(label, timings)
+        return ImageResponse(
+            request.model_name,
+            responses[0].model_version,
+            results,
+            model.card.labels,
+            timings,
+            finished - started,
+        )
+
+    async def _prepare(self, request: ImageRequest, model: ImageModel) -> list[Prepared]:
+        jobs = [self._one(data, model, number, request) for number, data in enumerate(request.images, start=1)]
+        try:
+            async with asyncio.timeout(seconds_left(request.deadline)):
+                return await _together(jobs)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time") from error
+
+    async def _one(self, data: bytes, model: ImageModel, number: int, request: ImageRequest) -> Prepared:
+        try:
+            return await self._pool.prepare(data, model.card.prepare_spec)
+        except InvalidRequest as error:
+            self._metrics.decode_error(codec_label(data), error.reason)
+            if len(request.images) == 1:
+                raise
+            raise type(error)(f"image {number} of {len(request.images)}: {error}") from error
+
+    async def _infer(
+        self, request: ImageRequest, model: ImageModel, calls: Sequence[Merged], label: str
+    ) -> list[InferResponse]:
+        name = model.config.inputs[0].name
+        base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
+        for call in calls:
+            self._metrics.batch(label, len(call.members))
+        return await _together(
+            [self._backend.infer(replace(base, inputs=(tensor_from_numpy(name, call.array),))) for call in calls]
+        )
+
+
+def _parse(
+    card: VisionCard, prepared: Sequence[Prepared], calls: Sequence[Merged], responses: Sequence[InferResponse]
+) -> tuple[VisionResult, ...]:
+    results: dict[int, VisionResult] = {}
+    for call, response in zip(calls, responses, strict=True):
+        for row, member in enumerate(call.members):
+            batch_row = row if call.has_batch_axis else None
+            results[member] = parse(card, response, batch_row, prepared[member].geometry)
+    return tuple(results[index] for index in range(len(prepared)))
+
+
+async def _together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of them at once; the first InferenceError cancels the others and is raised as itself."""
+    if len(jobs) == 1:
+        return [await jobs[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job) for job in jobs]
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, InferenceError):
+            raise first from None
+        raise
+    return [task.result() for task in tasks]
+
+
+def seconds_left(deadline: float | None) -> float | None:
+    """Seconds until a monotonic deadline, never negative; None for none."""
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+
+def codec_label(data: bytes) -> str:
+    """jpeg, png, webp or unknown, by the first bytes: a bounded label."""
+    if data.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if data.startswith(b"\x89PNG"):
+        return "png"
+    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else "unknown"

@@ -1,0 +1,156 @@
+"""Every metric of the gateway, declared in one table, and the one object that the other rooms record with."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from server.core.infer import Timings
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+class Kind(Enum):
+    """How a metric's value comes about: counted or observed as it happens, or read when somebody scrapes."""
+
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    READ_GAUGE = "gauge, read at the scrape"
+    READ_COUNTER = "counter, read at the scrape"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One row of the table. Names get the prefix penstock_; buckets are the histogram's upper bounds in its unit."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+TABLE = (
+    Declaration(
+        "requests_total", Kind.COUNTER, "Inference requests answered, by final status.", ("model", "protocol", "code")
+    ),
+    Declaration(
+        "request_seconds",
+        Kind.HISTOGRAM,
+        "From the head of an inference request to its answer.",
+        ("model", "protocol"),
+        SECONDS,
+    ),
+    Declaration("decode_seconds", Kind.HISTOGRAM, "Decoding an image.", ("model",), SECONDS),
+    Declaration("preprocess_seconds", Kind.HISTOGRAM, "Resizing and normalising a decoded image.", ("model",), SECONDS),
+    Declaration(
+        "queue_seconds", Kind.HISTOGRAM, "Waiting in the gateway, for a decoder or an engine.", ("model",), SECONDS
+    ),
+    Declaration("infer_seconds", Kind.HISTOGRAM, "The call to the engine.", ("model",), SECONDS),
+    Declaration("postprocess_seconds", Kind.HISTOGRAM, "From output tensors to results.", ("model",), SECONDS),
+    Declaration("batch_size", Kind.HISTOGRAM, "Rows of an engine call that the gateway formed.", ("model",), ROWS),
+    Declaration(
+        "rejected_total", Kind.COUNTER, "Requests that the gateway refused or failed itself, by reason.", ("reason",)
+    ),
+    Declaration(
+        "decode_errors_total", Kind.COUNTER, "Images that could not be decoded or were not taken.", ("codec", "reason")
+    ),
+    Declaration("cancelled_total", Kind.COUNTER, "Requests whose client went away, by transport.", ("protocol",)),
+    Declaration("inflight_requests", Kind.READ_GAUGE, "Requests in flight now."),
+    Declaration("inflight_bytes", Kind.READ_GAUGE, "Bytes of the requests in flight now."),
+    Declaration("queue_depth", Kind.READ_GAUGE, "Jobs waiting in a queue now.", ("queue",)),
+    Declaration("decoder_restarts_total", Kind.READ_COUNTER, "Decoder processes that were replaced."),
+    Declaration("engine_up", Kind.READ_GAUGE, "1 while the engine answers and its canary inference succeeds."),
+    Declaration("engine_restarts_total", Kind.READ_COUNTER, "Restarts of the engine since the stack started."),
+    Declaration("gateway_restarts_total", Kind.READ_COUNTER, "Restarts of the gateway since the stack started."),
+    Declaration("ready", Kind.READ_GAUGE, "1 while the gateway says that it is ready."),
+    Declaration("model_ready", Kind.READ_GAUGE, "1 for a model that is loaded, 0 for one that failed.", ("model",)),
+)
+STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
+Readings = dict[tuple[str, ...], float]
+
+
+class Metrics:
+    """The gateway's registry. Not a singleton: the composer makes one and hands it on."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._readers: dict[str, Callable[[], Readings]] = {}
+        for row in TABLE:
+            name = f"penstock_{row.name}"
+            if row.kind is Kind.COUNTER:
+                self._counters[row.name] = Counter(name, row.help, row.labels, registry=self._registry)
+            elif row.kind is Kind.HISTOGRAM:
+                self._histograms[row.name] = Histogram(
+                    name, row.help, row.labels, buckets=row.buckets, registry=self._registry
+                )
+        self._registry.register(_ReadMetrics(self._readers))
+
+    def read(self, name: str, reader: Callable[[], float | Readings]) -> None:
+        """Ask the reader at each scrape: one number, or numbers by label values, as the table declares."""
+
+        def readings() -> Readings:
+            value = reader()
+            return value if isinstance(value, dict) else {(): value}
+
+        self._readers[name] = readings
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        """An inference request was answered. model: a bounded label, never a client's own word."""
+        self._counters["requests_total"].labels(model, protocol, code).inc()
+        self._histograms["request_seconds"].labels(model, protocol).observe(seconds)
+
+    def stages(self, model: str, timings: Timings) -> None:
+        """The stages of an image request."""
+        for stage in STAGES:
+            self._histograms[f"{stage}_seconds"].labels(model).observe(getattr(timings, stage))
+
+    def relayed(self, model: str, seconds: float) -> None:
+        """The engine answered a request that passed through as bytes."""
+        self._histograms["infer_seconds"].labels(model).observe(seconds)
+
+    def batch(self, model: str, rows: int) -> None:
+        """The gateway formed an engine call of so many rows."""
+        self._histograms["batch_size"].labels(model).observe(rows)
+
+    def rejected(self, reason: str) -> None:
+        """The gateway refused or failed a request itself. reason: an error class's stable word."""
+        self._counters["rejected_total"].labels(reason).inc()
+
+    def decode_error(self, codec: str, reason: str) -> None:
+        """An image was not taken. codec: jpeg, png, webp or unknown."""
+        self._counters["decode_errors_total"].labels(codec, reason).inc()
+
+    def cancelled(self, protocol: str) -> None:
+        """A client went away before its answer."""
+        self._counters["cancelled_total"].labels(protocol).inc()
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry)
+
+
+class _ReadMetrics:
+    """A collector over the readers, in the table's order."""
+
+    def __init__(self, readers: dict[str, Callable[[], Readings]]) -> None:
+        self._readers = readers
+
+    def collect(self) -> Iterator[Metric]:
+        for row in TABLE:
+            reader = self._readers.get(row.name)
+            if reader is None:
+                continue
+            family: GaugeMetricFamily | CounterMetricFamily
+            if row.kind is Kind.READ_COUNTER:
+                family = CounterMetricFamily(f"penstock_{row.name}", row.help, labels=row.labels)
+            else:
+                family = GaugeMetricFamily(f"penstock_{row.name}", row.help, labels=row.labels)
+            for labels, value in reader().items():
+                family.add_metric(list(labels), value)
+            yield family
