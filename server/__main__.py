@@ -1,0 +1,29 @@
+"""The gateway process: `python -m server SETTINGS_FILE CONTROL_FD`, started by the stack's parent (server.stack)."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from server.logs import configure_logs, get_logger
+from server.main import run_gateway
+from server.rest.listener import PortTaken
+from server.settings import Settings
+
+EXIT_CANNOT_START = 78  # sysexits' EX_CONFIG: the parent does not try again
+
+
+def main() -> int:
+    settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
+    configure_logs(settings.log_format, settings.log_level)
+    control_end = socket.socket(fileno=int(sys.argv[2]))
+    os.set_inheritable(control_end.fileno(), False)
+    try:
+        return run_gateway(settings, control_end)
+    except PortTaken as error:
+        get_logger("gateway").error("cannot start", reason=str(error))
+        return EXIT_CANNOT_START
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

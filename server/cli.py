@@ -1,0 +1,64 @@
+"""The command `penstock`, the only place that knows every program; a sub-command is imported when it is called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import typer
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a sub-command's function or typer app is, and its line in --help."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "up": Command("server.commands.up", "up", "Start Triton and the gateway; Ctrl-C drains and stops them."),
+    "infer": Command("server.commands.infer", "infer", "Send pictures to a model of the running gateway."),
+    "models": Command("server.commands.models", "app", "List, pull, load and unload models."),
+}
+
+
+def build_app(words: Sequence[str]) -> typer.Typer:
+    """The typer app for a command line: the sub-command it names is imported, the others are only listed."""
+    app = typer.Typer(
+        name="penstock",
+        help="Inference serving: Triton behind a batching gateway, from a laptop's CPU to a shared GPU.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, row in COMMANDS.items():
+        part = getattr(importlib.import_module(row.module), row.attribute) if name == chosen else _listed_only
+        if isinstance(part, typer.Typer):
+            app.add_typer(part, name=name, help=row.help)
+        elif name == chosen:
+            app.command(name)(part)
+        else:
+            app.command(name, help=row.help)(part)
+    return app
+
+
+def _root() -> None:
+    """Keeps the sub-commands' names in the command line even where there is one only."""
+
+
+def _listed_only() -> None:
+    """Stands in --help for a sub-command that this command line does not name."""
+
+
+def main() -> int:
+    """The exit code: 0 done, 1 something failed, 2 wrong usage."""
+    build_app(sys.argv[1:])(prog_name="penstock")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""`penstock up`: the whole stack in the foreground, until Ctrl-C."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from server.commands.terminal import fail
+from server.logs import LogFormat, configure_logs
+from server.settings import SettingsError, read_settings
+from server.stack import Announcement, CannotStart, Stack, resolve_ports
+
+Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
+
+
+def up(
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings")] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on [127.0.0.1]")] = None,
+    http_port: Annotated[int | None, typer.Option(help="REST [8000]; 0 picks a free one")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC [8001]")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, triton, or a Triton's http:// address [auto]")] = None,
+    engine_grpc: Annotated[str | None, typer.Option(help="that Triton's gRPC address [the next port]")] = None,
+    engine_http_port: Annotated[int | None, typer.Option(help="the supervised Triton's REST [9000]")] = None,
+    engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
+    engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,
+    engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
+    model_repository: Annotated[list[Path] | None, typer.Option(help="folder of models; may be repeated")] = None,
+    models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
+    home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
+    grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
+    drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error [info]")] = None,
+) -> None:
+    """Start Triton and the gateway and stay in the foreground; Ctrl-C drains and stops both.
+
+    Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
+    """
+    flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
+    flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None
+    flags["model_repository"] = tuple(model_repository) if model_repository else None
+    try:
+        settings = read_settings(flags, file=config)
+        configure_logs(settings.log_format, settings.log_level)
+        settings = resolve_ports(settings)
+        code = asyncio.run(_run(settings))
+    except (SettingsError, CannotStart) as error:
+        fail(str(error))
+    raise typer.Exit(code)
+
+
+async def _run(settings: Any) -> int:
+    return await Stack(settings, announce=announce).run()
+
+
+def announce(ready: Announcement) -> None:
+    """The last lines a person reads: which models, which not and why, and the URLs."""
+    lines = [f"cannot serve {name}: {reason}" for name, reason in sorted(ready.unavailable.items())]
+    lines.append(f"serving {', '.join(ready.models) or 'no model yet (penstock models pull fastestdet)'}")
+    lines.append(
+        f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}  (Ctrl-C stops)"
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

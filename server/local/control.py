@@ -1,0 +1,83 @@
+"""The line between the stack's parent process and its gateway: one JSON object a line over a socketpair.
+
+Down: the engine's state. Up: that the gateway serves (with its ports), and the plea to restart a sick engine.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_LINE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNews:
+    """Parent → gateway. is_running: whether the engine's process answered its parent's probe."""
+
+    is_running: bool
+    reason: str
+    restarts: int
+    gateway_restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayServes:
+    """Gateway → parent: the listeners are open, on these ports."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReady:
+    """Gateway → parent: requests will be served by these models; the others could not be loaded, and why."""
+
+    models: list[str]
+    unavailable: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartEngine:
+    """Gateway → parent: the engine lives but cannot work."""
+
+    reason: str
+
+
+News = EngineNews | GatewayServes | GatewayReady | RestartEngine
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (EngineNews, GatewayServes, GatewayReady, RestartEngine)
+}
+
+
+class ControlLine:
+    """One end. Reading ends when the other end closes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "ControlLine":
+        """Takes the socket over."""
+        end.setblocking(False)
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=MAX_LINE_BYTES))
+
+    def send(self, news: News) -> None:
+        """Never blocks; a closed line drops it, since nobody is left to care."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps({"kind": type(news).__name__, **asdict(news)}).encode() + b"\n")
+
+    async def receive(self) -> AsyncIterator[News]:
+        try:
+            async for line in self._reader:
+                fields = json.loads(line)
+                yield _KINDS[fields.pop("kind")](**fields)
+        except ConnectionError:
+            return
+
+    def close(self) -> None:
+        self._writer.close()

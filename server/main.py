@@ -1,0 +1,202 @@
+"""The composer of the gateway: makes every part, wires them, serves, drains. Settings stop here."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import uvloop
+
+from server.admission import Admission, AdmissionLimits
+from server.backends.triton import TritonBackend
+from server.backends.watch import EngineWatch, WatchOptions
+from server.dataplane import DataPlane
+from server.grpc.server import GrpcLimits, GrpcServer, serve
+from server.image_flow import ImageFlow
+from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.logs import get_logger
+from server.metrics import Metrics
+from server.rest.app import RestLimits, create_app
+from server.rest.exposition import create_metrics_app
+from server.rest.listener import HttpListener, bind
+from server.settings import Settings
+from server.vision.pool import DecodePool
+
+log = get_logger("gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where the engine listens. metrics_url: None where nobody said."""
+
+    http_url: str
+    grpc_address: str
+    metrics_url: str | None
+
+
+def engine_address(settings: Settings) -> EngineAddress:
+    """Of the supervised engine by its ports; of somebody else's by its URL, gRPC on the next port unless said."""
+    if not settings.engine_is_external:
+        return EngineAddress(
+            f"http://127.0.0.1:{settings.engine_http_port}",
+            f"127.0.0.1:{settings.engine_grpc_port}",
+            f"http://127.0.0.1:{settings.engine_metrics_port}/metrics",
+        )
+    url = urlsplit(settings.engine)
+    port = url.port or 8000
+    grpc_address = settings.engine_grpc or f"{url.hostname}:{port + 1}"
+    return EngineAddress(settings.engine.rstrip("/"), grpc_address, f"http://{url.hostname}:{port + 2}/metrics")
+
+
+class Gateway:
+    """The gateway's parts, wired."""
+
+    def __init__(self, settings: Settings, control: ControlLine | None) -> None:
+        self._settings = settings
+        self._control = control
+        self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
+        address = engine_address(settings)
+        self.metrics = Metrics()
+        self.backend = TritonBackend(
+            http_url=address.http_url,
+            grpc_address=address.grpc_address,
+            metrics_url=address.metrics_url,
+            max_connections=settings.max_inflight_requests,
+        )
+        self.watch = EngineWatch(self.backend, _watch_options(settings), ask_restart=self._ask_restart)
+        self.pool = DecodePool(
+            workers=settings.decoder_count,
+            job_timeout_s=settings.decode_timeout_s,
+            max_waiting=settings.max_inflight_requests,
+            max_pixels=settings.max_pixels,
+        )
+        self.admission = Admission(AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes))
+        images = ImageFlow(backend=self.backend, watch=self.watch, pool=self.pool, metrics=self.metrics)
+        self.plane = DataPlane(
+            relay=self.backend, watch=self.watch, images=images, admission=self.admission, metrics=self.metrics
+        )
+        self._read_metrics()
+
+    def _read_metrics(self) -> None:
+        read: Callable[[str, Callable[[], object]], None] = self.metrics.read  # type: ignore[assignment]
+        read("inflight_requests", lambda: self.admission.statistics().requests)
+        read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
+        read("queue_depth", lambda: {("decode",): self.pool.statistics().waiting})
+        read("decoder_restarts_total", lambda: self.pool.statistics().restarts)
+        read("engine_up", lambda: int(self.watch.is_up))
+        read("engine_restarts_total", lambda: self._news.restarts)
+        read("gateway_restarts_total", lambda: self._news.gateway_restarts)
+        read("ready", lambda: int(self.plane.readiness().is_ready))
+        read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
+
+    def _ask_restart(self, reason: str) -> None:
+        if self._control is not None:
+            self._control.send(RestartEngine(reason))
+
+    async def listen_to_parent(self, stop: Callable[[], None]) -> None:
+        """Believe what the parent says of the engine; when the parent is gone, stop."""
+        if self._control is None:
+            return
+        async for news in self._control.receive():
+            if isinstance(news, EngineNews):
+                self._news = news
+                if news.is_running:
+                    self.watch.suspect()
+                else:
+                    self.watch.mark_down(news.reason)
+        log.warning("the parent process is gone; stopping")
+        stop()
+
+    async def tell_ready(self) -> None:
+        """Say once, when it is so, that requests will be served."""
+        await self.watch.first_ready.wait()
+        models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
+        unavailable = {name: known.reason for name, known in self.watch.models.items() if not known.is_ready}
+        if self._control is not None:
+            self._control.send(GatewayReady(models, unavailable))
+
+
+def _watch_options(settings: Settings) -> WatchOptions:
+    return WatchOptions(
+        wanted=settings.models,
+        loads=not settings.engine_is_external or settings.models is not None,
+        canary_interval_s=settings.canary_interval_s,
+        canary_failures=settings.canary_failures,
+    )
+
+
+async def _serve(settings: Settings, control: ControlLine | None) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    http_socket = bind(settings.host, settings.http_port, flag="--http-port")
+    metrics_socket = bind(settings.host, settings.metrics_port, flag="--metrics-port")
+    gateway = Gateway(settings, control)
+    await gateway.pool.start()
+    limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    rest = HttpListener(create_app(gateway.plane, limits, gateway.metrics), http_socket)
+    exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.backend.metrics), metrics_socket)
+    grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
+    grpc_server = await serve(gateway.plane, grpc_limits, f"{settings.host}:{settings.grpc_port}", gateway.metrics)
+    rest.start()
+    exposition.start()
+    if control is not None:
+        control.send(GatewayServes(rest.port, grpc_server.port, exposition.port))
+    log.info("listening", http=rest.port, grpc=grpc_server.port, metrics=exposition.port)
+    tasks = [
+        asyncio.create_task(gateway.watch.run()),
+        asyncio.create_task(gateway.listen_to_parent(stop.set)),
+        asyncio.create_task(gateway.tell_ready()),
+    ]
+    await _until_stopped(stop, tasks)
+    is_clean = await _drain(settings, gateway, rest, grpc_server)
+    await _close(tasks, gateway)
+    await exposition.stop(1.0)
+    return 0 if is_clean else 1
+
+
+async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Until somebody says stop, or a task that should run for ever breaks, which is a bug and must be seen."""
+    stopped = asyncio.create_task(stop.wait())
+    pending: set[asyncio.Task[object]] = {stopped, *tasks}  # type: ignore[arg-type]
+    while not stopped.done():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:
+    """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace."""
+    started = time.monotonic()
+    gateway.plane.announce_stop()
+    log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=settings.drain_delay_s)
+    await asyncio.sleep(settings.drain_delay_s)
+    ended, _ = await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s))
+    left = gateway.admission.statistics().requests
+    log.info("drained", seconds=round(time.monotonic() - started, 3), cut=left)
+    return ended and left == 0
+
+
+async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await gateway.pool.aclose()
+    await gateway.backend.aclose()
+
+
+def run_gateway(settings: Settings, control_end: socket.socket | None = None) -> int:
+    """Serve until told to stop; the exit code. control_end: the line to the parent process, None without one."""
+
+    async def main() -> int:
+        control = await ControlLine.over(control_end) if control_end is not None else None
+        return await _serve(settings, control)
+
+    return uvloop.run(main())

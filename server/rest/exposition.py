@@ -1,0 +1,35 @@
+"""The metrics port: ours and the engine's, as Prometheus reads them."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_metrics_app(own: Callable[[], bytes], engine: Callable[[], Awaitable[bytes]]) -> Starlette:
+    """GET /metrics: both (penstock_… and the engine's nv_…); /metrics/penstock and /metrics/engine: one of them.
+
+    own: our text. engine: the engine's text, empty where it has none or does not answer.
+    """
+
+    async def both(_: Request) -> Response:
+        return Response(own() + await engine(), media_type=CONTENT_TYPE)
+
+    async def ours(_: Request) -> Response:
+        return Response(own(), media_type=CONTENT_TYPE)
+
+    async def engines(_: Request) -> Response:
+        return Response(await engine(), media_type=CONTENT_TYPE)
+
+    async def not_found(request: Request, _: Exception) -> Response:
+        text = f"no such page: {request.url.path!r}; there are /metrics, /metrics/penstock and /metrics/engine"
+        return JSONResponse({"error": text}, status_code=404)
+
+    return Starlette(
+        routes=[Route("/metrics", both), Route("/metrics/penstock", ours), Route("/metrics/engine", engines)],
+        exception_handlers={404: not_found},
+    )

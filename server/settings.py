@@ -1,0 +1,191 @@
+"""What an operator can say, in one place: flags, PENSTOCK_* variables, a TOML file, in that order of precedence."""
+
+import difflib
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from server.logs import LogFormat
+
+PREFIX = "PENSTOCK_"
+CHECKOUT = Path(__file__).resolve().parent.parent
+OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"}
+
+
+class SettingsError(Exception):
+    """A setting is unknown, malformed or impossible. The message says which, where, and what to do."""
+
+
+class Settings(BaseSettings):
+    """Every setting with its default. Ports may be 0: the system picks one."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(8001, ge=0, le=65535)
+    metrics_port: int = Field(8002, ge=0, le=65535)
+
+    engine: str = "auto"
+    engine_grpc: str = ""
+    engine_http_port: int = Field(9000, ge=0, le=65535)
+    engine_grpc_port: int = Field(9001, ge=0, le=65535)
+    engine_metrics_port: int = Field(9002, ge=0, le=65535)
+    engine_environment: Path | None = None
+
+    home: Path = Path("~/.penstock")
+    model_repository: tuple[Path, ...] = (CHECKOUT / "model_repository",)
+    models: tuple[str, ...] | None = None
+
+    max_body_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1)
+    body_timeout_s: float = Field(30.0, gt=0)
+    max_pixels: int = Field(40_000_000, ge=1)
+    max_inflight_requests: int = Field(512, ge=1)
+    max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
+    decoders: int = Field(0, ge=0, le=256)
+    decode_timeout_s: float = Field(5.0, gt=0)
+
+    canary_interval_s: float = Field(5.0, gt=0)
+    canary_failures: int = Field(3, ge=1)
+    drain_delay_s: float = Field(0.0, ge=0)
+    grace_s: float = Field(30.0, gt=0)
+
+    log_format: LogFormat = LogFormat.TEXT
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> "Settings":
+        if self.engine not in ("auto", "triton") and not self.engine.startswith(("http://", "https://")):
+            raise ValueError(
+                f"engine is {self.engine!r}; it takes auto, triton, or the http:// address of a Triton that runs"
+            )
+        if self.engine_grpc and not self.engine_is_external:
+            raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
+        ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
+        if not self.engine_is_external:
+            ports += [p for p in (self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port) if p]
+        twice = {port for port in ports if ports.count(port) > 1}
+        if twice:
+            raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
+        return self
+
+    @property
+    def engine_is_external(self) -> bool:
+        """Whether somebody else runs the engine."""
+        return self.engine.startswith(("http://", "https://"))
+
+    @property
+    def home_path(self) -> Path:
+        return self.home.expanduser()
+
+    @property
+    def repositories(self) -> tuple[Path, ...]:
+        """Shipped (or given) repositories, then the one that `penstock models pull` fills."""
+        return (*(path.expanduser() for path in self.model_repository), self.home_path / "models")
+
+    @property
+    def decoder_count(self) -> int:
+        """Decoder processes: one a core, unless said otherwise."""
+        return self.decoders or len(os.sched_getaffinity(0))
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
+
+
+def read_settings(
+    flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
+) -> Settings:
+    """The settings of this run. Raises SettingsError with file:line or the variable's name, and the fix."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    path = file or (Path(environ["PENSTOCK_CONFIG"]) if environ.get("PENSTOCK_CONFIG") else None)
+    if path is not None:
+        _take(values, origins, *_from_file(path))
+    _take(values, origins, *_from_environment(environ))
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    _take(values, origins, given, {name: "--" + name.replace("_", "-") for name in given})
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(dict(item), origins) for item in error.errors())) from error
+
+
+def _take(values: dict[str, Any], origins: dict[str, str], new: Mapping[str, Any], where: Mapping[str, str]) -> None:
+    values.update(new)
+    origins.update(where)
+
+
+def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        text = path.read_text()
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror}); give an existing TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    lines = {name: f"{path}:{_line_of(text, name)}" for name in table}
+    for name in table:
+        _require_known(name, lines[name])
+    return table, lines
+
+
+def _line_of(text: str, name: str) -> int:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith((f"{name} ", f"{name}=", f'"{name}"', f"[{name}]")):
+            return number
+    return 1
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        _require_known(name, variable)
+        separator = os.pathsep if name == "model_repository" else ","
+        values[name] = tuple(filter(None, text.split(separator))) if name in ("model_repository", "models") else text
+        origins[name] = variable
+    return values, origins
+
+
+def _require_known(name: str, where: str) -> None:
+    if name in Settings.model_fields:
+        return
+    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    hint = f"; did you mean {_spelling(close[0], where)}?" if close else "; `penstock up --help` lists what there is"
+    raise SettingsError(f"{where}: unknown setting {name!r}{hint}")
+
+
+def _spelling(name: str, where: str) -> str:
+    return f"{PREFIX}{name.upper()}" if where.startswith(PREFIX) else name
+
+
+def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    location = item["loc"]
+    text = str(item["msg"]).removeprefix("Value error, ")
+    if not location:
+        return text
+    name = str(location[0])
+    return f"{origins.get(name, name)}: {name} is {item.get('input')!r}: {text}"
+
+
+def default_engine_environment() -> Path:
+    """Where `make` puts Triton's environment: beside this interpreter's own, with `-triton` behind its name."""
+    prefix = Path(sys.prefix)
+    return prefix.with_name(f"{prefix.name}-triton")

@@ -1,0 +1,285 @@
+"""The composer of the whole stack: the small parent process that owns the engine's process and the gateway's.
+
+Each is restarted when it dies; both are ended in order when the stack is told to stop.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from server.backends.restart import RestartBackoff
+from server.backends.triton_process import EngineState, EngineStatus, TritonOptions, TritonProcess
+from server.backends.triton_runtime import TritonNotFound, find_triton
+from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.logs import get_logger
+from server.rest.listener import PortTaken, bind
+from server.settings import Settings, default_engine_environment
+
+log = get_logger("stack")
+EXIT_CANNOT_START = 78
+GIVE_UP_AFTER = 5
+
+
+class CannotStart(Exception):
+    """The stack cannot start. The message is one sentence with the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a person is told once requests will be served."""
+
+    http_url: str
+    grpc_address: str
+    metrics_url: str
+    models: tuple[str, ...]
+    unavailable: dict[str, str]
+
+
+def resolve_ports(settings: Settings) -> Settings:
+    """The settings with real port numbers, each tried now. Raises CannotStart where one is taken."""
+    names = ["http_port", "grpc_port", "metrics_port"]
+    if not settings.engine_is_external:
+        names += ["engine_http_port", "engine_grpc_port", "engine_metrics_port"]
+    held: list[socket.socket] = []
+    ports: dict[str, int] = {}
+    try:
+        for name in names:
+            host = "127.0.0.1" if name.startswith("engine") else settings.host
+            listener = bind(host, getattr(settings, name), flag="--" + name.replace("_", "-"))
+            held.append(listener)
+            ports[name] = listener.getsockname()[1]
+    except PortTaken as error:
+        raise CannotStart(str(error)) from error
+    finally:
+        for listener in held:
+            listener.close()
+    return settings.model_copy(update=ports)
+
+
+def check_repositories(settings: Settings) -> tuple[Path, ...]:
+    """The model repositories that can be read. Raises CannotStart where one is missing or a model stands in two."""
+    home = settings.home_path / "models"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("no folder for pulled models; only shipped ones are served", path=str(home), reason=error.strerror)
+    owners: dict[str, Path] = {}
+    repositories = tuple(path for path in settings.repositories if path != home or home.is_dir())
+    for repository in repositories:
+        try:
+            names = sorted(entry.name for entry in repository.iterdir() if entry.is_dir())
+        except OSError as error:
+            raise CannotStart(
+                f"the model repository {repository} cannot be read ({error.strerror}); "
+                "give an existing folder with --model-repository"
+            ) from error
+        for name in names:
+            if name in owners:
+                raise CannotStart(
+                    f"the model {name!r} stands in {owners[name]} and in {repository}; remove one, names must be unique"
+                )
+            owners[name] = repository
+    unknown = set(settings.models or ()) - set(owners)
+    if unknown and not settings.engine_is_external:
+        raise CannotStart(
+            f"no model {min(unknown)!r} in {', '.join(map(str, repositories))}; "
+            f"there are {', '.join(sorted(owners)) or 'none'}"
+        )
+    return repositories
+
+
+def make_run_dir() -> Path:
+    """A private folder for this run's files. Raises CannotStart where none can be made."""
+    base = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+    try:
+        base.mkdir(mode=0o700, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
+    except OSError as error:
+        raise CannotStart(
+            f"cannot write to {base} ({error.strerror}); set TMPDIR to a folder that can be written"
+        ) from error
+
+
+class GatewayProcess:
+    """The gateway as a child: started, restarted with growing pauses when it dies, drained by SIGTERM."""
+
+    def __init__(self, settings: Settings, run_dir: Path, on_news: Callable[[object], None]) -> None:
+        self._settings_file = run_dir / "settings.json"
+        self._settings_file.write_text(settings.model_dump_json())
+        self._on_news = on_news
+        self._process: asyncio.subprocess.Process | None = None
+        self._line: ControlLine | None = None
+        self._last_news: EngineNews | None = None
+        self._is_stopping = False
+        self.restarts = 0
+
+    def tell(self, news: EngineNews) -> None:
+        """The engine's state, now and for every later gateway process."""
+        self._last_news = news
+        if self._line is not None:
+            self._line.send(replace(news, gateway_restarts=self.restarts))
+
+    async def run(self) -> int:
+        """Until stopped, or until it cannot start; its exit code."""
+        backoff = RestartBackoff()
+        while True:
+            started = time.monotonic()
+            code = await self._run_once()
+            if self._is_stopping or code == EXIT_CANNOT_START:
+                return code
+            self.restarts += 1
+            pause_s = backoff.next_delay(time.monotonic(), ran_s=time.monotonic() - started)
+            log.error("gateway died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts)
+            await asyncio.sleep(pause_s)
+
+    async def _run_once(self) -> int:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "server",
+                str(self._settings_file),
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._line = await ControlLine.over(ours)
+        if self._last_news is not None:
+            self._line.send(replace(self._last_news, gateway_restarts=self.restarts))
+        reading = asyncio.create_task(self._read(self._line))
+        code = await self._process.wait()
+        reading.cancel()
+        self._line.close()
+        self._line = None
+        return code
+
+    async def _read(self, line: ControlLine) -> None:
+        async for news in line.receive():
+            self._on_news(news)
+
+    async def stop(self, patience_s: float) -> None:
+        """SIGTERM, and SIGKILL when the patience is over. `run` then returns."""
+        self._is_stopping = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._process.wait()
+        except TimeoutError:
+            log.error("gateway did not stop in time; killed", patience_s=patience_s)
+            self.kill()
+
+    def kill(self) -> None:
+        """At once, with its children."""
+        self._is_stopping = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Stack:
+    """Run it once: `run` returns the exit code when everything has ended."""
+
+    def __init__(self, settings: Settings, *, announce: Callable[[Announcement], None]) -> None:
+        self._settings = settings
+        self._announce = announce
+        self._run_dir = make_run_dir()
+        self._ports: GatewayServes | None = None
+        self._stop_asked = asyncio.Event()
+        self._failure = ""
+        self._gateway = GatewayProcess(settings, self._run_dir, self._on_gateway_news)
+        self._engine: TritonProcess | None = None
+        self._tasks: list[asyncio.Task[object]] = []
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            return await self._run()
+        finally:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    async def _run(self) -> int:
+        engine_task = await self._start_engine()
+        gateway_task = asyncio.create_task(self._gateway.run())
+        stop_task = asyncio.create_task(self._stop_asked.wait())
+        waiting: set[asyncio.Task[object]] = {gateway_task, stop_task, *engine_task}  # type: ignore[arg-type]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await self._gateway.stop(self._settings.drain_delay_s + self._settings.grace_s + 5.0)
+        code = await gateway_task
+        if self._engine is not None:
+            await self._engine.stop(self._settings.grace_s)
+        for task in (stop_task, *engine_task):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._failure:
+            raise CannotStart(self._failure)
+        return code
+
+    async def _start_engine(self) -> list[asyncio.Task[None]]:
+        if self._settings.engine_is_external:
+            self._gateway.tell(EngineNews(is_running=True, reason="", restarts=0))
+            return []
+        environment = self._settings.engine_environment or default_engine_environment()
+        try:
+            runtime = find_triton(environment=environment, search_path=os.environ.get("PATH"))
+        except TritonNotFound as error:
+            raise CannotStart(str(error)) from error
+        options = TritonOptions(
+            repositories=check_repositories(self._settings),
+            http_port=self._settings.engine_http_port,
+            grpc_port=self._settings.engine_grpc_port,
+            metrics_port=self._settings.engine_metrics_port,
+            run_dir=self._run_dir,
+        )
+        self._engine = TritonProcess(runtime, options, on_status=self._on_engine_status)
+        return [asyncio.create_task(self._engine.run())]
+
+    def _on_engine_status(self, status: EngineStatus) -> None:
+        is_running = status.state is EngineState.RUNNING
+        self._gateway.tell(EngineNews(is_running, status.reason or status.state.value, status.restarts))
+        if status.state is EngineState.FAILED:
+            self._failure = f"Triton cannot start: {status.reason}"
+            self._stop_asked.set()
+
+    def _on_gateway_news(self, news: object) -> None:
+        if isinstance(news, GatewayServes):
+            self._ports = news
+        elif isinstance(news, RestartEngine) and self._engine is not None:
+            self._engine.restart(news.reason)
+        elif isinstance(news, GatewayReady) and self._ports is not None:
+            host = self._settings.host if self._settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
+            self._announce(
+                Announcement(
+                    f"http://{host}:{self._ports.http_port}",
+                    f"{host}:{self._ports.grpc_port}",
+                    f"http://{host}:{self._ports.metrics_port}/metrics",
+                    tuple(news.models),
+                    news.unavailable,
+                )
+            )
+
+    def _on_signal(self) -> None:
+        if not self._stop_asked.is_set():
+            self._stop_asked.set()
+            return
+        log.error("told to stop twice; ending at once")
+        self._gateway.kill()
+        if self._engine is not None:
+            self._engine.kill()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        os._exit(1)

@@ -1,0 +1,128 @@
+"""Fixtures of every room: the real inputs beside the checkout, and one running stack for the integration tests."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+TRITON_ENVIRONMENT = CHECKOUT / ".venv-triton"
+READY_TIMEOUT_S = 90.0
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of real inputs (models, media) beside the checkout; tests that need it skip where it is absent."""
+    folder = CHECKOUT.parent / "shared"
+    if not (folder / "media" / "vtest.avi").is_file():
+        pytest.skip(f"no real inputs: {folder} is absent")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def triton_environment() -> Path:
+    """The environment that holds the real Triton."""
+    if not (TRITON_ENVIRONMENT / ".ready").is_file():
+        pytest.skip("no Triton here: `make .venv-triton/.ready` builds its environment on Linux x86-64")
+    return TRITON_ENVIRONMENT
+
+
+@dataclass
+class RunningStack:
+    """`penstock up` as a child process, on ports of its own."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    http_url: str = ""
+    grpc_address: str = ""
+    metrics_url: str = ""
+    engine_http_url: str = ""
+    engine_grpc_address: str = ""
+    output: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def logged(self, pattern: str) -> list[str]:
+        """The log lines that match."""
+        return [line for line in list(self.log) if re.search(pattern, line)]
+
+    def wait_for_log(self, pattern: str, timeout_s: float = 30.0) -> str:
+        """The first log line that matches, waited for."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            if found := self.logged(pattern):
+                return found[0]
+            time.sleep(0.05)
+        raise AssertionError(f"no log line matches {pattern!r} within {timeout_s} s; the log:\n" + "".join(self.log))
+
+
+def start_stack(home: Path, *arguments: str, environ: dict[str, str] | None = None, wait: bool = True) -> RunningStack:
+    """Starts `penstock up` on ephemeral ports; with wait, returns when it has said that it is ready."""
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    engine_ports = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server.cli", "up", "--home", str(home), *ports, *engine_ports, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | (environ or {}),
+        cwd=CHECKOUT,
+        start_new_session=True,
+    )
+    stack = RunningStack(process, home)
+    for stream, lines in ((process.stdout, stack.output), (process.stderr, stack.log)):
+        threading.Thread(
+            target=lambda s, to: to.extend(iter(s.readline, "")), args=(stream, lines), daemon=True
+        ).start()
+    if wait:
+        wait_until_ready(stack)
+    return stack
+
+
+def wait_until_ready(stack: RunningStack) -> None:
+    """Reads the URLs from the stack's last line."""
+    until = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < until:
+        for line in list(stack.output):
+            found = re.match(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)", line)
+            if found:
+                stack.http_url, stack.grpc_address, stack.metrics_url = found.groups()
+                engine = json.loads(stack.wait_for_log("engine process").split("ports=")[1].split()[0])
+                stack.engine_http_url = f"http://127.0.0.1:{engine[0]}"
+                stack.engine_grpc_address = f"127.0.0.1:{engine[1]}"
+                return
+        if stack.process.poll() is not None:
+            raise AssertionError(f"penstock up ended with {stack.process.returncode}:\n" + "".join(stack.log))
+        time.sleep(0.05)
+    raise AssertionError("penstock up was not ready in time:\n" + "".join(stack.log))
+
+
+def stop_stack(stack: RunningStack, timeout_s: float = 40.0) -> int:
+    """SIGTERM; the exit code."""
+    stack.process.terminate()
+    return stack.process.wait(timeout_s)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """The real stack with the shipped models, fastestdet where the real inputs are, and the tests' tiny models."""
+    from tests.tiny_models import write_tiny_repository
+
+    home = tmp_path_factory.mktemp("home")
+    write_tiny_repository(home / "models")
+    source = CHECKOUT.parent / "shared" / "models"
+    if source.is_dir():
+        pull = ["-m", "server.cli", "models", "pull", "fastestdet", "--from", str(source)]
+        environ = dict(os.environ, PENSTOCK_HOME=str(home))
+        subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
+    running = start_stack(home)
+    yield running
+    assert stop_stack(running) == 0, "".join(running.log[-30:])

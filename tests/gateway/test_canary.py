@@ -1,0 +1,60 @@
+"""The canary is a real inference of zeros; its failures in a row say that the engine cannot work."""
+
+import pytest
+
+from server.backends.canary import CanaryHealth, canary_request
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype
+
+
+def config_of(*specs: TensorSpec, max_batch_size: int = 0, **fields: object) -> ModelConfig:
+    return ModelConfig("m", "python", max_batch_size, specs, (), **fields)  # type: ignore[arg-type]
+
+
+def test_canary_request_fills_varying_dimensions_with_one() -> None:
+    """Zeros of the declared type, a batch axis where the model has one, 1 where a dimension varies."""
+    request = canary_request(
+        config_of(TensorSpec("a", Datatype.FP32, (-1, 3)), TensorSpec("b", Datatype.BYTES, (2,)), max_batch_size=4),
+        deadline=1.0,
+    )
+    assert request is not None
+    assert [tensor.shape for tensor in request.inputs] == [(1, 1, 3), (1, 2)]
+    assert request.inputs[0].to_numpy().tolist() == [[[0.0, 0.0, 0.0]]]
+    assert request.inputs[1].to_numpy().tolist() == [[b"", b""]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of(TensorSpec("a", Datatype.FP32, (1,)), has_sequence_batching=True),
+        config_of(TensorSpec("a", Datatype.FP32, (1,)), is_decoupled=True),
+        config_of(TensorSpec("a", Datatype.FP32, (1,)), parameters={"canary": "off"}),
+        config_of(TensorSpec("a", Datatype.FP32, (1 << 40,))),
+        config_of(),
+    ],
+)
+def test_canary_request_for_model_that_zeros_cannot_judge_is_none(config: ModelConfig) -> None:
+    """Stateful, decoupled, huge and opted-out models have no canary."""
+    assert canary_request(config, deadline=1.0) is None
+
+
+def test_canary_health_after_limit_in_a_row_is_unhealthy() -> None:
+    """Three failures in a row of a model that has worked condemn the engine; a success in between does not."""
+    health = CanaryHealth(limit=3)
+    health.passed("m")
+    for _ in range(2):
+        health.failed("m", "boom")
+    health.passed("m")
+    for _ in range(2):
+        health.failed("m", "boom")
+    assert health.verdict().is_healthy
+    health.failed("m", "boom")
+    assert not health.verdict().is_healthy
+    assert "3 canary inferences in a row failed, the last on 'm': boom" in health.verdict().reason
+
+
+def test_canary_health_of_model_that_never_passed_is_not_held_against_engine() -> None:
+    """Zeros may be a bad input to a model: only what has worked can be found broken."""
+    health = CanaryHealth(limit=1)
+    health.failed("m", "zeros are not allowed")
+    assert health.verdict().is_healthy

@@ -1,0 +1,50 @@
+"""The metrics are one table, and Prometheus' own linter finds nothing wrong with them."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from server.core.infer import Timings
+from server.metrics import TABLE, Metrics
+
+
+def filled() -> Metrics:
+    metrics = Metrics()
+    metrics.request_done(model="m", protocol="http", code="200", seconds=0.01)
+    metrics.stages("m", Timings(decode=0.001, preprocess=0.002, queue=0.0, infer=0.003, postprocess=0.0001))
+    metrics.batch("m", 3)
+    metrics.relayed("m", 0.002)
+    metrics.rejected("full")
+    metrics.decode_error("jpeg", "undecodable_image")
+    metrics.cancelled("http")
+    metrics.read("inflight_requests", lambda: 2)
+    metrics.read("inflight_bytes", lambda: 20)
+    metrics.read("queue_depth", lambda: {("decode",): 1.0})
+    metrics.read("decoder_restarts_total", lambda: 4)
+    metrics.read("engine_up", lambda: 1)
+    metrics.read("engine_restarts_total", lambda: 5)
+    metrics.read("gateway_restarts_total", lambda: 0)
+    metrics.read("ready", lambda: 1)
+    metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
+    return metrics
+
+
+def test_metrics_text_holds_every_row_of_the_table() -> None:
+    """Nothing is declared that is not served."""
+    text = filled().text().decode()
+    for row in TABLE:
+        assert f"# HELP penstock_{row.name.removesuffix('_total')}" in text, row.name
+    assert 'penstock_requests_total{code="200",model="m",protocol="http"} 1.0' in text
+    assert "penstock_engine_restarts_total 5.0" in text
+    assert 'penstock_model_ready{model="broken"} 0.0' in text
+    assert 'penstock_batch_size_bucket{le="4.0",model="m"} 1.0' in text
+
+
+def test_metrics_pass_promtool() -> None:
+    """`promtool check metrics` has no word to say."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: Debian's package prometheus has it")
+    done = subprocess.run([promtool, "check", "metrics"], input=filled().text(), capture_output=True, check=False)
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")

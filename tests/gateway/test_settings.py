@@ -1,0 +1,67 @@
+"""Settings are read once; a mistake is named with its place and the fix."""
+
+from pathlib import Path
+
+import pytest
+
+from server.settings import Settings, SettingsError, read_settings
+
+
+def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> None:
+    """A flag wins over a variable, a variable over the file, the file over the default."""
+    file = tmp_path / "penstock.toml"
+    file.write_text("http_port = 1\ngrpc_port = 2\nmetrics_port = 3\n")
+    environ = {"PENSTOCK_GRPC_PORT": "20", "PENSTOCK_METRICS_PORT": "30"}
+    settings = read_settings({"metrics_port": 300, "host": None}, environ=environ, file=file)
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (1, 20, 300)
+    assert settings.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PENSTOCK_HTP_PORT": "1"}, "PENSTOCK_HTP_PORT: unknown setting 'htp_port'; did you mean PENSTOCK_HTTP_PORT?"),
+        ({"PENSTOCK_ZZZ": "1"}, "unknown setting 'zzz'; `penstock up --help`"),
+        ({"PENSTOCK_HTTP_PORT": "x"}, "PENSTOCK_HTTP_PORT: http_port is 'x'"),
+        ({"PENSTOCK_HTTP_PORT": "70000"}, "less than or equal to 65535"),
+        ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, or the http:// address"),
+        ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc goes with an engine given by URL"),
+        ({"PENSTOCK_HTTP_PORT": "9000"}, "port 9000 is given twice"),
+        ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
+    ],
+)
+def test_settings_mistake_is_refused_with_place_and_fix(environ: dict[str, str], message: str) -> None:
+    """Unknown names, bad values and impossible pairs do not start the stack."""
+    with pytest.raises(SettingsError) as refusal:
+        read_settings({}, environ=environ)
+    assert message in str(refusal.value)
+
+
+def test_settings_unknown_key_in_file_names_its_line(tmp_path: Path) -> None:
+    """A typo in the file is shown as path:line with a suggestion."""
+    file = tmp_path / "penstock.toml"
+    file.write_text("# ports\nhttp_port = 1\nmax_pixel = 3\n")
+    with pytest.raises(SettingsError, match=rf"{file}:3: unknown setting 'max_pixel'; did you mean max_pixels\?"):
+        read_settings({}, environ={}, file=file)
+
+
+def test_settings_bad_value_in_file_names_its_line(tmp_path: Path) -> None:
+    """A value of the wrong type is shown as path:line too."""
+    file = tmp_path / "penstock.toml"
+    file.write_text('http_port = 1\ngrace_s = "soon"\n')
+    with pytest.raises(SettingsError, match=rf"{file}:2: grace_s is 'soon'"):
+        read_settings({}, environ={}, file=file)
+
+
+def test_settings_lists_in_variables_are_split() -> None:
+    """Models are split at commas, repositories as PATH is."""
+    environ = {"PENSTOCK_MODELS": "a,b", "PENSTOCK_MODEL_REPOSITORY": "/r1:/r2", "PENSTOCK_HOME": "/h"}
+    settings = read_settings({}, environ=environ)
+    assert settings.models == ("a", "b")
+    assert settings.repositories == (Path("/r1"), Path("/r2"), Path("/h/models"))
+
+
+def test_settings_survive_the_way_to_the_gateway_process() -> None:
+    """What the parent writes is what the gateway reads."""
+    settings = read_settings({"models": ("a",), "engine": "http://h:1"}, environ={})
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings

@@ -1,0 +1,59 @@
+"""Tiny models for the integration tests, as Triton's python backend runs them."""
+
+from pathlib import Path
+
+IDENTITY = '''"""Answers what it is given."""
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
+        return answers
+'''
+
+SLOW = '''"""Sleeps as many milliseconds as it is asked to, then answers them."""
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            time.sleep(float(array.ravel()[0]) / 1000)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
+        return answers
+'''
+
+CONFIG = """backend: "python"
+max_batch_size: {max_batch_size}
+input [ {{ name: "x" data_type: {data_type} dims: [ -1 ] }} ]
+output [ {{ name: "y" data_type: {data_type} dims: [ -1 ] }} ]
+instance_group [ {{ kind: KIND_CPU count: {count} }} ]
+"""
+
+
+def write_model(repository: Path, name: str, source: str, config: str) -> None:
+    """One python-backend model."""
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(source)
+    (folder.parent / "config.pbtxt").write_text(config)
+
+
+def write_tiny_repository(repository: Path) -> None:
+    """identity_fp32 and identity_bytes answer their input; slow sleeps for it; broken cannot be loaded."""
+    fp32 = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
+    write_model(repository, "identity_fp32", IDENTITY, fp32)
+    write_model(
+        repository, "identity_bytes", IDENTITY, CONFIG.format(max_batch_size=8, data_type="TYPE_STRING", count=1)
+    )
+    write_model(repository, "slow", SLOW, CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2))
+    write_model(repository, "broken", "raise ValueError('this model is broken on purpose')\n", fp32)
