@@ -1,0 +1,161 @@
+"""The watch knows whether the engine can work, and has it load what is wanted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from server.backends.watch import EngineWatch, WatchOptions
+from server.core.errors import BackendFailed, BackendUnavailable, ModelNotFound, ModelNotReady
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
+from server.core.tensor import Datatype
+
+QUICK = WatchOptions(probe_interval_s=0.01, down_interval_s=0.01, canary_interval_s=0.0, canary_timeout_s=1.0)
+
+
+@dataclass
+class ScriptedEngine:
+    """An engine whose state a test turns; it keeps its promises as Backend."""
+
+    models: dict[str, str] = field(default_factory=lambda: {"good": "", "bad": "no such file"})
+    is_alive: bool = True
+    is_sick: bool = False
+    loaded: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        self.calls.append(f"infer {request.model_name}")
+        if self.is_sick:
+            raise BackendFailed("CUDA error: an illegal memory access was encountered")
+        return InferResponse(request.model_name, "1", ())
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        raise ModelNotFound(model_name)
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        if model_name not in self.loaded:
+            raise ModelNotFound(f"no model {model_name!r}")
+        return ModelConfig(model_name, "python", 0, (TensorSpec("x", Datatype.FP32, (1,)),), ())
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        return self.is_alive
+
+    async def repository_index(self) -> list[ModelState]:
+        if not self.is_alive:
+            raise BackendUnavailable("connection refused")
+        return [
+            ModelState(name, "1", "READY" if name in self.loaded else "UNAVAILABLE" if why else "", why)
+            for name, why in self.models.items()
+        ]
+
+    async def load(self, model_name: str) -> None:
+        self.calls.append(f"load {model_name}")
+        if self.models[model_name]:
+            raise ModelNotReady(self.models[model_name])
+        self.loaded.add(model_name)
+
+    async def unload(self, model_name: str) -> None:
+        self.loaded.discard(model_name)
+
+    async def metrics(self) -> bytes:
+        return b""
+
+    async def aclose(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def watching(
+    engine: ScriptedEngine, asked: list[str], options: WatchOptions = QUICK
+) -> AsyncIterator[EngineWatch]:
+    watch = EngineWatch(engine, options, ask_restart=asked.append)
+    task = asyncio.create_task(watch.run())
+    try:
+        async with asyncio.timeout(10):
+            yield watch
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_watch_loads_what_is_wanted_and_names_what_cannot_be_loaded() -> None:
+    """A broken model does not keep the others from being served, and its reason is kept."""
+    engine = ScriptedEngine()
+    async with watching(engine, []) as watch:
+        await watch.first_ready.wait()
+        assert watch.is_up
+        assert watch.models["good"].is_ready
+        assert (watch.models["bad"].is_ready, watch.models["bad"].reason) == (False, "no such file")
+        assert "infer good" in engine.calls
+
+
+async def test_watch_after_engine_restart_loads_again_what_a_client_loaded() -> None:
+    """Models that were loaded at run time come back with the engine; unloaded ones do not."""
+    engine = ScriptedEngine(models={"good": "", "later": "", "gone": ""})
+    async with watching(engine, [], WatchOptions(("good", "gone"), True, 0.01, 0.01, 60.0)) as watch:
+        await watch.first_ready.wait()
+        await engine.load("later")
+        await watch.note_loaded("later")
+        await engine.unload("gone")
+        watch.note_unloaded("gone")
+        engine.is_alive = False
+        await until(lambda: not watch.is_up)
+        engine.loaded.clear()
+        engine.is_alive = True
+        await until(lambda: watch.is_up)
+        assert engine.loaded == {"good", "later"}
+
+
+async def test_watch_of_engine_that_lives_but_cannot_infer_asks_for_restart() -> None:
+    """A sticky CUDA error: after three canaries in a row ready is false and the parent is asked to restart it."""
+    engine, asked = ScriptedEngine(models={"good": ""}), []
+    async with watching(engine, asked) as watch:
+        await watch.first_ready.wait()
+        engine.is_sick = True
+        await until(lambda: asked)
+        assert not watch.is_up
+        assert "3 canary inferences in a row failed, the last on 'good': CUDA error" in asked[0]
+        engine.is_sick = False
+        await until(lambda: watch.is_up)
+
+
+async def test_watch_does_not_call_an_engine_up_when_no_canary_succeeds() -> None:
+    """An engine that answers its health page and nothing else is not ready."""
+    engine = ScriptedEngine(models={"good": ""}, is_sick=True)
+    async with watching(engine, []) as watch:
+        await until(lambda: engine.calls.count("infer good") >= 3)
+        assert not watch.is_up
+        assert "no canary inference succeeded" in watch.reason
+
+
+async def test_watch_told_of_a_death_believes_it_at_once() -> None:
+    """The parent's word counts before the next probe, with its reason."""
+    engine = ScriptedEngine(models={"good": ""})
+    async with watching(engine, [], WatchOptions(None, True, 60.0, 0.01, 60.0)) as watch:
+        await watch.first_ready.wait()
+        engine.is_alive = False
+        watch.mark_down("tritonserver died of signal 9")
+        assert not watch.is_up
+        assert watch.reason == "tritonserver died of signal 9"
+
+
+async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> None:
+    """A config that is not known is asked of the engine; an unknown model is ModelNotFound."""
+    engine = ScriptedEngine(models={"good": ""})
+    async with watching(engine, [], WatchOptions((), True, 60.0, 0.01, 60.0)) as watch:
+        await watch.first_ready.wait()
+        engine.loaded.add("good")
+        assert (await watch.find("good")).name == "good"
+        with pytest.raises(ModelNotFound):
+            await watch.find("nobody")

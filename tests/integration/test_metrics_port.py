@@ -1,0 +1,45 @@
+"""The metrics port shows the gateway's figures and Triton's, and strangers' model names do not grow it."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.conftest import RunningStack
+from tests.integration.web import call, post_json
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+
+def test_metrics_hold_ours_and_tritons(stack: RunningStack) -> None:
+    """One scrape has penstock_ and nv_ families; each part also has its own path."""
+    one = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    assert post_json(f"{stack.http_url}/v2/models/identity_fp32/infer", one).status == 200
+    text = call("GET", stack.metrics_url).body.decode()
+    assert 'penstock_requests_total{code="200",model="identity_fp32",protocol="http"}' in text
+    assert "penstock_engine_up 1.0" in text
+    assert 'penstock_model_ready{model="broken"} 0.0' in text
+    assert 'nv_inference_request_success{model="identity_fp32",version="1"}' in text
+    assert "nv_" not in call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    assert "penstock_" not in call("GET", f"{stack.metrics_url}/engine").body.decode()
+
+
+def test_metrics_of_the_running_stack_pass_promtool(stack: RunningStack) -> None:
+    """Prometheus' linter finds nothing wrong with what we serve."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: Debian's package prometheus has it")
+    text = call("GET", f"{stack.metrics_url}/penstock").body
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.decode() + done.stderr.decode()) == (0, "")
+
+
+def test_metrics_of_random_model_names_share_one_label(stack: RunningStack) -> None:
+    """200 names that nobody knows are one label value, and the scrape stays small."""
+    one = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    for number in range(200):
+        post_json(f"{stack.http_url}/v2/models/stranger{number}/infer", one)
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    assert "stranger" not in text
+    assert 'penstock_requests_total{code="404",model="unknown",protocol="http"}' in text
+    assert len(text) < 100_000
