@@ -1,0 +1,194 @@
+"""One keep-alive HTTP/1.1 connection to the engine, and the bytes that go over it. Nothing is added, nothing decoded.
+
+A client library would parse, normalise and re-encode what the relay must pass on untouched, at three times the CPU.
+"""
+
+import asyncio
+import re
+import socket
+
+import httptools
+
+from server.core.errors import BackendFailed, InvalidRequest
+from server.core.relay import HttpAnswer, HttpCall, HttpHeaders
+
+JOIN_LIMIT_BYTES = 64 << 10
+IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 2
+UNACKNOWLEDGED_MS = 15_000
+
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_OURS_TO_SAY = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
+_TARGET = re.compile(rb"/[^\x00-\x20\x7f]*")
+_METHOD = re.compile(r"[A-Z]+")
+
+
+class ConnectionBroken(Exception):
+    """The connection ended before the answer did. has_begun: whether any byte of the answer had come."""
+
+    def __init__(self, why: str, *, has_begun: bool) -> None:
+        super().__init__(why)
+        self.has_begun = has_begun
+
+
+def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
+    """The request line and headers, as the client sent them but for what belongs to the connection.
+
+    Raises InvalidRequest where they could not stand on a wire.
+    """
+    if not _TARGET.fullmatch(call.target) or not _METHOD.fullmatch(call.method):
+        raise InvalidRequest(f"malformed request line: {call.method} {call.target!r}")
+    lines = [b"%s %s%s HTTP/1.1" % (call.method.encode(), base_path, call.target), b"host: " + host]
+    lines += [b"%s: %s" % header for header in _end_to_end(call.headers, _OURS_TO_SAY)]
+    if call.body or call.method not in _BODILESS:
+        lines.append(b"content-length: %d" % len(call.body))
+    head = b"\r\n".join(lines)
+    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+        raise InvalidRequest("a header holds a line break")
+    return head + b"\r\n\r\n"
+
+
+def _end_to_end(headers: HttpHeaders, dropped: frozenset[bytes]) -> HttpHeaders:
+    """The headers meant for the other end: without those of the connection and those that `connection` names."""
+    named = [token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")]
+    gone = dropped.union(named) if named else dropped
+    return tuple(header for header in headers if header[0] not in gone)
+
+
+class HttpConnection(asyncio.Protocol):
+    """One exchange at a time. `is_open` turns false as soon as the peer closes, an idle connection's too."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._is_head = False
+        self._has_begun = False
+        self._is_complete = False
+        self._ends_at_close = False
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+
+    async def exchange(self, head: bytes, body: bytes, *, is_head: bool = False) -> HttpAnswer:
+        """The engine's answer, headers in lower case. Raises ConnectionBroken, BackendFailed.
+
+        Cancelled, the connection is gone: what the engine still sends belongs to nobody.
+        """
+        self._is_head, self._has_begun, self._is_complete = is_head, False, False
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            self._send(head, body)
+            return await self._answer
+        finally:
+            self._answer = None
+            if not self._is_complete:
+                self.close()
+
+    def close(self) -> None:
+        """Drop the connection at once."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self, head: bytes, body: bytes) -> None:
+        if self._transport is None or not self.is_open:
+            raise ConnectionBroken("the connection was closed", has_begun=False)
+        if len(body) < JOIN_LIMIT_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.is_open = transport, True
+        _detect_dead_peers(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():
+            self.close()
+            return
+        self._has_begun = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(BackendFailed(f"the engine's HTTP answer cannot be read: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self._ends_at_close and error is None:
+            self._finish()
+        else:
+            self._fail(ConnectionBroken(str(error or "closed by the engine"), has_begun=self._has_begun))
+
+    # httptools' callbacks
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            self.close()  # a second answer to one question: nobody could tell whose the next one is
+            return
+        self._headers, self._body, self._ends_at_close = [], [], False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._is_head and status >= 200:
+            self._finish()  # its length is that of a body which never comes, and the parser would wait for it
+            self.close()
+            return
+        lengths = (b"content-length", b"transfer-encoding")
+        self._ends_at_close = status >= 200 and not any(name in lengths for name, _ in self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
+        keeps_alive = self._parser.should_keep_alive()
+        self._finish()
+        if not keeps_alive:
+            self.close()
+
+    def _finish(self) -> None:
+        self._ends_at_close = False
+        if self._answer is not None and not self._answer.done():
+            headers = _end_to_end(tuple(self._headers), _HOP_BY_HOP)
+            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), headers, b"".join(self._body)))
+            self._is_complete = True
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self.close()
+
+
+def _detect_dead_peers(transport: asyncio.Transport) -> None:
+    """A peer that vanished without a word is noticed within 20 s, whether bytes are on their way to it or not."""
+    connected = transport.get_extra_info("socket")
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", IDLE_S),
+        ("TCP_KEEPINTVL", PROBE_INTERVAL_S),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
+    ):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,19 @@
+"""How long the engine is waited for where a request brings no deadline of its own."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. connect: one connection attempt. control: probes, metadata, index, unload. load: one model's load.
+
+    call: a relayed call or inference without a deadline. keepalive: silence on a gRPC connection with calls in flight
+    before a ping asks whether the engine is there; keepalive_timeout: how long the pong may take.
+    """
+
+    connect_s: float = 2.0
+    control_s: float = 5.0
+    load_s: float = 600.0
+    call_s: float = 600.0
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 5.0

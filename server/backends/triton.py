@@ -1,0 +1,155 @@
+"""A Triton Inference Server over its HTTP and gRPC ports: the Backend for what we compute, the Relay for the rest."""
+
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from server.backends.config_pbtxt import config_from_proto
+from server.backends.patience import Patience
+from server.backends.triton_grpc import TritonGrpc
+from server.backends.triton_http import TritonHttp, origin_of
+from server.backends.triton_messages import decode_index, decode_metadata, decode_response, encode_request
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig, ModelMetadata, ModelState
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+
+METRICS_CONNECTIONS = 2
+
+
+class TritonBackend:
+    """Backend and Relay. Make it inside the running loop; `async with`, or aclose, ends it.
+
+    http_url: https:// makes both ports TLS. metrics_url: the whole address of the engine's metrics page, None for none.
+    max_connections: HTTP connections at most; gRPC shares one. Raises InvalidRequest for an address that is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        http_url: str,
+        grpc_address: str,
+        max_connections: int,
+        metrics_url: str | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._patience = patience or Patience()
+        origin = origin_of(http_url)
+        self._grpc = TritonGrpc(grpc_address, is_tls=origin.is_tls, patience=self._patience)
+        self._http = TritonHttp(origin, max_connections=max_connections, patience=self._patience)
+        self._metrics: TritonHttp | None = None
+        if metrics_url is not None:
+            page = origin_of(metrics_url)
+            self._metrics = TritonHttp(
+                replace(page, base_path=b""), max_connections=METRICS_CONNECTIONS, patience=self._patience
+            )
+            self._metrics_call = HttpCall("GET", page.base_path or b"/", (), b"")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections; calls in flight fail."""
+        await self._grpc.aclose()
+        await self._http.aclose()
+        if self._metrics is not None:
+            await self._metrics.aclose()
+
+    # Relay
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        return await self._http.relay(call, deadline=deadline)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        return await self._grpc.relay(call, deadline=deadline)
+
+    # Backend
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        message = encode_request(request)
+        started = time.monotonic()
+        try:
+            answer = await self._grpc.ask(
+                "ModelInfer", message, deadline=request.deadline, patience_s=self._patience.call_s
+            )
+        except BackendFailed as error:
+            version = f" version {request.model_version}" if request.model_version else ""
+            raise BackendFailed(f"model {request.model_name!r}{version} failed: {error}") from error
+        return decode_response(answer, request, time.monotonic() - started)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        question = service_pb2.ModelMetadataRequest(name=model_name, version=model_version)
+        return decode_metadata(await self._ask("ModelMetadata", question.SerializeToString()))
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        question = service_pb2.ModelConfigRequest(name=model_name, version=model_version)
+        answer = service_pb2.ModelConfigResponse.FromString(
+            await self._ask("ModelConfig", question.SerializeToString())
+        )
+        config: model_config_pb2.ModelConfig = answer.config
+        return config_from_proto(config)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        """For the engine as a whole this is ServerLive: Triton's ServerReady is false while any one model is broken."""
+        try:
+            if not model_name:
+                answer = await self._ask("ServerLive", b"")
+                return bool(service_pb2.ServerLiveResponse.FromString(answer).live)
+            question = service_pb2.ModelReadyRequest(name=model_name, version=model_version)
+            answer = await self._ask("ModelReady", question.SerializeToString())
+            return bool(service_pb2.ModelReadyResponse.FromString(answer).ready)
+        except InferenceError:
+            return False
+
+    async def repository_index(self) -> list[ModelState]:
+        return decode_index(await self._ask("RepositoryIndex", b""))
+
+    async def load(self, model_name: str) -> None:
+        question = service_pb2.RepositoryModelLoadRequest(model_name=model_name)
+        try:
+            await self._ask("RepositoryModelLoad", question.SerializeToString(), patience_s=self._patience.load_s)
+        except (BackendUnavailable, DeadlineExceeded):
+            raise
+        except InferenceError as error:
+            raise ModelNotReady(
+                f"model {model_name!r} cannot be loaded: {_load_reason(str(error), model_name)}"
+            ) from error
+
+    async def unload(self, model_name: str) -> None:
+        question = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
+        await self._ask("RepositoryModelUnload", question.SerializeToString())
+
+    async def metrics(self) -> bytes:
+        if self._metrics is None:
+            return b""
+        try:
+            answer = await self._metrics.relay(self._metrics_call, deadline=time.monotonic() + self._patience.connect_s)
+        except InferenceError:
+            return b""
+        return answer.body if answer.status == 200 else b""
+
+    async def _ask(self, method: str, message: bytes, *, patience_s: float | None = None) -> bytes:
+        """A control call, which never waits longer than the engine deserves: late is as good as down."""
+        try:
+            return await self._grpc.ask(
+                method, message, deadline=None, patience_s=patience_s or self._patience.control_s
+            )
+        except DeadlineExceeded as error:
+            raise BackendUnavailable(f"{method}: {error}") from error
+
+
+def _load_reason(text: str, model_name: str) -> str:
+    """Triton's reason without what the sentence before it says already."""
+    if "failed to poll from model repository" in text:
+        return (
+            "it is not in the engine's model repository, or its config.pbtxt is not valid (the engine's log says which)"
+        )
+    return text.removeprefix(f"load failed for model '{model_name}': ").replace(" is at UNAVAILABLE state", "")

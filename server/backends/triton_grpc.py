@@ -1,0 +1,180 @@
+"""The engine's gRPC port: bytes in, bytes out, and gRPC's status codes turned into our errors in one place."""
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import grpc
+
+from server.backends.patience import Patience
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    NotSupported,
+    Overloaded,
+)
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata
+
+SERVICE = "/inference.GRPCInferenceService/"
+RECONNECT_FIRST_MS, RECONNECT_MAX_MS = 100, 1000
+DEADLINE_SLACK_S = 0.01
+MAX_REASON_LENGTH = 500
+
+_RESERVED_METADATA = frozenset(("user-agent", "te", "content-type", "host"))
+_CONNECTION_TEXTS = ("failed to connect", "Stream removed", "Socket closed", "Connection reset", "Cancelling all calls")
+_TRACEBACK_MARK = "\n\nAt:\n"
+
+
+class Failure(NamedTuple):
+    """A call that did not end with OK. is_connection: the connection broke, the engine itself said nothing."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: GrpcMetadata
+    is_connection: bool
+
+
+class TritonGrpc:
+    """One HTTP/2 connection to the engine, made again by itself when it breaks. Make it inside the running loop."""
+
+    def __init__(self, address: str, *, is_tls: bool, patience: Patience) -> None:
+        self._address = address
+        self._patience = patience
+        options = _channel_options(patience)
+        self._channel = (
+            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
+            if is_tls
+            else grpc.aio.insecure_channel(address, options)
+        )
+        self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+
+    async def relay(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        """What the engine answers, errors too. Raises BackendUnavailable, DeadlineExceeded.
+
+        Cancelling cancels the engine's work.
+        """
+        outcome = await self._call(call, self._until(deadline, self._patience.call_s))
+        if isinstance(outcome, GrpcAnswer):
+            return outcome
+        code: int = outcome.code.value[0]
+        return GrpcAnswer(code, details=outcome.details, trailing_metadata=outcome.trailing_metadata)
+
+    async def ask(self, method: str, message: bytes, *, deadline: float | None, patience_s: float) -> bytes:
+        """The answer's message. method: a name of GRPCInferenceService. Raises of the InferenceError tree.
+
+        patience_s: the time allowed where there is no deadline.
+        """
+        outcome = await self._call(GrpcCall(SERVICE + method, message), self._until(deadline, patience_s))
+        if isinstance(outcome, GrpcAnswer):
+            return outcome.message
+        raise error_of(outcome.code, outcome.details)
+
+    async def aclose(self) -> None:
+        """Close the connection; calls in flight fail."""
+        await self._channel.close(None)
+
+    @staticmethod
+    def _until(deadline: float | None, patience_s: float) -> float:
+        return time.monotonic() + patience_s if deadline is None else deadline
+
+    async def _call(self, call: GrpcCall, until: float) -> GrpcAnswer | Failure:
+        """Raises where nothing was answered: BackendUnavailable, DeadlineExceeded."""
+        started = time.monotonic()
+        if until <= started:
+            raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
+        running = self._method(call.method)(
+            call.message, timeout=until - started, metadata=_forwarded(call.metadata) if call.metadata else None
+        )
+        try:
+            message = await running
+            return GrpcAnswer(0, message, trailing_metadata=_metadata(await running.trailing_metadata()))
+        except grpc.aio.AioRpcError as error:
+            failure = self._failure(error)
+        if failure.is_connection:
+            raise BackendUnavailable(f"no connection to the engine at {self._address}: {one_line(failure.details)}")
+        if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() >= until - DEADLINE_SLACK_S:
+            raise DeadlineExceeded(f"the engine did not answer within {until - started:.3f} s")
+        return failure
+
+    def _method(self, path: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
+        method = self._methods.get(path)
+        if method is None:
+            method = self._methods[path] = self._channel.unary_unary(path, None, None)
+        return method
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> Failure:
+        """The engine speaks over a connection that is READY; where it is not, or gRPC says so itself, it broke."""
+        details = error.details() or ""
+        trailing: Iterable[tuple[str, str | bytes]] | None = error.trailing_metadata()  # type: ignore[assignment]
+        is_connection = error.code() is grpc.StatusCode.UNAVAILABLE and (
+            self._channel.get_state() is not grpc.ChannelConnectivity.READY
+            or any(text in details for text in _CONNECTION_TEXTS)
+        )
+        return Failure(error.code(), details, _metadata(trailing), is_connection)
+
+
+def error_of(code: grpc.StatusCode, details: str) -> InferenceError:
+    """The error of ours that an engine's gRPC status stands for; its text without the engine's traceback."""
+    reason = one_line(details) or f"the engine answered {code.name} without a reason"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return _unavailable(reason)
+    kinds: dict[grpc.StatusCode, type[InferenceError]] = {
+        grpc.StatusCode.NOT_FOUND: ModelNotFound,
+        grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+        grpc.StatusCode.UNIMPLEMENTED: NotSupported,
+        grpc.StatusCode.CANCELLED: BackendUnavailable,
+        grpc.StatusCode.DEADLINE_EXCEEDED: BackendUnavailable,
+    }
+    return kinds.get(code, BackendFailed)(reason)
+
+
+def _unavailable(reason: str) -> InferenceError:
+    """Three things that Triton calls UNAVAILABLE besides its own end: a full queue, a late request, a loading model."""
+    if "Exceeds maximum queue size" in reason:
+        return Overloaded(f"the engine's queue is full: {reason}")
+    if "Request timeout expired" in reason:
+        return DeadlineExceeded(f"the engine dropped the request: {reason}")
+    if "not at ready state" in reason:
+        return ModelNotReady(reason)
+    return BackendUnavailable(reason)
+
+
+def one_line(text: str) -> str:
+    """An engine's reason on one line, without the Python traceback behind it, at most 500 characters."""
+    line = " ".join(text.partition(_TRACEBACK_MARK)[0].split()).rstrip("; ")
+    return line if len(line) <= MAX_REASON_LENGTH else f"{line[:MAX_REASON_LENGTH]}…"
+
+
+def _forwarded(metadata: GrpcMetadata) -> GrpcMetadata:
+    """Without what belongs to the caller's own connection."""
+    return tuple(
+        (key, value) for key, value in metadata if key not in _RESERVED_METADATA and not key.startswith((":", "grpc-"))
+    )
+
+
+def _metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> GrpcMetadata:
+    return tuple((key, value) for key, value in metadata) if metadata else ()
+
+
+def _channel_options(patience: Patience) -> list[tuple[str, int]]:
+    """No limit on messages, a quick way back, and pings while calls are in flight.
+
+    Pings without calls are left out, and more than two without data are gRPC's own to hold back: an engine with
+    default settings takes them for an attack and ends the connection, calls and all ("too_many_pings").
+    """
+    return [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+        ("grpc.min_reconnect_backoff_ms", int(patience.connect_s * 1000)),
+        ("grpc.keepalive_time_ms", int(patience.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(patience.keepalive_timeout_s * 1000)),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]

@@ -1,0 +1,157 @@
+"""Between our nouns and the messages of GRPCInferenceService."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tritonclient.grpc import service_pb2
+
+from server.backends.triton_grpc import one_line
+from server.core.errors import BackendFailed, InvalidRequest
+from server.core.infer import InferRequest, InferResponse, Parameter, Timings
+from server.core.model import ModelMetadata, ModelState, TensorSpec
+from server.core.tensor import Datatype, Tensor
+
+_RAW_INPUT_TAG = b"\x3a"  # field 7, length-delimited: ModelInferRequest.raw_input_contents
+_INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
+
+
+def encode_request(request: InferRequest) -> bytes:
+    """The serialised ModelInferRequest. Each tensor's bytes are copied once, into it.
+
+    Raises InvalidRequest for a parameter that protobuf has no room for.
+    """
+    message = service_pb2.ModelInferRequest(
+        model_name=request.model_name, model_version=request.model_version, id=request.id
+    )
+    for key, value in request.parameters.items():
+        _set_parameter(message.parameters[key], key, value)
+    for tensor in request.inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    for name in request.outputs:
+        message.outputs.add(name=name)
+    parts: list[bytes | memoryview] = [message.SerializeToString()]
+    for tensor in request.inputs:
+        parts += (_RAW_INPUT_TAG, _varint(tensor.data.nbytes), tensor.data)
+    return b"".join(parts)
+
+
+def decode_response(message: bytes, request: InferRequest, infer_s: float) -> InferResponse:
+    """The answer, its tensors being views of the message's bytes.
+
+    Raises BackendFailed where it does not hold what was asked, or where a tensor's bytes do not fit its shape: an
+    engine whose Python has the wrong numpy sends well-formed answers without a byte in them.
+    """
+    who = f"model {request.model_name!r}"
+    try:
+        answer = service_pb2.ModelInferResponse.FromString(message)
+    except ValueError as error:
+        raise BackendFailed(f"{who} answered bytes that are no ModelInferResponse") from error
+    if len(answer.raw_output_contents) != len(answer.outputs):
+        raise BackendFailed(
+            f"{who} announced {len(answer.outputs)} outputs and sent {len(answer.raw_output_contents)} raw contents"
+        )
+    outputs = tuple(_outputs(who, answer))
+    missing = set(request.outputs) - {tensor.name for tensor in outputs}
+    if missing:
+        raise BackendFailed(f"{who} left out the requested outputs {sorted(missing)}")
+    return InferResponse(
+        model_name=answer.model_name,
+        model_version=answer.model_version,
+        outputs=outputs,
+        id=answer.id,
+        parameters={key: _parameter(value) for key, value in answer.parameters.items()},
+        timings=Timings(infer=infer_s),
+    )
+
+
+def decode_metadata(message: bytes) -> ModelMetadata:
+    """Raises BackendFailed for a datatype that KServe v2 has no name for."""
+    answer = service_pb2.ModelMetadataResponse.FromString(message)
+    return ModelMetadata(
+        name=answer.name,
+        versions=tuple(answer.versions),
+        platform=answer.platform,
+        inputs=_specs(answer.name, answer.inputs),
+        outputs=_specs(answer.name, answer.outputs),
+    )
+
+
+def decode_index(message: bytes) -> list[ModelState]:
+    """The repository's rows, each reason on one line."""
+    answer = service_pb2.RepositoryIndexResponse.FromString(message)
+    return [ModelState(row.name, row.version, row.state, one_line(row.reason)) for row in answer.models]
+
+
+def _outputs(who: str, answer: service_pb2.ModelInferResponse) -> Iterator[Tensor]:
+    for output, content in zip(answer.outputs, answer.raw_output_contents, strict=True):
+        datatype = _datatype(f"{who}: output {output.name!r}", output.datatype)
+        tensor = Tensor(output.name, datatype, tuple(output.shape), memoryview(content))
+        _check_size(who, tensor)
+        yield tensor
+
+
+def _check_size(who: str, tensor: Tensor) -> None:
+    if any(size < 0 for size in tensor.shape):
+        raise BackendFailed(f"{who}: output {tensor.name!r} has shape {list(tensor.shape)}")
+    size_bytes = tensor.datatype.size_bytes
+    if size_bytes is None:
+        fits = tensor.data.nbytes >= 4 * tensor.element_count
+    else:
+        fits = tensor.data.nbytes == size_bytes * tensor.element_count
+    if not fits:
+        raise BackendFailed(
+            f"{who}: output {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)} "
+            f"but came with {tensor.data.nbytes} bytes"
+        )
+
+
+def _specs(
+    model_name: str, tensors: "Sequence[service_pb2.ModelMetadataResponse.TensorMetadata]"
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            tensor.name, _datatype(f"model {model_name!r}: {tensor.name!r}", tensor.datatype), tuple(tensor.shape)
+        )
+        for tensor in tensors
+    )
+
+
+def _datatype(what: str, word: str) -> Datatype:
+    try:
+        return Datatype(word)
+    except ValueError:
+        raise BackendFailed(f"{what} has the unknown datatype {word!r}") from None
+
+
+def _set_parameter(slot: service_pb2.InferParameter, key: str, value: Parameter) -> None:
+    if isinstance(value, bool):
+        slot.bool_param = value
+    elif isinstance(value, str):
+        slot.string_param = value
+    elif isinstance(value, float):
+        slot.double_param = value
+    elif -_INT64_MAX - 1 <= value <= _INT64_MAX:
+        slot.int64_param = value
+    elif 0 <= value <= _UINT64_MAX:
+        slot.uint64_param = value
+    else:
+        raise InvalidRequest(f"parameter {key!r} is {value}, which fits no 64-bit integer")
+
+
+def _parameter(slot: service_pb2.InferParameter) -> Parameter:
+    kind = slot.WhichOneof("parameter_choice")
+    value: Parameter = getattr(slot, kind) if kind else ""
+    return value
+
+
+def parameters_of(slots: Mapping[str, service_pb2.InferParameter]) -> dict[str, Parameter]:
+    """Protobuf's parameters as plain values; one that holds nothing is an empty string."""
+    return {key: _parameter(slot) for key, slot in slots.items()}
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
