@@ -163,7 +163,7 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
 async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
     """Until somebody says stop, or a task that should run for ever breaks, which is a bug and must be seen."""
     stopped = asyncio.create_task(stop.wait())
-    pending: set[asyncio.Task[object]] = {stopped, *tasks}  # type: ignore[arg-type]
+    pending: set[asyncio.Task[object]] = {stopped, *tasks}
     while not stopped.done():
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -183,9 +182,3 @@ def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
         return text
     name = str(location[0])
     return f"{origins.get(name, name)}: {name} is {item.get('input')!r}: {text}"
-
-
-def default_engine_environment() -> Path:
-    """Where `make` puts Triton's environment: beside this interpreter's own, with `-triton` behind its name."""
-    prefix = Path(sys.prefix)
-    return prefix.with_name(f"{prefix.name}-triton")

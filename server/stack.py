@@ -6,7 +6,6 @@ Each is restarted when it dies; both are ended in order when the stack is told t
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -16,17 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from server.backends.restart import RestartBackoff
-from server.backends.triton_process import EngineState, EngineStatus, TritonOptions, TritonProcess
-from server.backends.triton_runtime import TritonNotFound, find_triton
+from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
+from server.backends.triton_backoff import RestartBackoff
+from server.backends.triton_process import TritonOptions, TritonProcess
+from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
+from server.backends.triton_status import EngineState, EngineStatus
 from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.logs import get_logger
 from server.rest.listener import PortTaken, bind
-from server.settings import Settings, default_engine_environment
+from server.settings import Settings
 
 log = get_logger("stack")
+engine_log = get_logger("triton")
 EXIT_CANNOT_START = 78
-GIVE_UP_AFTER = 5
+STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
 
 
 class CannotStart(Exception):
@@ -97,16 +99,24 @@ def check_repositories(settings: Settings) -> tuple[Path, ...]:
     return repositories
 
 
-def make_run_dir() -> Path:
-    """A private folder for this run's files. Raises CannotStart where none can be made."""
+def claim_run_dir() -> RunDirectory:
+    """A private folder for this run; what a killed former stack left is cleared away. Raises CannotStart."""
     base = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
     try:
-        base.mkdir(mode=0o700, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-    except OSError as error:
-        raise CannotStart(
-            f"cannot write to {base} ({error.strerror}); set TMPDIR to a folder that can be written"
-        ) from error
+        run_dir, swept = claim_run_directory(base)
+    except (OSError, RunDirectoryRefused) as error:
+        raise CannotStart(f"no folder for this run under {base} ({error}); set TMPDIR to one that is yours") from error
+    for found in swept:
+        if found.killed or found.regions:
+            log.warning(
+                "cleared away what a killed stack left", processes=len(found.killed), regions=len(found.regions)
+            )
+    return run_dir
+
+
+def log_engine(level: int, event: str, /, **fields: str | int) -> None:
+    """One line of Triton's log, as one of ours."""
+    engine_log.log(level, event, **fields)
 
 
 class GatewayProcess:
@@ -132,12 +142,12 @@ class GatewayProcess:
         """Until stopped, or until it cannot start; its exit code."""
         backoff = RestartBackoff()
         while True:
-            started = time.monotonic()
+            backoff.live(time.monotonic())
             code = await self._run_once()
             if self._is_stopping or code == EXIT_CANNOT_START:
                 return code
             self.restarts += 1
-            pause_s = backoff.next_delay(time.monotonic(), ran_s=time.monotonic() - started)
+            pause_s = backoff.next_delay_s(time.monotonic())
             log.error("gateway died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts)
             await asyncio.sleep(pause_s)
 
@@ -195,65 +205,73 @@ class Stack:
     def __init__(self, settings: Settings, *, announce: Callable[[Announcement], None]) -> None:
         self._settings = settings
         self._announce = announce
-        self._run_dir = make_run_dir()
         self._ports: GatewayServes | None = None
         self._stop_asked = asyncio.Event()
+        self._is_hurried = False
         self._failure = ""
-        self._gateway = GatewayProcess(settings, self._run_dir, self._on_gateway_news)
+        self._run_dir = claim_run_dir()
+        self._gateway = GatewayProcess(settings, self._run_dir.path, self._on_gateway_news)
         self._engine: TritonProcess | None = None
-        self._tasks: list[asyncio.Task[object]] = []
+        self._engine_task: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
+        """0 when what was accepted was answered; 1 when something was cut. Raises CannotStart."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         try:
-            return await self._run()
+            self._start_engine()
+            return await self._until_stopped()
         finally:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir.release()
 
-    async def _run(self) -> int:
-        engine_task = await self._start_engine()
+    async def _until_stopped(self) -> int:
         gateway_task = asyncio.create_task(self._gateway.run())
         stop_task = asyncio.create_task(self._stop_asked.wait())
-        waiting: set[asyncio.Task[object]] = {gateway_task, stop_task, *engine_task}  # type: ignore[arg-type]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        await self._gateway.stop(self._settings.drain_delay_s + self._settings.grace_s + 5.0)
+        await asyncio.wait({gateway_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
+        await self._gateway.stop(self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S)
         code = await gateway_task
-        if self._engine is not None:
+        if self._engine is not None and not self._is_hurried:
             await self._engine.stop(self._settings.grace_s)
-        for task in (stop_task, *engine_task):
-            task.cancel()
+        if self._engine_task is not None:
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await self._engine_task
         if self._failure:
             raise CannotStart(self._failure)
-        return code
+        return 1 if self._is_hurried else code
 
-    async def _start_engine(self) -> list[asyncio.Task[None]]:
+    def _start_engine(self) -> None:
         if self._settings.engine_is_external:
             self._gateway.tell(EngineNews(is_running=True, reason="", restarts=0))
-            return []
-        environment = self._settings.engine_environment or default_engine_environment()
+            return
+        environment = self._settings.engine_environment or default_environment(Path(sys.prefix))
         try:
-            runtime = find_triton(environment=environment, search_path=os.environ.get("PATH"))
-        except TritonNotFound as error:
+            launch = find_triton(environment=environment).prepare(self._run_dir.path)
+        except TritonUnavailable as error:
             raise CannotStart(str(error)) from error
         options = TritonOptions(
+            engine_id=self._run_dir.engine_id,
             repositories=check_repositories(self._settings),
             http_port=self._settings.engine_http_port,
             grpc_port=self._settings.engine_grpc_port,
             metrics_port=self._settings.engine_metrics_port,
-            run_dir=self._run_dir,
         )
-        self._engine = TritonProcess(runtime, options, on_status=self._on_engine_status)
-        return [asyncio.create_task(self._engine.run())]
+        log.info(
+            "engine process",
+            program=launch.argv[0],
+            http_port=options.http_port,
+            grpc_port=options.grpc_port,
+            metrics_port=options.metrics_port,
+        )
+        self._engine = TritonProcess(launch, options, emit=log_engine, on_status=self._on_engine_status)
+        self._engine_task = asyncio.create_task(self._engine.run())
 
     def _on_engine_status(self, status: EngineStatus) -> None:
         is_running = status.state is EngineState.RUNNING
         self._gateway.tell(EngineNews(is_running, status.reason or status.state.value, status.restarts))
         if status.state is EngineState.FAILED:
-            self._failure = f"Triton cannot start: {status.reason}"
+            self._failure = status.reason
             self._stop_asked.set()
 
     def _on_gateway_news(self, news: object) -> None:
@@ -262,24 +280,26 @@ class Stack:
         elif isinstance(news, RestartEngine) and self._engine is not None:
             self._engine.restart(news.reason)
         elif isinstance(news, GatewayReady) and self._ports is not None:
-            host = self._settings.host if self._settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
-            self._announce(
-                Announcement(
-                    f"http://{host}:{self._ports.http_port}",
-                    f"{host}:{self._ports.grpc_port}",
-                    f"http://{host}:{self._ports.metrics_port}/metrics",
-                    tuple(news.models),
-                    news.unavailable,
-                )
-            )
+            self._announce(announcement(self._settings.host, self._ports, news))
 
     def _on_signal(self) -> None:
         if not self._stop_asked.is_set():
             self._stop_asked.set()
             return
-        log.error("told to stop twice; ending at once")
+        log.error("told to stop twice; ending at once, unfinished requests are cut")
+        self._is_hurried = True
         self._gateway.kill()
-        if self._engine is not None:
-            self._engine.kill()
-        shutil.rmtree(self._run_dir, ignore_errors=True)
-        os._exit(1)
+        if self._engine_task is not None:
+            self._engine_task.cancel()
+
+
+def announcement(host: str, ports: GatewayServes, news: GatewayReady) -> Announcement:
+    """The URLs as somebody on this machine types them."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return Announcement(
+        f"http://{shown}:{ports.http_port}",
+        f"{shown}:{ports.grpc_port}",
+        f"http://{shown}:{ports.metrics_port}/metrics",
+        tuple(news.models),
+        news.unavailable,
+    )

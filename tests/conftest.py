@@ -1,6 +1,5 @@
 """Fixtures of every room: the real inputs beside the checkout, and one running stack for the integration tests."""
 
-import json
 import os
 import re
 import subprocess
@@ -95,14 +94,20 @@ def wait_until_ready(stack: RunningStack) -> None:
             found = re.match(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)", line)
             if found:
                 stack.http_url, stack.grpc_address, stack.metrics_url = found.groups()
-                engine = json.loads(stack.wait_for_log("engine process").split("ports=")[1].split()[0])
-                stack.engine_http_url = f"http://127.0.0.1:{engine[0]}"
-                stack.engine_grpc_address = f"127.0.0.1:{engine[1]}"
+                _read_engine_ports(stack)
                 return
         if stack.process.poll() is not None:
             raise AssertionError(f"penstock up ended with {stack.process.returncode}:\n" + "".join(stack.log))
         time.sleep(0.05)
     raise AssertionError("penstock up was not ready in time:\n" + "".join(stack.log))
+
+
+def _read_engine_ports(stack: RunningStack) -> None:
+    """The supervised Triton's, from the log; none where the engine is somebody else's."""
+    for line in stack.logged("'engine process'"):
+        ports = dict(re.findall(r"(http_port|grpc_port)=(\d+)", line))
+        stack.engine_http_url = f"http://127.0.0.1:{ports['http_port']}"
+        stack.engine_grpc_address = f"127.0.0.1:{ports['grpc_port']}"
 
 
 def stop_stack(stack: RunningStack, timeout_s: float = 40.0) -> int:
