@@ -25,6 +25,7 @@ RECONNECT_FIRST_MS, RECONNECT_MAX_MS = 100, 1000
 DEADLINE_SLACK_S = 0.01
 MAX_REASON_LENGTH = 500
 
+_LONG_METHODS = (SERVICE + "ModelInfer", SERVICE + "RepositoryModelLoad")
 _RESERVED_METADATA = frozenset(("user-agent", "te", "content-type", "host"))
 _CONNECTION_TEXTS = ("failed to connect", "Stream removed", "Socket closed", "Connection reset", "Cancelling all calls")
 _TRACEBACK_MARK = "\n\nAt:\n"
@@ -58,7 +59,9 @@ class TritonGrpc:
 
         Cancelling cancels the engine's work.
         """
-        outcome = await self._call(call, self._until(deadline, self._patience.call_s))
+        is_long = call.method in _LONG_METHODS
+        patience_s = self._patience.call_s if is_long else self._patience.read_s
+        outcome = await self._call(call, self._until(deadline, patience_s))
         if isinstance(outcome, GrpcAnswer):
             return outcome
         code: int = outcome.code.value[0]

@@ -11,6 +11,7 @@ from server.backends.patience import Patience
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer, HttpCall
 
+_READS = ("GET", "HEAD")
 _REPEATABLE_POSTS = (b"/infer", b"/index")
 
 
@@ -56,7 +57,7 @@ class TritonHttp:
         finishes the work all the same.
         """
         head = request_head(call, self._origin.authority, self._origin.base_path)
-        timeout_s = self._patience.call_s if deadline is None else deadline - time.monotonic()
+        timeout_s = self._patience_for(call) if deadline is None else deadline - time.monotonic()
         if timeout_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
         try:
@@ -70,6 +71,9 @@ class TritonHttp:
         self._is_closed = True
         while self._idle:
             self._idle.pop().close()
+
+    def _patience_for(self, call: HttpCall) -> float:
+        return self._patience.read_s if call.method in _READS else self._patience.call_s
 
     async def _send(self, call: HttpCall, head: bytes) -> HttpAnswer:
         """Over an idle connection, else a new one.
@@ -120,4 +124,4 @@ class TritonHttp:
 
 def _is_repeatable(call: HttpCall) -> bool:
     path = call.target.partition(b"?")[0]
-    return call.method in ("GET", "HEAD") or path.endswith(_REPEATABLE_POSTS)
+    return call.method in _READS or path.endswith(_REPEATABLE_POSTS)

@@ -58,7 +58,7 @@ def decode_response(message: bytes, request: InferRequest, infer_s: float) -> In
         model_version=answer.model_version,
         outputs=outputs,
         id=answer.id,
-        parameters={key: _parameter(value) for key, value in answer.parameters.items()},
+        parameters=parameters_of(answer.parameters),
         timings=Timings(infer=infer_s),
     )
 

@@ -1,0 +1,164 @@
+"""What the gateway must know of a request before it passes it on, read shallowly: tensors are never touched."""
+
+from dataclasses import dataclass
+
+from tritonclient.grpc import service_pb2
+
+from server.core.errors import InvalidRequest
+from server.core.relay import InferHead
+from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
+
+MAX_ELEMENTS = 2**40
+MAX_FILE_NAME_BYTES = 255
+BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory", "trace", "logging"))
+
+_INT64_PARAM, _UINT64_PARAM = 2, 5
+_KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, 3: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
+_FILE_KEY = "file:"
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class InferScan:
+    """classified_outputs: names of the outputs that are asked for as classes (Triton's classification extension)."""
+
+    head: InferHead
+    classified_outputs: tuple[str, ...]
+
+
+def scan_infer(message: bytes) -> InferScan:
+    """Of a serialised ModelInferRequest. Raises InvalidRequest for bytes that are none, and for shapes that overflow.
+
+    Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and kills the model.
+    """
+    reader = WireReader(message)
+    texts = {1: "", 2: "", 3: ""}
+    timeout_us: int | None = None
+    classified: list[str] = []
+    for number, wire_type, start, end in reader.fields():
+        if wire_type != LENGTH:
+            continue
+        if number in texts:
+            texts[number] = reader.text(start, end)
+        elif number == 4:
+            key, value = _entry(reader, start, end)
+            if key == "timeout":
+                timeout_us = _integer(reader, value)
+        elif number == 5:
+            _check_input(reader, start, end)
+        elif number == 6:
+            name, is_classified = _scan_output(reader, start, end)
+            if is_classified:
+                classified.append(name)
+    head = InferHead(_checked_name(texts[1]), texts[2], texts[3], timeout_us)
+    return InferScan(head, tuple(classified))
+
+
+def scan_model_name(message: bytes) -> str:
+    """Of a request whose field 1 names the model: ready, metadata, config, statistics. Raises InvalidRequest."""
+    return _scan_repository_fields(message, name_field=1)
+
+
+def scan_repository_request(message: bytes) -> str:
+    """The model's name in a load or unload request.
+
+    Raises InvalidRequest for files that are to lie elsewhere than in the model's folder, and for file names of more
+    than 255 bytes, which no file system takes and which kill Triton 2.51.
+    """
+    return _scan_repository_fields(message, name_field=2, parameters_field=3)
+
+
+def unblocked_metadata(answer: bytes) -> bytes:
+    """The engine's ServerMetadataResponse without the extensions that stop at this gateway."""
+    metadata = service_pb2.ServerMetadataResponse.FromString(answer)
+    extensions = [name for name in metadata.extensions if name not in BLOCKED_EXTENSIONS]
+    del metadata.extensions[:]
+    metadata.extensions.extend(extensions)
+    serialised: bytes = metadata.SerializeToString()
+    return serialised
+
+
+def _scan_repository_fields(message: bytes, *, name_field: int, parameters_field: int | None = None) -> str:
+    """The string field of that number: the last of them where it stands more than once, as protobuf has it."""
+    reader = WireReader(message)
+    name = ""
+    for number, wire_type, start, end in reader.fields():
+        if wire_type != LENGTH:
+            continue
+        if number == name_field:
+            name = reader.text(start, end)
+        elif number == parameters_field:
+            _check_file_key(_entry(reader, start, end)[0])
+    return _checked_name(name)
+
+
+def _checked_name(name: str) -> str:
+    if not name.isprintable():
+        raise InvalidRequest(f"the model's name {name[:80]!r} holds control characters")
+    return name
+
+
+def _entry(reader: WireReader, start: int, end: int) -> tuple[str, list[Span]]:
+    """Key and value of a map<string, message> entry; the value may stand in several pieces, which add up."""
+    key = ""
+    value: list[Span] = []
+    for number, wire_type, first, last in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            key = reader.text(first, last)
+        elif number == 2 and wire_type == LENGTH:
+            value.append((first, last))
+    return key, value
+
+
+def _integer(reader: WireReader, value: list[Span]) -> int | None:
+    """An InferParameter's integer; None where it holds another kind, which the engine has its own words for."""
+    held: int | None = None
+    for start, end in value:
+        for number, wire_type, bits, _ in reader.fields(start, end):
+            if wire_type == _KIND_OF_PARAMETER.get(number):
+                held = {_INT64_PARAM: as_int64(bits), _UINT64_PARAM: bits}.get(number)
+    return held
+
+
+def _check_input(reader: WireReader, start: int, end: int) -> None:
+    name, elements = "", 1
+    shape: list[int] = []
+    for number, wire_type, value, stop in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            name = reader.text(value, stop)
+        elif number == 3 and wire_type == VARINT:
+            shape.append(as_int64(value))
+        elif number == 3 and wire_type == LENGTH:
+            shape.extend(reader.packed(value, stop))
+    for size in shape:
+        if size < 0:
+            raise InvalidRequest(f"input {name!r} has shape {_shown(shape)}; no dimension may be negative")
+        elements *= size or 1
+        if elements > MAX_ELEMENTS:
+            raise InvalidRequest(f"input {name!r} has shape {_shown(shape)}; more than 2^40 elements fit no request")
+
+
+def _shown(shape: list[int]) -> str:
+    return str(shape) if len(shape) <= 8 else f"{shape[:8]} and {len(shape) - 8} more dimensions"
+
+
+def _scan_output(reader: WireReader, start: int, end: int) -> tuple[str, bool]:
+    name, is_classified = "", False
+    for number, wire_type, first, last in reader.fields(start, end):
+        if number == 1 and wire_type == LENGTH:
+            name = reader.text(first, last)
+        elif number == 2 and wire_type == LENGTH:
+            is_classified |= _entry(reader, first, last)[0] == "classification"
+    return name, is_classified
+
+
+def _check_file_key(key: str) -> None:
+    if not key.startswith(_FILE_KEY):
+        return
+    path = key.removeprefix(_FILE_KEY)
+    names = path.split("/")
+    if path.startswith("/") or ".." in names:
+        raise InvalidRequest(f"file {path[:80]!r} would lie outside the model's folder")
+    if any(len(name.encode()) > MAX_FILE_NAME_BYTES for name in names):
+        raise InvalidRequest(f"file {path[:80]!r}… has a name of more than {MAX_FILE_NAME_BYTES} bytes")

@@ -1,0 +1,51 @@
+"""Our errors as gRPC's status codes: the one table, and the metadata that goes with a refusal."""
+
+from typing import NamedTuple
+
+import grpc
+
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    NotSupported,
+    Overloaded,
+    TooLarge,
+)
+from server.core.relay import GrpcMetadata
+
+RETRY_AFTER_KEY = "retry-after"
+
+TABLE: dict[type[InferenceError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    ModelNotReady: grpc.StatusCode.UNAVAILABLE,
+    BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
+    Overloaded: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    NotSupported: grpc.StatusCode.UNIMPLEMENTED,
+    BackendFailed: grpc.StatusCode.INTERNAL,
+    InferenceError: grpc.StatusCode.INTERNAL,
+}
+CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Status(NamedTuple):
+    """How a call ends that did not go well."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: GrpcMetadata = ()
+
+
+def status_of(error: InferenceError) -> Status:
+    """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps."""
+    code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
+    if isinstance(error, BackendUnavailable | Overloaded):
+        return Status(code, error.message, ((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"),))
+    return Status(code, error.message)

@@ -1,0 +1,157 @@
+"""The way of one gRPC call through the data plane: bytes in, bytes out, every failure a status."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
+from server.dataplane import DataPlane, Verb
+from server.grpc.codec import scan_infer
+from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
+from server.logs import get_logger
+from server.metrics import Metrics
+
+PROTOCOL = "grpc"
+MAX_DEADLINE_S = 24 * 3600.0
+
+log = get_logger("grpc")
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Work = Callable[[], Awaitable[GrpcAnswer]]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a call ended, as its caller sees it."""
+
+    status: Status
+    message: bytes = b""
+
+
+class CallRelay:
+    """Passes calls to the data plane. Every call that it began is cut by `cut`, which the end of a drain calls."""
+
+    def __init__(self, plane: DataPlane, record: Metrics) -> None:
+        self._plane = plane
+        self._record = record
+        self._running: set[asyncio.Timeout] = set()
+
+    async def infer(self, method: str, message: bytes, context: Context) -> bytes:
+        """The engine's ModelInferResponse; counted, whatever becomes of it."""
+        started = time.monotonic()
+        head = InferHead("")
+
+        async def work() -> GrpcAnswer:
+            nonlocal head
+            scan = scan_infer(message)
+            head = scan.head
+            deadline = _earlier(_deadline(context), _parameter_deadline(head, started))
+            if scan.classified_outputs:
+                await self._plane.refuse_classification_of_bytes(head, scan.classified_outputs)
+            return await self._plane.relay_grpc(Verb.INFER, head, _call(method, message, context), deadline=deadline)
+
+        try:
+            outcome = await self._outcome(work)
+        except asyncio.CancelledError:
+            self._record.cancelled(PROTOCOL)
+            raise
+        self._record.request_done(
+            model=self._plane.model_label(head.model_name),
+            protocol=PROTOCOL,
+            code=outcome.status.code.name,
+            seconds=time.monotonic() - started,
+        )
+        return await _end(outcome, context)
+
+    async def pass_on(
+        self, verb: Verb, method: str, message: bytes, model_of: Callable[[bytes], str], context: Context
+    ) -> bytes:
+        """The engine's answer to a call that is no inference. model_of: reads the model's name off the message."""
+
+        async def work() -> GrpcAnswer:
+            head = InferHead(model_of(message))
+            return await self._plane.relay_grpc(
+                verb, head, _call(method, message, context), deadline=_deadline(context)
+            )
+
+        return await _end(await self._outcome(work), context)
+
+    def cut(self) -> None:
+        """End every running call now, as UNAVAILABLE."""
+        now = asyncio.get_running_loop().time()
+        for scope in self._running:
+            scope.reschedule(now)
+
+    async def _outcome(self, work: Work) -> Outcome:
+        try:
+            with self._cuttable() as scope:
+                async with scope:
+                    answer = await work()
+        except TimeoutError:
+            error = BackendUnavailable("this gateway stopped before the answer came; send to another one")
+            return Outcome(self._refusal(error))
+        except InferenceError as error:
+            return Outcome(self._refusal(error))
+        except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
+            log.exception("a gRPC call failed unexpectedly")
+            return Outcome(Status(grpc.StatusCode.INTERNAL, "internal error"))
+        code = CODE_OF_NUMBER.get(answer.code, grpc.StatusCode.UNKNOWN)
+        return Outcome(Status(code, answer.details, answer.trailing_metadata), answer.message)
+
+    @contextmanager
+    def _cuttable(self) -> Iterator[asyncio.Timeout]:
+        scope = asyncio.timeout(None)
+        self._running.add(scope)
+        try:
+            yield scope
+        finally:
+            self._running.discard(scope)
+
+    def _refusal(self, error: InferenceError) -> Status:
+        self._record.rejected(error.reason)
+        return status_of(error)
+
+
+async def _end(outcome: Outcome, context: Context) -> bytes:
+    """The answer's message, or the end of the call with its status."""
+    code, details, trailing = outcome.status
+    if code is not grpc.StatusCode.OK:
+        await context.abort(code, details, trailing)
+    if trailing:
+        context.set_trailing_metadata(trailing)
+    return outcome.message
+
+
+def _call(method: str, message: bytes, context: Context) -> GrpcCall:
+    metadata: GrpcMetadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
+    return GrpcCall(method, message, metadata)
+
+
+def _deadline(context: Context) -> float | None:
+    """The client's gRPC deadline as monotonic seconds; None for none, and for one more than a day away."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None or remaining_s > MAX_DEADLINE_S:
+        return None
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
+    return time.monotonic() + remaining_s
+
+
+def _parameter_deadline(head: InferHead, started: float) -> float | None:
+    """The v2 parameter `timeout`, microseconds from the request's arrival; 0 stands for none."""
+    if not head.timeout_us:
+        return None
+    if head.timeout_us < 0:
+        raise DeadlineExceeded(f"the parameter timeout is {head.timeout_us} µs; it counts from the request's arrival")
+    return started + head.timeout_us / 1e6 if head.timeout_us < MAX_DEADLINE_S * 1e6 else None
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

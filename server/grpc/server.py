@@ -1,0 +1,82 @@
+"""The gRPC front: KServe v2's GRPCInferenceService and gRPC's health protocol, on one port."""
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+
+from server.dataplane import DataPlane
+from server.grpc.health import Health
+from server.grpc.relay import CallRelay
+from server.grpc.servicer import inference_handlers
+from server.metrics import Metrics
+
+MIN_PING_INTERVAL_MS = 5_000
+CLIENT_SILENCE_MS = 60_000
+PONG_TIMEOUT_MS = 20_000
+ABORT_MARGIN_S = 1.0
+
+
+class AddressTaken(OSError):
+    """An address cannot be listened on. The message names it, and the flag that chooses another."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """max_message_bytes: of a request, as it arrives and decompressed; at most INT32_MAX, Triton's own limit.
+
+    max_streams: calls at once on one client's connection; further ones wait in the client.
+    """
+
+    max_message_bytes: int = 64 << 20
+    max_streams: int = 1024
+
+
+class GrpcServer:
+    """A front that serves. `port` is the one that it listens on."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, relay: CallRelay, health: Health) -> None:
+        self.port = port
+        self._server = server
+        self._relay = relay
+        self._health = health
+
+    async def stop(self, grace_s: float) -> bool:
+        """Take no new calls, let the running ones end. Whether all did; those that did not get UNAVAILABLE."""
+        self._health.end_watches()
+        stopping = asyncio.create_task(self._server.stop(grace_s + ABORT_MARGIN_S))
+        done, _ = await asyncio.wait({stopping}, timeout=grace_s)
+        if not done:
+            self._relay.cut()
+        await stopping
+        return bool(done)
+
+
+async def serve(plane: DataPlane, limits: GrpcLimits, address: str, record: Metrics) -> GrpcServer:
+    """Listen on the address ("host:port"; port 0 lets the system pick) and serve. Raises AddressTaken."""
+    server = grpc.aio.server(options=_options(limits))
+    relay = CallRelay(plane, record)
+    health = Health(plane)
+    server.add_generic_rpc_handlers((inference_handlers(plane, relay), health.handlers()))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise AddressTaken(
+            f"cannot listen on {address} for gRPC; stop what holds it, or choose another port with --grpc-port"
+        ) from error
+    await server.start()
+    return GrpcServer(server, port, relay, health)
+
+
+def _options(limits: GrpcLimits) -> list[tuple[str, int]]:
+    """A taken port is an error, not shared; clients may ping every 5 s, also without calls; answers have no limit."""
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", limits.max_streams),
+        ("grpc.keepalive_time_ms", CLIENT_SILENCE_MS),
+        ("grpc.keepalive_timeout_ms", PONG_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ]

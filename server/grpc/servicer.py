@@ -1,0 +1,86 @@
+"""GRPCInferenceService, method by method: relayed, answered here, or refused with a sentence."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from server.dataplane import DataPlane, Verb
+from server.grpc.codec import scan_model_name, scan_repository_request, unblocked_metadata
+from server.grpc.relay import CallRelay, Context
+
+SERVICE = "inference.GRPCInferenceService"
+
+Method = Callable[[bytes, Context], Awaitable[bytes]]
+
+_READS = {
+    "ModelReady": scan_model_name,
+    "ModelMetadata": scan_model_name,
+    "ModelConfig": scan_model_name,
+    "ModelStatistics": scan_model_name,
+}
+_CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
+_SHARED_MEMORY = "this gateway does not register shared memory; send tensors in the request"
+_REFUSED = {
+    "SystemSharedMemoryStatus": _SHARED_MEMORY,
+    "SystemSharedMemoryRegister": _SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": _SHARED_MEMORY,
+    "CudaSharedMemoryStatus": _SHARED_MEMORY,
+    "CudaSharedMemoryRegister": _SHARED_MEMORY,
+    "CudaSharedMemoryUnregister": _SHARED_MEMORY,
+    "TraceSetting": "this gateway does not pass trace settings on; set them where the engine is started",
+    "LogSettings": "this gateway does not pass log settings on; set them where the engine is started",
+}
+_NO_STREAMS = "this gateway does not serve streamed inference; send each request with ModelInfer"
+
+
+def inference_handlers(plane: DataPlane, relay: CallRelay) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    """The service's methods over raw bytes."""
+    methods: dict[str, Method] = {
+        "ServerLive": _server_live,
+        "ServerReady": partial(_server_ready, plane),
+        "ServerMetadata": partial(_server_metadata, relay),
+        "RepositoryIndex": partial(_relayed, relay, Verb.READ, "RepositoryIndex", _no_model),
+        "ModelInfer": partial(relay.infer, f"/{SERVICE}/ModelInfer"),
+    }
+    methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
+    methods |= {name: partial(_relayed, relay, verb, name, scan_repository_request) for name, verb in _CHANGES.items()}
+    methods |= {name: partial(_refused, sentence) for name, sentence in _REFUSED.items()}
+    handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(partial(_refused, _NO_STREAMS))
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+async def _server_live(_: bytes, __: Context) -> bytes:
+    """Live as long as it can say so."""
+    return _serialised(service_pb2.ServerLiveResponse(live=True))
+
+
+async def _server_ready(plane: DataPlane, _: bytes, __: Context) -> bytes:
+    return _serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
+
+
+async def _server_metadata(relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "ServerMetadata", _no_model, message, context)
+    return unblocked_metadata(answer)
+
+
+async def _relayed(
+    relay: CallRelay, verb: Verb, name: str, model_of: Callable[[bytes], str], message: bytes, context: Context
+) -> bytes:
+    return await relay.pass_on(verb, f"/{SERVICE}/{name}", message, model_of, context)
+
+
+async def _refused(sentence: str, _: object, context: Context) -> bytes:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
+    return b""
+
+
+def _no_model(_: bytes) -> str:
+    return ""
+
+
+def _serialised(message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse") -> bytes:
+    serialised: bytes = message.SerializeToString()
+    return serialised
