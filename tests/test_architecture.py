@@ -20,7 +20,11 @@ BIN = Path(sys.executable).parent
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_README_LINES = 400, 60, 150
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "managers", "misc"}
 MAY_PRINT = ("loadtest/bench/", "deploy/models/")
-IN_TRITONS_ENVIRONMENT = ("model_repository/", "server/backends/triton_backends/")
+IN_TRITONS_ENVIRONMENT = (
+    "model_repository/",
+    "loadtest/bench/model_repository/",
+    "server/backends/triton_backends/",
+)
 TRITONS_ENVIRONMENT = {"numpy", "onnxruntime", "cv2", "triton_python_backend_utils"}
 WELL_KNOWN_FOLDERS = {Path(p) for p in ("/", "/tmp", "/var/tmp", "/opt", "/srv", "/home", "/root", "/usr/src", "/app")}
 

@@ -1,0 +1,196 @@
+"""What the gateway costs: it against the Triton behind it, the same bytes, the same machine, interleaved.
+
+    python -m loadtest.bench.relay --model identity_fp32
+
+The model takes one FP32 tensor of free length and answers it (loadtest/bench/model_repository has one).
+"""
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+import uvloop
+
+from loadtest.bench.closed_loop import Call, run_closed_loop
+from loadtest.bench.cost import Measured, Meters
+from loadtest.bench.process_cpu import NotListening, meter_of_port
+from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
+from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, grpc_infer, http_infer
+from server.backends.config_pbtxt import config_from_proto
+from server.core.tensor import Tensor, tensor_from_numpy
+
+T = TypeVar("T")
+SIZES = {"64 B": 16, "602 kB": 3 * 224 * 224}  # float32 numbers: a tiny model's input, and a classifier's picture
+WARM_UP_S = 0.5
+HEAD = (
+    "protocol, size, clients",
+    "gateway/s",
+    "direct/s",
+    "ratio",
+    "p50 ms: gateway",
+    "direct",
+    "p99 ms: gateway",
+    "direct",
+    "CPU ms: gateway",
+    "Triton",
+    "direct",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The gateway and direct Triton over the rounds. ratio: gateway's rate by direct's of the same round."""
+
+    protocol: str
+    size: str
+    concurrency: int
+    gateway_rate: Spread
+    direct_rate: Spread
+    ratio: Spread
+    gateway_p50_ms: Spread
+    direct_p50_ms: Spread
+    gateway_p99_ms: Spread
+    direct_p99_ms: Spread
+    gateway_cpu_ms: Spread
+    triton_cpu_ms: Spread
+    direct_cpu_ms: Spread
+    client_cpu_ms: Spread
+
+
+class Pair:
+    """The same request, to the gateway and to Triton itself."""
+
+    def __init__(self, protocol: str, size: str, gateway: Call, direct: Call) -> None:
+        self.protocol, self.size = protocol, size
+        self.gateway, self.direct = gateway, direct
+
+
+async def make_pairs(options: argparse.Namespace, stack: AsyncExitStack) -> list[Pair]:
+    """Every protocol with every size. Raises BadAnswer where the two answers differ."""
+    http = [await stack.enter_async_context(HttpPort(url)) for url in (options.url, options.engine)]
+    grpc = [await stack.enter_async_context(GrpcPort(address)) for address in (options.grpc, options.engine_grpc)]
+    config = config_from_proto((await grpc[1].model_config(options.model)).config)
+    pairs = []
+    for size, count in SIZES.items():
+        tensor = _tensor(config.inputs[0].name, count, has_batch_axis=config.max_batch_size > 0)
+        request, message = http_infer(options.model, tensor), grpc_infer(options.model, tensor)
+        if await http[0].post(request) != await http[1].post(request):
+            raise BadAnswer(f"gateway and Triton differ over HTTP for {size}")
+        if await grpc[0].model_infer(message) != await grpc[1].model_infer(message):
+            raise BadAnswer(f"gateway and Triton differ over gRPC for {size}")
+        pairs.append(Pair("HTTP", size, *(_again(port.post, request) for port in http)))
+        pairs.append(Pair("gRPC", size, *(_again(port.model_infer, message) for port in grpc)))
+    return pairs
+
+
+async def compare(pair: Pair, concurrency: int, meters: Meters, options: argparse.Namespace) -> Comparison:
+    """Rounds of one stretch each, the order of the two drawn anew each round."""
+    gateway: list[Measured] = []
+    direct: list[Measured] = []
+    for call in (pair.gateway, pair.direct):
+        await run_closed_loop(call, concurrency=concurrency, seconds=min(WARM_UP_S, options.seconds))
+    for _ in range(options.rounds):
+        turns = [(pair.gateway, gateway), (pair.direct, direct)]
+        random.shuffle(turns)
+        for call, laps in turns:
+            laps.append(await meters.measure(call, concurrency=concurrency, seconds=options.seconds))
+    return _comparison(pair, concurrency, gateway, direct)
+
+
+def _comparison(pair: Pair, concurrency: int, gateway: list[Measured], direct: list[Measured]) -> Comparison:
+    return Comparison(
+        pair.protocol,
+        pair.size,
+        concurrency,
+        gateway_rate=spread([m.lap.rate for m in gateway]),
+        direct_rate=spread([m.lap.rate for m in direct]),
+        ratio=spread([g.lap.rate / d.lap.rate for g, d in zip(gateway, direct, strict=True)]),
+        gateway_p50_ms=spread([m.lap.p50_ms for m in gateway]),
+        direct_p50_ms=spread([m.lap.p50_ms for m in direct]),
+        gateway_p99_ms=spread([m.lap.p99_ms for m in gateway]),
+        direct_p99_ms=spread([m.lap.p99_ms for m in direct]),
+        gateway_cpu_ms=spread([m.gateway_ms for m in gateway]),
+        triton_cpu_ms=spread([m.triton_ms for m in gateway]),
+        direct_cpu_ms=spread([m.triton_ms for m in direct]),
+        client_cpu_ms=spread([m.client_ms for m in gateway]),
+    )
+
+
+def row(result: Comparison) -> Sequence[object]:
+    """A line of the table: rates and the ratio with their spread, the rest by the median."""
+    latencies = (result.gateway_p50_ms, result.direct_p50_ms, result.gateway_p99_ms, result.direct_p99_ms)
+    cpu = (result.gateway_cpu_ms, result.triton_cpu_ms, result.direct_cpu_ms)
+    return (
+        f"{result.protocol} {result.size} ×{result.concurrency}",
+        result.gateway_rate,
+        result.direct_rate,
+        result.ratio,
+        *(f"{figure.median:.2f}" for figure in (*latencies, *cpu)),
+    )
+
+
+def _tensor(name: str, count: int, *, has_batch_axis: bool) -> Tensor:
+    numbers = np.random.default_rng(1).random(count, np.float32)
+    return tensor_from_numpy(name, numbers[np.newaxis] if has_batch_axis else numbers)
+
+
+def _again(send: Callable[[T], Awaitable[bytes]], request: T) -> Call:
+    async def call(_: int) -> None:
+        await send(request)
+
+    return call
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.relay", description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's REST address")
+    parser.add_argument("--grpc", default="127.0.0.1:8001", help="the gateway's gRPC address")
+    parser.add_argument("--engine", default="http://127.0.0.1:9000", help="Triton's REST address")
+    parser.add_argument("--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address")
+    parser.add_argument("--model", default="identity_fp32")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each stretch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+    return parser.parse_args(arguments)
+
+
+async def run(options: argparse.Namespace) -> list[Comparison]:
+    """Every comparison, each printed as it is there. Raises BadAnswer, NotListening."""
+    meters = Meters(meter_of_port(urlsplit(options.url).port or 80), meter_of_port(urlsplit(options.engine).port or 80))
+    results = []
+    async with AsyncExitStack() as stack:
+        pairs = await make_pairs(options, stack)
+        for pair, concurrency in itertools.product(pairs, options.concurrency):
+            results.append(await compare(pair, concurrency, meters, options))
+            print(".", end="", file=sys.stderr, flush=True)
+    return results
+
+
+def main() -> int:
+    """0 when everything was measured."""
+    options = parse_arguments()
+    try:
+        results = uvloop.run(run(options))
+    except (BadAnswer, NotListening) as error:
+        print(f"relay: {error}", file=sys.stderr)
+        return 1
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
+    print(f"{options.rounds} interleaved rounds of {options.seconds} s: median (lowest-highest)\n")
+    print(format_table(HEAD, [row(result) for result in results]))
+    if options.json:
+        write_json(options.json, results)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

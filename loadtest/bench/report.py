@@ -1,0 +1,71 @@
+"""What a bench says: a table for people, the same as JSON, and the conditions it ran under."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+VERSIONS_OF = ("grpcio", "aiohttp", "uvicorn", "uvloop", "tritonclient", "numpy", "opencv-python-headless")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        digits = 0 if self.median >= 100 else 2
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
+
+
+def spread(figures: Sequence[float]) -> Spread:
+    """Median, lowest and highest."""
+    return Spread(statistics.median(figures), min(figures), max(figures))
+
+
+def conditions() -> dict[str, str]:
+    """Hardware, versions and command, without which a figure says nothing."""
+    cores = len(os.sched_getaffinity(0))
+    versions = " ".join(f"{name} {importlib.metadata.version(name)}" for name in VERSIONS_OF)
+    return {
+        "cpu": f"{_cpu_name()}, {cores} cores, load {os.getloadavg()[0]:.1f}",
+        "versions": f"Python {platform.python_version()} {versions}",
+        "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
+    }
+
+
+def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell; the first to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def write_json(path: Path, results: Sequence[object]) -> None:
+    """The conditions and the results (dataclasses), for whoever compares runs."""
+    body = {"conditions": conditions(), "results": [asdict(result) for result in results]}  # type: ignore[call-overload]
+    path.write_text(json.dumps(body, indent=2) + "\n")
+
+
+def _module_name() -> str:
+    specification = sys.modules["__main__"].__spec__
+    return specification.name if specification else Path(sys.argv[0]).name
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

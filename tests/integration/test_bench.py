@@ -1,0 +1,65 @@
+"""The benches run to their end against the real stack. How fast it is here is not judged: the machine is shared."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CHECKOUT, RunningStack
+from tests.integration.pictures import frames, jpeg
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+
+def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """One short round."""
+    command = [sys.executable, "-m", f"loadtest.bench.{name}", "--rounds", "1", "--seconds", "1", *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_image_endpoint_bench_prints_the_rate_against_its_limit(
+    stack: RunningStack, shared_dir: Path, tmp_path: Path
+) -> None:
+    """Decode, resize and engine alone, the limit, the endpoint and their ratio, on real pictures."""
+    photo, report = tmp_path / "street.jpg", tmp_path / "report.json"
+    photo.write_bytes(jpeg(frames(shared_dir / "media" / "vtest.avi")[0]))
+    where = ["--url", stack.http_url, "--engine-grpc", stack.engine_grpc_address]
+    answer = bench("image_endpoint", *where, "--model", "fastestdet", "--image", str(photo), "--json", str(report))
+    assert answer.returncode == 0, answer.stderr
+    assert re.search(r"of the harmonic limit: \d", answer.stdout)
+    (result,) = json.loads(report.read_text())["results"]
+    rates = [result[f"{stage}_rate"]["median"] for stage in ("decode", "resize", "engine")]
+    assert result["limit_rate"]["median"] == pytest.approx(1 / sum(1 / rate for rate in rates))
+    assert result["endpoint_rate"]["median"] > 0
+    assert result["endpoint_gateway_cpu_ms"]["median"] > 0
+    assert result["endpoint_triton_cpu_ms"]["median"] > 0
+
+
+def test_relay_bench_compares_gateway_and_triton(stack: RunningStack, tmp_path: Path) -> None:
+    """Both protocols and both sizes, the same bytes to the gateway and to Triton."""
+    report = tmp_path / "report.json"
+    where = ["--url", stack.http_url, "--grpc", stack.grpc_address]
+    engine = ["--engine", stack.engine_http_url, "--engine-grpc", stack.engine_grpc_address]
+    answer = bench("relay", *where, *engine, "--concurrency", "4", "--json", str(report))
+    assert answer.returncode == 0, answer.stderr
+    results = json.loads(report.read_text())["results"]
+    assert {(result["protocol"], result["size"]) for result in results} == {
+        ("HTTP", "64 B"), ("HTTP", "602 kB"), ("gRPC", "64 B"), ("gRPC", "602 kB")
+    }  # fmt: skip
+    for result in results:
+        assert result["ratio"]["median"] == pytest.approx(
+            result["gateway_rate"]["median"] / result["direct_rate"]["median"]
+        )
+        assert result["gateway_cpu_ms"]["median"] > 0
+        assert result["direct_cpu_ms"]["median"] > 0
+
+
+def test_bench_of_a_model_without_vision_parameters_says_what_is_missing(stack: RunningStack) -> None:
+    """One line, and no table."""
+    where = ["--url", stack.http_url, "--engine-grpc", stack.engine_grpc_address]
+    answer = bench("image_endpoint", *where, "--model", "identity_fp32")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "network-type" in answer.stderr

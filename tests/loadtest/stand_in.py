@@ -1,0 +1,83 @@
+"""A gateway's stand-in for the load test's own tests: it answers the image endpoint and two gRPC calls."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+
+@dataclass
+class StandIn:
+    """Where it listens, how it answers, and what came in."""
+
+    http_url: str = ""
+    grpc_address: str = ""
+    image_status: int = 200
+    image_body: dict[str, object] = field(default_factory=lambda: {"results": [{"detections": []}]})
+    images: list[tuple[str, str | None, bytes]] = field(default_factory=list)
+    tensors: list[service_pb2.ModelInferRequest] = field(default_factory=list)
+
+
+@contextmanager
+def running_stand_in() -> Iterator[StandIn]:
+    """A stand-in on ephemeral ports, ended with the block."""
+    stand_in = StandIn()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(stand_in))
+    http.daemon_threads = True
+    stand_in.http_url = f"http://127.0.0.1:{http.server_port}"
+    server = grpc.server(ThreadPoolExecutor(4))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Servicer(stand_in), server)
+    stand_in.grpc_address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield stand_in
+    finally:
+        server.stop(None).wait()
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """A model `m` with one FP32 input of [-1, 2, -1]."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self._stand_in = stand_in
+
+    def ModelMetadata(self, request, context):
+        answer = service_pb2.ModelMetadataResponse(name=request.name)
+        answer.inputs.add(name="x", datatype="FP32", shape=[-1, 2, -1])
+        return answer
+
+    def ModelInfer(self, request, context):
+        self._stand_in.tensors.append(request)
+        if request.model_name == "broken":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is down")
+        return service_pb2.ModelInferResponse(model_name=request.model_name)
+
+
+def _handler_of(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["content-length"]))
+            stand_in.images.append((self.path, self.headers["content-type"], content))
+            body = json.dumps(stand_in.image_body).encode()
+            self.send_response(stand_in.image_status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing: the load would fill the test's output."""
+
+    return Handler

@@ -1,0 +1,177 @@
+"""How the benches come to their figures."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from loadtest.bench.closed_loop import Lap, make_lap, run_closed_loop
+from loadtest.bench.cost import Measured
+from loadtest.bench.image_endpoint import Rounds, harmonic_limit, result_of, table
+from loadtest.bench.image_endpoint import parse_arguments as image_options
+from loadtest.bench.process_cpu import NotListening, meter_of_port
+from loadtest.bench.relay import parse_arguments as relay_options
+from loadtest.bench.report import format_table, spread, write_json
+from loadtest.bench.stages import StageLap, StageProcesses
+from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer, http_infer
+from loadtest.payloads import make_pictures
+from server.core.tensor import Datatype, Tensor
+from server.vision.spec import PrepareSpec
+from tests.loadtest.stand_in import running_stand_in
+
+TENSOR = Tensor("x", Datatype.FP32, (1, 2), memoryview(b"12345678"))
+
+
+async def test_closed_loop_keeps_so_many_calls_in_flight_and_no_more() -> None:
+    """The concurrency is what was asked, and every answer is counted."""
+    running = highest = calls = 0
+
+    async def call(number: int) -> None:
+        nonlocal running, highest, calls
+        assert number == calls
+        calls += 1
+        running += 1
+        highest = max(highest, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    lap = await run_closed_loop(call, concurrency=3, seconds=0.05)
+    assert (highest, running, lap.count) == (3, 0, calls)
+
+
+async def test_closed_loop_with_a_failing_call_ends() -> None:
+    """A figure with failures in it is no figure."""
+
+    async def call(_: int) -> None:
+        raise BadAnswer("503")
+
+    with pytest.raises(BadAnswer):
+        await run_closed_loop(call, concurrency=2, seconds=60)
+
+
+def test_lap_has_rate_and_quantiles_of_its_answers() -> None:
+    """Quantiles are of the answers that were measured, none made up between them."""
+    lap = make_lap([i / 1000 for i in range(100, 0, -1)], elapsed_s=2.0)
+    assert lap == Lap(rate=50.0, p50_ms=50.0, p99_ms=99.0, count=100)
+
+
+def test_harmonic_limit_of_equal_stages_is_their_rate_by_their_number() -> None:
+    """Stages that share cores add up: three of 300 a second make 100."""
+    assert harmonic_limit(300, 300, 300) == pytest.approx(100)
+    assert harmonic_limit(100, 1e9, 1e9) == pytest.approx(100, rel=1e-3)
+
+
+def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
+    """A noisy machine moves limit and endpoint together, so a ratio is taken within a round."""
+    rounds = Rounds()
+    for speed in (1.0, 0.5):
+        rounds.decode.append(StageLap(300 * speed, 6.0))
+        rounds.resize.append(StageLap(300 * speed, 6.0))
+        rounds.engine.append(Measured(Lap(300 * speed, 1, 2, 10), 0, 5, 1))
+        rounds.endpoint.append(Measured(Lap(80 * speed, 1, 2, 10), 9, 5, 1))
+    result = result_of(image_options(["--model", "m"]), rounds)
+    assert (result.ratio.low, result.ratio.high) == (pytest.approx(0.8), pytest.approx(0.8))
+    assert result.limit_rate.low == pytest.approx(50)
+    assert result.slowest_ratio.median == pytest.approx(80 / 300)
+    assert "of the harmonic limit: 0.80 (0.80-0.80)" in table(result)
+
+
+def test_table_lines_are_equally_wide() -> None:
+    """Columns stand under each other."""
+    lines = format_table(("a", "figure"), [("stage", spread([1.0, 3.0, 2.0])), ("b", "")]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "2.00 (1.00-3.00)" in lines[2]
+
+
+def test_json_report_states_its_conditions(tmp_path: Path) -> None:
+    """Figures travel with hardware, versions and command."""
+    write_json(tmp_path / "out.json", [spread([1.0])])
+    body = json.loads((tmp_path / "out.json").read_text())
+    assert body["results"] == [{"median": 1.0, "low": 1.0, "high": 1.0}]
+    assert set(body["conditions"]) == {"cpu", "versions", "command"}
+    assert "cores" in body["conditions"]["cpu"]
+
+
+def test_cpu_meter_counts_the_children_of_who_listens() -> None:
+    """A program's cost includes its children's, also of those that have ended."""
+    program = (
+        "import socket, subprocess, sys; s = socket.create_server(('127.0.0.1', 0));"
+        "print(s.getsockname()[1], flush=True);"
+        "input(); burn = 'import time\\nwhile time.process_time() < 0.3: pass';"
+        "subprocess.run([sys.executable, '-c', burn]); print('burnt', flush=1); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        meter = meter_of_port(int(process.stdout.readline()))
+        before = meter.read_s()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "burnt\n"
+        assert meter.read_s() - before >= 0.29
+        process.stdin.write("\n")
+
+
+def test_cpu_meter_of_a_port_where_nobody_listens_says_so() -> None:
+    """The error names the port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(NotListening, match=str(port)):
+        meter_of_port(port)
+
+
+def test_stages_alone_have_a_rate_and_a_cost() -> None:
+    """Decode and resize run on every core, and cost CPU time that fits their rate."""
+    pictures = [picture.content for picture in make_pictures(2, seed=1, size=(160, 120))]
+    with StageProcesses(pictures, PrepareSpec(width=64, height=64)) as stages:
+        for lap in (stages.decode_alone(0.1), stages.resize_alone(0.1)):
+            assert lap.rate > 0
+            assert 0 < lap.cpu_ms < 1000
+
+
+def test_http_infer_carries_the_tensor_behind_its_json() -> None:
+    """The JSON's length is in the header, and the rest of the body is the tensor."""
+    request = http_infer("m", TENSOR)
+    length = int(request.headers["Inference-Header-Content-Length"])
+    head = json.loads(request.body[:length])
+    assert request.path == "/v2/models/m/infer"
+    assert request.body[length:] == b"12345678"
+    assert head["inputs"][0] == {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": [1, 2],
+        "parameters": {"binary_data_size": 8},
+    }
+
+
+def test_grpc_infer_carries_the_tensor_raw() -> None:
+    """The message is what tritonclient would send."""
+    request = service_pb2.ModelInferRequest.FromString(grpc_infer("m", TENSOR))
+    assert (request.model_name, list(request.raw_input_contents)) == ("m", [b"12345678"])
+    assert (request.inputs[0].name, request.inputs[0].datatype, list(request.inputs[0].shape)) == ("x", "FP32", [1, 2])
+
+
+async def test_ports_with_a_refusal_name_it() -> None:
+    """A status other than success ends the bench with the server's own words."""
+    with running_stand_in() as stand_in:
+        stand_in.image_status, stand_in.image_body = 503, {"error": "full"}
+        async with HttpPort(stand_in.http_url) as http:
+            with pytest.raises(BadAnswer, match=r"503.*full"):
+                await http.post(HttpRequest("/v2/models/m/image", {}, b"x"))
+        async with GrpcPort(stand_in.grpc_address) as grpc:
+            assert await grpc.model_infer(grpc_infer("m", TENSOR))
+            with pytest.raises(BadAnswer, match=r"UNAVAILABLE: the engine is down"):
+                await grpc.model_infer(grpc_infer("broken", TENSOR))
+
+
+def test_bench_options_default_to_the_stacks_own_ports() -> None:
+    """Without options a bench measures `penstock up` as it stands."""
+    image, relay = image_options([]), relay_options([])
+    assert (image.url, image.engine_grpc) == ("http://127.0.0.1:8000", "127.0.0.1:9001")
+    assert (relay.url, relay.grpc, relay.engine) == ("http://127.0.0.1:8000", "127.0.0.1:8001", "http://127.0.0.1:9000")
+    assert min(image.rounds, relay.rounds) >= 5
