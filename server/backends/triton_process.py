@@ -1,0 +1,264 @@
+"""Keeps one Triton running: starts it, restarts it with back-off, stops it, and leaves nothing of it behind."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.backends.reaper import Reaped, region_prefix
+from server.backends.triton_backoff import RestartBackoff
+from server.backends.triton_child import TritonChild, start_child
+from server.backends.triton_log import Emit
+from server.backends.triton_ports import accepts, answers_live, port_in_use
+from server.backends.triton_runtime import Launch
+from server.backends.triton_status import EngineState, EngineStatus
+
+MAX_FAILED_STARTS = 5
+_PROBE_INTERVAL_S = 0.05
+_PROBE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TritonOptions:
+    """What to run, where. engine_id: the run directory's. extra_args: appended to Triton's command line.
+
+    exit_timeout_s: how long Triton itself waits for requests in flight when it is asked to end.
+    restart_grace_s: how long it has for that when it is restarted. live_timeout_s: how long a start may take.
+    """
+
+    engine_id: str
+    repositories: tuple[Path, ...]
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    host: str = "127.0.0.1"
+    extra_args: tuple[str, ...] = ()
+    http_threads: int = 8
+    exit_timeout_s: int = 30
+    restart_grace_s: float = 3.0
+    live_timeout_s: float = 60.0
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """What for → port."""
+        return {"Triton's HTTP": self.http_port, "its gRPC": self.grpc_port, "its metrics": self.metrics_port}
+
+
+def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> list[str]:
+    """Triton's command line after the program. It loads nothing by itself: models are loaded by whoever asks it to.
+
+    The shared-memory regions of the Python backends get names by which the reaper knows them.
+    """
+    host, prefix = options.host, region_prefix(options.engine_id)
+    return [
+        *(part for path in options.repositories for part in ("--model-repository", str(path))),
+        *("--model-control-mode", "explicit"),
+        *("--http-address", host, "--http-port", str(options.http_port)),
+        *("--grpc-address", host, "--grpc-port", str(options.grpc_port)),
+        *("--metrics-address", host, "--metrics-port", str(options.metrics_port)),
+        *("--http-thread-count", str(options.http_threads)),
+        *("--exit-timeout-secs", str(options.exit_timeout_s)),
+        *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends),
+        *options.extra_args,
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """One run of the process, over. is_hopeless: another start cannot help."""
+
+    reason: str
+    was_live: bool = False
+    is_hopeless: bool = False
+
+
+class TritonProcess:
+    """Run `run()` as one task, on the main thread's loop (triton_launch says why); call the rest from the same loop.
+
+    on_status is called at each change of status, from that loop, and must not block. emit gets Triton's log.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        options: TritonOptions,
+        *,
+        emit: Emit,
+        on_status: Callable[[EngineStatus], None],
+        backoff: RestartBackoff | None = None,
+    ) -> None:
+        self._launch = launch
+        self._options = options
+        self._emit = emit
+        self._on_status = on_status
+        self._backoff = backoff if backoff is not None else RestartBackoff()
+        self._status = EngineStatus(EngineState.STARTING)
+        self._restarts = 0
+        self._was_ever_live = False
+        self._asked = asyncio.Event()
+        self._restart_reason = ""
+        self._stop_grace_s: float | None = None
+        self._is_begun = False
+        self._over = asyncio.Event()
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    def __repr__(self) -> str:
+        return f"TritonProcess({self._status.state}, pid={self._status.pid}, restarts={self._restarts})"
+
+    async def run(self) -> None:
+        """Supervises until stop() is called or Triton cannot be started: the status then says stopped or failed.
+
+        Cancelled, it kills Triton at once and clears up behind it.
+        """
+        self._is_begun = True
+        try:
+            await self._supervise()
+        except asyncio.CancelledError:
+            self._publish(EngineState.STOPPED, "cancelled")
+            raise
+        finally:
+            self._over.set()
+
+    def restart(self, reason: str) -> bool:
+        """Ends Triton and starts it after the back-off's delay. False, and nothing done, where it does not run now."""
+        if self._status.state is not EngineState.RUNNING or self._asked.is_set():
+            return False
+        self._restart_reason = reason
+        self._asked.set()
+        return True
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends Triton for good: asks it, waits for up to grace_s, then kills. Returns when nothing of it is left."""
+        self._stop_grace_s = grace_s
+        self._asked.set()
+        if self._is_begun:
+            await self._over.wait()
+        else:
+            self._publish(EngineState.STOPPED, "stopped")
+
+    async def _supervise(self) -> None:
+        failed_starts = 0
+        while self._stop_grace_s is None:
+            life = await self._live_once()
+            if self._stop_grace_s is not None:
+                break
+            failed_starts = 0 if life.was_live else failed_starts + 1
+            if not self._was_ever_live and (life.is_hopeless or failed_starts >= MAX_FAILED_STARTS):
+                lead = "" if life.is_hopeless else f"{failed_starts} starts failed; the last: "
+                self._publish(EngineState.FAILED, lead + life.reason)
+                return
+            await self._pause(life)
+        self._publish(EngineState.STOPPED, "stopped")
+
+    async def _pause(self, life: _Life) -> None:
+        self._asked.clear()
+        self._restart_reason = ""
+        delay_s = self._backoff.next_delay_s(time.monotonic())
+        self._emit(logging.WARNING, "Triton is down", reason=life.reason, next_start_s=f"{delay_s:.2f}")
+        self._publish(EngineState.RESTARTING, life.reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._asked.wait()
+        if self._stop_grace_s is None:
+            self._restarts += 1
+
+    async def _live_once(self) -> _Life:
+        """From one start to its end, with everything cleared up behind it."""
+        unusable = _unusable(self._options)
+        if unusable:
+            return _Life(unusable, is_hopeless=True)
+        arguments = triton_arguments(self._options, self._launch.python_backends)
+        try:
+            child = await start_child(self._launch, arguments, self._options.engine_id, self._emit)
+        except OSError as error:
+            return _Life(f"Triton's process cannot be made: {error}")
+        state = EngineState.RESTARTING if self._restarts else EngineState.STARTING
+        self._publish(state, self._status.reason, child.pid)
+        try:
+            ended_for, was_live = await self._follow(child)
+        finally:
+            self._report(await child.bury())
+        return _Life(ended_for or child.epitaph(), was_live)
+
+    async def _follow(self, child: TritonChild) -> tuple[str, bool]:
+        """Why it was ended (empty: it ended by itself), and whether it ever was live."""
+        not_live_for = await self._until_live(child)
+        if not_live_for or self._is_disturbed(child):
+            await self._end(child, not_live_for)
+            return not_live_for, False
+        self._was_ever_live = True
+        self._backoff.live(time.monotonic())
+        self._publish(EngineState.RUNNING, "", child.pid)
+        await self._disturbance(child, None)
+        await self._end(child, self._restart_reason)
+        return self._restart_reason, True
+
+    async def _until_live(self, child: TritonChild) -> str:
+        """Why to give up on it; empty when it is live, has ended, or something was asked meanwhile."""
+        options = self._options
+        until = time.monotonic() + options.live_timeout_s
+        while not self._is_disturbed(child):
+            if await _is_live(options):
+                return ""
+            if time.monotonic() >= until:
+                where = f"{options.host}:{options.http_port}"
+                return f"Triton did not answer on {where} within {options.live_timeout_s:g} s of its start"
+            await self._disturbance(child, _PROBE_INTERVAL_S)
+        return ""
+
+    def _is_disturbed(self, child: TritonChild) -> bool:
+        return child.has_exited or self._asked.is_set()
+
+    async def _disturbance(self, child: TritonChild, timeout_s: float | None) -> None:
+        """Waits until the child ends or something is asked of us."""
+        asked = asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait({child.exit, asked}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    async def _end(self, child: TritonChild, reason: str) -> None:
+        """Asks it to end and gives it its time. bury() kills it where that was not enough."""
+        if child.has_exited:
+            return
+        child.terminate()
+        if self._stop_grace_s is None:
+            self._publish(EngineState.RESTARTING, reason)
+            self._asked.clear()
+            await self._disturbance(child, self._options.restart_grace_s)
+        if self._stop_grace_s is not None:  # asked from the start, or meanwhile
+            await asyncio.wait({child.exit}, timeout=self._stop_grace_s)
+
+    def _publish(self, state: EngineState, reason: str, pid: int | None = None) -> None:
+        status = EngineStatus(state, reason, self._restarts, pid)
+        if status != self._status:
+            self._status = status
+            self._on_status(status)
+
+    def _report(self, left: Reaped) -> None:
+        if left.killed or left.regions:
+            processes, regions = len(left.killed), len(left.regions)
+            self._emit(logging.INFO, "reaped what Triton left behind", processes=processes, regions=regions)
+        if left.survivors:
+            self._emit(logging.ERROR, "processes of Triton do not die", pids=",".join(map(str, left.survivors)))
+
+
+def _unusable(options: TritonOptions) -> str:
+    """Why a start would be in vain; empty where nothing is known against it."""
+    for repository in options.repositories:
+        if not repository.is_dir():
+            return f"the model repository {repository} is not a folder; make it or name another"
+    return port_in_use(options.host, options.ports)
+
+
+async def _is_live(options: TritonOptions) -> bool:
+    """Its metrics port opens last."""
+    return await answers_live(options.host, options.http_port, _PROBE_TIMEOUT_S) and await accepts(
+        options.host, options.metrics_port, _PROBE_TIMEOUT_S
+    )
