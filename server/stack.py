@@ -28,6 +28,10 @@ from server.settings import Settings
 log = get_logger("stack")
 engine_log = get_logger("triton")
 EXIT_CANNOT_START = 78
+GATEWAY_ENVIRONMENT = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # decoders are started by exec; grpc's fork handlers only print warnings
+    "GRPC_VERBOSITY": "ERROR",
+}
 STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
 
 
@@ -162,6 +166,7 @@ class GatewayProcess:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                env=os.environ | GATEWAY_ENVIRONMENT,
                 start_new_session=True,
             )
         self._line = await ControlLine.over(ours)

@@ -6,6 +6,7 @@ A client library would parse, normalise and re-encode what the relay must pass o
 import asyncio
 import re
 import socket
+from typing import cast
 
 import httptools
 
@@ -115,9 +116,9 @@ class HttpConnection(asyncio.Protocol):
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.is_open = transport, True
-        _detect_dead_peers(transport)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self.is_open = True
+        _detect_dead_peers(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():

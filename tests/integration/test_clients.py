@@ -129,7 +129,11 @@ def test_load_and_unload_through_both_protocols(stack: RunningStack) -> None:
         ("POST", "/v2/models/nobody/infer", SUM),
         ("POST", "/v2/models/identity_fp32/infer", {**SUM, "outputs": [{"name": "nothing"}]}),
         ("POST", "/v2/models/identity_fp32/infer", {"inputs": [{**SUM["inputs"][0], "name": "wrong"}]}),
-        ("POST", "/v2/models/identity_fp32/infer", {"inputs": [{**SUM["inputs"][0], "datatype": "INT32"}]}),
+        (
+            "POST",
+            "/v2/models/identity_fp32/infer",
+            {"inputs": [{**SUM["inputs"][0], "datatype": "INT8", "data": [1] * 6}]},
+        ),
         ("POST", "/v2/models/identity_fp32/infer", {"inputs": [{**SUM["inputs"][0], "shape": [6]}]}),
     ],
 )
