@@ -1,0 +1,112 @@
+"""The composer of the REST front: the table of routes, the error handlers, the app."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from server.core.errors import InferenceError
+from server.dataplane import DataPlane
+from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
+from server.rest.health import HealthEndpoints
+from server.rest.image import ImageEndpoint
+from server.rest.infer import InferEndpoint
+from server.rest.limits import RestLimits
+from server.rest.models import ModelEndpoints
+from server.rest.openapi import paths_of
+from server.rest.recorder import RequestRecorder
+from server.rest.root import Root
+from server.rest.routes import Row, WireRoute
+
+__all__ = ["RequestRecorder", "RestLimits", "create_app"]
+
+_MODEL = "/v2/models/{model}[/versions/{version}]"
+_REPOSITORY = "/v2/repository[/{repository}]"
+_GET, _POST, _ANY = ("GET",), ("POST",), ("GET", "POST")
+
+
+def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> ASGIApp:
+    """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
+    rows = _rows(plane, limits)
+    app = _Documented(rows)
+    app.router.routes[:0] = [WireRoute(row) for row in rows]
+    app.add_middleware(Root, plane=plane, record=record)
+    app.add_exception_handler(HTTPException, _plain_refusal)
+    app.add_exception_handler(ClientDisconnected, _nobody_there)
+    app.add_exception_handler(InferenceError, _Refusals(record).answer)
+    return app
+
+
+def _rows(plane: DataPlane, limits: RestLimits) -> list[Row]:
+    health, models = HealthEndpoints(plane), ModelEndpoints(plane, limits)
+    infer, image = InferEndpoint(plane, limits), ImageEndpoint(plane, limits)
+    later = models.not_served
+    return [
+        Row(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
+        Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True),
+        Row(_GET, "/v2/health/live", health.live, "Whether the process lives."),
+        Row(_GET, "/v2/health/ready", health.ready, "Whether to send requests here."),
+        Row(_GET, "/v2", models.server_metadata, "Name, version and extensions."),
+        Row(_GET, "/v2/models/stats", models.read, "Statistics of all models."),
+        Row(_GET, _MODEL, models.read, "A model's metadata."),
+        Row(_GET, f"{_MODEL}/ready", models.read, "Whether a model is ready."),
+        Row(_GET, f"{_MODEL}/config", models.read, "A model's configuration."),
+        Row(_GET, f"{_MODEL}/stats", models.read, "A model's statistics."),
+        Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository."),
+        Row(_POST, f"{_REPOSITORY}/models/{{model}}/load", models.load, "Load or reload a model."),
+        Row(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
+        Row(_POST, f"{_MODEL}/generate", later, "Generation: not served."),
+        Row(_POST, f"{_MODEL}/generate_stream", later, "Generation: not served."),
+        Row(_ANY, "/v2/systemsharedmemory[/region/{region}]/{action}", later, "Shared memory: not served."),
+        Row(_ANY, "/v2/cudasharedmemory[/region/{region}]/{action}", later, "Shared memory: not served."),
+        Row(_ANY, f"{_MODEL}/trace/setting", later, "Trace settings: not served."),
+        Row(_ANY, "/v2/trace/setting", later, "Trace settings: not served."),
+        Row(_ANY, "/v2/logging", later, "Log settings: not served."),
+    ]
+
+
+class _Documented(FastAPI):
+    """FastAPI with our table in its /openapi.json."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        # Off, or it looks at the environment nine times a request.
+        off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+        super().__init__(title="Penstock", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
+        self._rows = rows
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        schema["paths"] = paths_of(self._rows)
+        return schema
+
+
+class _Refusals:
+    """What the gateway refused or failed itself: counted and told."""
+
+    def __init__(self, record: RequestRecorder) -> None:
+        self._record = record
+
+    async def answer(self, _: Request, error: Exception) -> Response:
+        if not isinstance(error, InferenceError):
+            raise error
+        self._record.rejected(error.reason)
+        return response_of(error)
+
+
+async def _plain_refusal(_: Request, error: Exception) -> Response:
+    """404 and 405, in Triton's words."""
+    if not isinstance(error, HTTPException):
+        raise error
+    return error_response(HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
+
+
+async def _nobody_there(_: Request, __: Exception) -> Response:
+    """Not sent any more; its status says why."""
+    return Response(status_code=CLIENT_GONE)

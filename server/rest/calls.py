@@ -1,0 +1,71 @@
+"""Requests that pass through as bytes, and the answers to them."""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.core.errors import InvalidRequest
+from server.core.relay import HttpAnswer, HttpCall, HttpHeaders, InferHead
+
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+# The relay's own connection has its own; the body is whole by now.
+_OURS = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class AnswerResponse(Response):
+    """An engine's answer as it came."""
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        self.status_code = answer.status
+        self.body = answer.body
+        self.background = None
+        self.raw_headers = [
+            (name.lower(), value)
+            for name, value in answer.headers
+            if name.lower() not in _HOP_BY_HOP and name.lower() != b"content-length"
+        ]
+        self.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
+
+
+def model_of(request: Request) -> InferHead:
+    """Name and version as the path has them, not decoded. Raises InvalidRequest for a name that nothing can have."""
+    name = str(request.path_params.get("model", ""))
+    try:
+        decoded = unquote_to_bytes(name).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the model name in the path is not UTF-8") from error
+    if _CONTROL.search(decoded):
+        raise InvalidRequest("the model name in the path has control characters")
+    if decoded in (".", ".."):
+        raise InvalidRequest(f"the model name in the path is {decoded!r}, which names a folder")
+    return InferHead(name, str(request.path_params.get("version", "")))
+
+
+def call_of(request: Request, body: bytes) -> HttpCall:
+    """The request as it stood on the wire, but for what belongs to the connection."""
+    scope = request.scope
+    query: bytes = scope["query_string"]
+    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
+    return HttpCall(scope["method"], target, _end_to_end(scope["headers"]), body)
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> HttpHeaders:
+    listed = list(headers)
+    named = {token.strip().lower() for name, value in listed if name == b"connection" for token in value.split(b",")}
+    return tuple((name, value) for name, value in listed if name not in _OURS and name not in named)

@@ -1,0 +1,221 @@
+"""The shallow scan of a v2 request: what the gateway must know, and what must not reach the engine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from server.core.errors import InvalidRequest
+from server.core.infer import Parameter
+from server.core.relay import InferHead
+from server.core.tensor import Datatype
+from server.rest.json_members import (
+    Document,
+    Members,
+    decode,
+    names_within,
+    objects_at,
+    parameters_at,
+    read_document,
+    shown,
+)
+
+MAX_TENSORS = 1000
+MAX_RANK = 64
+MAX_FILE_NAME_BYTES = 255
+_MAX_DIGITS_OF_SHAPE = 4096
+_MAX_ELEMENTS = 2**60  # of 8 bytes each: 2**63 bytes
+_FILE_PREFIX = "file:"
+
+_STRING = msgspec.json.Decoder(str)
+_SHAPE = msgspec.json.Decoder(list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class InferScan:
+    """classification_outputs: the names of the outputs that shall come as classes."""
+
+    head: InferHead
+    classification_outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One of inputs[] or outputs[]. where: how messages call it."""
+
+    where: str
+    name: str
+    members: Members
+    parameters: Mapping[str, Parameter]
+
+
+def scan_infer(body: bytes, header_length: int | None, model: InferHead, max_depth: int) -> InferScan:
+    """The scan of a decompressed infer body. Builds no array.
+
+    header_length: bytes of JSON at the body's start, None for all of it; 0 is a raw binary request, and so is an
+    empty body. model: name and version, from the path. Raises InvalidRequest for what the engine must not see.
+    """
+    if header_length is None:
+        header_length = len(body)
+    if header_length < 0 or header_length > len(body):
+        raise InvalidRequest(f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes")
+    if header_length == 0:
+        return InferScan(model)
+    document = read_document(body[:header_length] if header_length < len(body) else body, max_depth)
+    top = document.members
+    if "inputs" not in top:
+        raise InvalidRequest("the request has no `inputs`")
+    parameters = parameters_at(top, "the request")
+    inputs, outputs = _entries(top, "input"), _entries(top, "output")
+    _refuse_repeated_names(document, parameters, [*inputs, *outputs])
+    _check_inputs(inputs, len(body) - header_length)
+    head = InferHead(model.model_name, model.model_version, _request_id(top), _timeout_us(parameters))
+    return InferScan(head, tuple(output.name for output in outputs if _wants_classes(output)))
+
+
+def scan_repository_call(body: bytes, max_depth: int) -> None:
+    """Checks the JSON of a load, unload or index call. Raises InvalidRequest.
+
+    A file name of 256 characters ends Triton 2.51.
+    """
+    if not body:
+        return
+    document = read_document(body, max_depth)
+    parameters = parameters_at(document.members, "the request")
+    _refuse_repeated_names(document, parameters, [])
+    for name in parameters:
+        if name.startswith(_FILE_PREFIX):
+            _check_file_name(name.removeprefix(_FILE_PREFIX))
+
+
+def _entries(top: Members, kind: str) -> list[_Entry]:
+    """inputs[] or outputs[]. Raises InvalidRequest where two have the same name."""
+    entries = [
+        _entry(members, f"{kind}s[{index}]", kind)
+        for index, members in enumerate(objects_at(top, f"{kind}s", limit=MAX_TENSORS))
+    ]
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            raise InvalidRequest(f"{entry.where} is given twice")
+        seen.add(entry.name)
+    return entries
+
+
+def _entry(members: Members, where: str, kind: str) -> _Entry:
+    name = decode(_STRING, _required(members, "name", where), f"{where}: name")
+    named = f"{kind} {shown(name)}"
+    return _Entry(named, name, members, parameters_at(members, named))
+
+
+def _required(members: Members, name: str, where: str) -> msgspec.Raw:
+    found = members.get(name)
+    if found is None:
+        raise InvalidRequest(f"{where} has no `{name}`")
+    return found
+
+
+def _refuse_repeated_names(document: Document, parameters: Mapping[str, Parameter], entries: list[_Entry]) -> None:
+    """The engine takes the first of two members of one name, others the last: so there may be one only."""
+    read = len(document.members) + len(parameters)
+    opened = {"parameters", "inputs", "outputs"} if entries else {"parameters"}
+    unread = [value for name, value in document.members.items() if name not in opened]
+    for entry in entries:
+        read += len(entry.members) + len(entry.parameters)
+        unread += [value for name, value in entry.members.items() if name != "parameters"]
+    if read + names_within(unread) != document.names:
+        raise InvalidRequest("a name stands twice in one JSON object; give each member once")
+
+
+def _check_inputs(inputs: list[_Entry], binary_bytes: int) -> None:
+    """Shapes that can be, sizes that the body holds, and binary sizes that add up to what follows the JSON."""
+    left = binary_bytes
+    for entry in inputs:
+        datatype, elements = _datatype(entry), _element_count(entry)
+        size = entry.parameters.get("binary_data_size")
+        if size is not None:
+            left -= _check_binary(entry, size, left, datatype, elements)
+        elif "shared_memory_region" not in entry.parameters:
+            _check_json(entry, elements)
+    if left:
+        raise InvalidRequest(
+            f"{left} of {binary_bytes} bytes after the JSON belong to no input; "
+            "the inputs' binary_data_size must add up"
+        )
+
+
+def _check_binary(entry: _Entry, size: Parameter, left: int, datatype: Datatype, elements: int) -> int:
+    """The bytes that are this input's."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InvalidRequest(f"{entry.where}: binary_data_size is {size!r}; it must be a number of bytes")
+    if size > left:
+        raise InvalidRequest(f"{entry.where}: binary_data_size is {size}, but only {left} bytes are left in the body")
+    needed = elements * (datatype.size_bytes or 4)
+    if size < needed if datatype is Datatype.BYTES else size != needed:
+        least = "at least " if datatype is Datatype.BYTES else ""
+        raise InvalidRequest(
+            f"{entry.where}: {datatype} of {elements} elements needs {least}{needed} bytes; binary_data_size is {size}"
+        )
+    return size
+
+
+def _check_json(entry: _Entry, elements: int) -> None:
+    """Elements of a JSON array are parted by commas, however nested: more than that it cannot hold."""
+    found = entry.members.get("data")
+    if found is None:
+        raise InvalidRequest(f"{entry.where} has neither `data` nor a binary_data_size")
+    most = bytes(found).count(b",") + 1
+    if elements > most:
+        raise InvalidRequest(f"{entry.where}: its shape asks for {elements} elements; its data holds {most} at most")
+
+
+def _datatype(entry: _Entry) -> Datatype:
+    name = decode(_STRING, _required(entry.members, "datatype", entry.where), f"{entry.where}: datatype")
+    try:
+        return Datatype(name)
+    except ValueError as error:
+        raise InvalidRequest(f"{entry.where}: {shown(name)} is no datatype of KServe v2") from error
+
+
+def _element_count(entry: _Entry) -> int:
+    text = bytes(_required(entry.members, "shape", entry.where))
+    if len(text) > _MAX_DIGITS_OF_SHAPE:
+        raise InvalidRequest(f"{entry.where}: its shape is {len(text)} characters long (limit {_MAX_DIGITS_OF_SHAPE})")
+    shape = decode(_SHAPE, text, f"{entry.where}: shape")
+    if not shape or len(shape) > MAX_RANK:
+        raise InvalidRequest(f"{entry.where}: its shape has {len(shape)} dimensions; 1 to {MAX_RANK} can be")
+    if min(shape) < 0:
+        raise InvalidRequest(f"{entry.where}: its shape has a negative dimension")
+    # A dimension of 0 does not make the others harmless: the engine multiplies from the left.
+    if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
+        raise InvalidRequest(f"{entry.where}: its shape asks for more bytes than 63 bits can count")
+    return math.prod(shape)
+
+
+def _request_id(top: Members) -> str:
+    return decode(_STRING, top["id"], "id") if "id" in top else ""
+
+
+def _timeout_us(parameters: Mapping[str, Parameter]) -> int | None:
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
+        raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds, 0 for none")
+    return timeout
+
+
+def _wants_classes(output: _Entry) -> bool:
+    count = output.parameters.get("classification", 0)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise InvalidRequest(f"{output.where}: classification must be a number of classes, 0 for none")
+    return count > 0
+
+
+def _check_file_name(name: str) -> None:
+    size = len(name.encode())
+    if size > MAX_FILE_NAME_BYTES:
+        raise InvalidRequest(f"model file {shown(name)}: a name of {size} bytes (limit {MAX_FILE_NAME_BYTES})")
+    if ".." in name.split("/") or name.startswith("/"):
+        raise InvalidRequest(f"model file {shown(name)}: a name must stay inside the model's folder")

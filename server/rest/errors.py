@@ -1,0 +1,70 @@
+"""The one table of errors over REST, and the form in which they are told."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    BodyTooSlow,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    NotSupported,
+    Overloaded,
+    TooLarge,
+    UnsupportedMedia,
+)
+
+STATUS: Mapping[type[InferenceError], int] = {
+    InvalidRequest: 400,
+    TooLarge: 413,
+    UnsupportedMedia: 415,
+    BodyTooSlow: 408,
+    ModelNotFound: 404,
+    ModelNotReady: 503,
+    BackendUnavailable: 503,
+    Overloaded: 503,
+    DeadlineExceeded: 504,
+    NotSupported: 501,
+    BackendFailed: 500,
+    InferenceError: 500,
+}
+CLIENT_GONE = 499
+_LEAST_RETRY_AFTER_S = 1
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection before its answer. By body and disconnect; nobody is left to tell."""
+
+
+def status_of(error: InferenceError) -> int:
+    """By the nearest class that the table knows."""
+    return next(STATUS[known] for known in type(error).__mro__ if known in STATUS)
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """content: what msgspec can encode."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def error_response(text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """The form of every error: {"error": text}."""
+    return json_response({"error": text}, status, headers)
+
+
+def response_of(error: InferenceError) -> Response:
+    """The error as the table says; a 503 says when to come back, in whole seconds."""
+    status = status_of(error)
+    headers = {"Retry-After": str(_retry_after_s(error))} if status == 503 else None
+    return error_response(error.message, status, headers)
+
+
+def _retry_after_s(error: InferenceError) -> int:
+    known = error.retry_after_s if isinstance(error, BackendUnavailable | Overloaded) else 0.0
+    return max(math.ceil(known), _LEAST_RETRY_AFTER_S)

@@ -1,0 +1,67 @@
+"""POST …/infer: scanned, then relayed as it came."""
+
+import re
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.core.relay import HttpAnswer, HttpCall
+from server.dataplane import DataPlane, Verb
+from server.rest.body import decompressed, read_body, single_header
+from server.rest.calls import AnswerResponse, call_of, model_of
+from server.rest.codec import InferScan, scan_infer
+from server.rest.deadline import deadline_of
+from server.rest.disconnect import run_until_disconnect
+from server.rest.limits import RestLimits
+from server.rest.threads import run_scan
+
+_HEADER_LENGTH = "inference-header-content-length"
+_LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
+# Triton answers 500 to JSON that it cannot read, by these texts.
+_UNREADABLE = re.compile(rb'\{"error":"(Unable to parse|failed to parse the request JSON|Unable to set)')
+
+
+class InferEndpoint:
+    """Tensors go through untouched; what is malformed, or would kill the engine, does not."""
+
+    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
+        self._plane = plane
+        self._limits = limits
+
+    async def __call__(self, request: Request) -> Response:
+        body = await read_body(request, self._limits)
+        scan = await self._scan(request, body)
+        deadline = deadline_of(request, scan.head.timeout_us)
+        work = self._relay(scan, call_of(request, body), deadline)
+        return AnswerResponse(_with_client_errors(await run_until_disconnect(request.receive, work)))
+
+    async def _scan(self, request: Request, body: bytes) -> InferScan:
+        model = model_of(request)
+        encoding = single_header(request, "content-encoding").lower()
+        plain = await decompressed(body, encoding, self._limits.max_body_bytes)
+        length = header_length_of(request)
+        depth = self._limits.max_json_depth
+        return await run_scan(len(plain) if length is None else length, scan_infer, plain, length, model, depth)
+
+    async def _relay(self, scan: InferScan, call: HttpCall, deadline: float | None) -> HttpAnswer:
+        if scan.classification_outputs:
+            await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
+        return await self._plane.relay_http(Verb.INFER, scan.head, call, deadline=deadline)
+
+
+def header_length_of(request: Request) -> int | None:
+    """The JSON's bytes as Triton reads the header: a leading number, 0 where there is none; None without a header.
+
+    Raises InvalidRequest where it stands twice.
+    """
+    if _HEADER_LENGTH not in request.headers:
+        return None
+    number = _LEADING_NUMBER.match(single_header(request, _HEADER_LENGTH))
+    return int(number[1]) if number else 0
+
+
+def _with_client_errors(answer: HttpAnswer) -> HttpAnswer:
+    """400 instead of 500 for a request that the engine could not read; nothing else changes."""
+    if answer.status == 500 and _UNREADABLE.match(answer.body):
+        return HttpAnswer(400, answer.headers, answer.body)
+    return answer

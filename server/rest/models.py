@@ -1,0 +1,81 @@
+"""What models and their repository are asked, besides inference: relayed."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.core.errors import NotSupported
+from server.core.relay import HttpAnswer, InferHead
+from server.dataplane import DataPlane, Verb
+from server.rest.body import read_body
+from server.rest.calls import AnswerResponse, call_of, model_of
+from server.rest.codec import scan_repository_call
+from server.rest.deadline import deadline_of
+from server.rest.disconnect import run_until_disconnect
+from server.rest.limits import RestLimits
+from server.rest.threads import run_scan
+
+BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory", "trace", "logging"))
+
+
+class ServerMetadata(msgspec.Struct):
+    """GET /v2, in Triton's order."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelEndpoints:
+    """Metadata, readiness, configuration, statistics; index, load, unload."""
+
+    def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
+        self._plane = plane
+        self._limits = limits
+
+    async def server_metadata(self, request: Request) -> Response:
+        """The engine's, without the extensions that are not served here."""
+        return AnswerResponse(_without_blocked(await self._read(request, b"")))
+
+    async def read(self, request: Request) -> Response:
+        """A GET: its body, which the engine would not look at, is left unread."""
+        return AnswerResponse(await self._read(request, b""))
+
+    async def index(self, request: Request) -> Response:
+        body = await self._json_body(request)
+        return AnswerResponse(await self._read(request, body))
+
+    async def load(self, request: Request) -> Response:
+        return await self._change(Verb.LOAD, request)
+
+    async def unload(self, request: Request) -> Response:
+        return await self._change(Verb.UNLOAD, request)
+
+    async def not_served(self, request: Request) -> Response:
+        """Raises NotSupported."""
+        raise NotSupported(f"{request.scope['path']} is not served by this gateway")
+
+    async def _read(self, request: Request, body: bytes) -> HttpAnswer:
+        call, deadline = call_of(request, body), deadline_of(request)
+        work = self._plane.relay_http(Verb.READ, model_of(request), call, deadline=deadline)
+        return await run_until_disconnect(request.receive, work)
+
+    async def _change(self, verb: Verb, request: Request) -> Response:
+        """Runs to its end though the client may be gone: the engine would not stop, and we must know the outcome."""
+        model: InferHead = model_of(request)
+        body = await self._json_body(request)
+        call, deadline = call_of(request, body), deadline_of(request)
+        return AnswerResponse(await self._plane.relay_http(verb, model, call, deadline=deadline))
+
+    async def _json_body(self, request: Request) -> bytes:
+        body = await read_body(request, self._limits)
+        await run_scan(len(body), scan_repository_call, body, self._limits.max_json_depth)
+        return body
+
+
+def _without_blocked(answer: HttpAnswer) -> HttpAnswer:
+    if answer.status != 200:
+        return answer
+    metadata = msgspec.json.decode(answer.body, type=ServerMetadata)
+    metadata.extensions = [name for name in metadata.extensions if name not in BLOCKED_EXTENSIONS]
+    return HttpAnswer(answer.status, answer.headers, msgspec.json.encode(metadata))

@@ -1,0 +1,102 @@
+"""The outermost layer of ours: what nobody else caught, what nobody else counts, and bodies that nobody read."""
+
+import asyncio
+import time
+import traceback
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.dataplane import DataPlane
+from server.logs import get_logger
+from server.rest.errors import CLIENT_GONE, error_response
+from server.rest.recorder import RequestRecorder
+from server.rest.routes import WireRoute
+
+LINGER_S = 1.0
+_PROTOCOL = "http"
+
+log = get_logger("rest")
+
+
+class Root:
+    """Turns an unexpected error into one log line and a 500, and records inference requests."""
+
+    def __init__(self, app: ASGIApp, plane: DataPlane, record: RequestRecorder) -> None:
+        self._app = app
+        self._plane = plane
+        self._record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:  # noqa: BLE001 - the root of the request's task
+            trace = "".join(traceback.format_exception(error))
+            log.error("request failed", method=scope["method"], path=scope["path"], error=repr(error), traceback=trace)
+            self._record.rejected("internal")
+            if not exchange.status:
+                await error_response("internal error", 500)(scope, exchange.receive, exchange.send)
+        self._count(scope, exchange)
+
+    def _count(self, scope: Scope, exchange: "Exchange") -> None:
+        if exchange.status == CLIENT_GONE:
+            self._record.cancelled(_PROTOCOL)
+            return
+        route = scope.get("route")
+        if isinstance(route, WireRoute) and route.row.is_inference:
+            model = self._plane.model_label(scope["path_params"]["model"])
+            self._record.request_done(
+                model=model, protocol=_PROTOCOL, code=str(exchange.status), seconds=exchange.seconds
+            )
+
+
+class Exchange:
+    """One request and its answer.
+
+    An answer that comes before the body was read closes the connection, but lingers for a moment and throws the
+    rest of the body away: closing at once would reset it, and the client might never see the answer.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.status = 0
+        self.seconds = 0.0
+        self._receive = receive
+        self._send = send
+        self._started = time.monotonic()
+        self._has_unread_body = _announces_body(scope)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._has_unread_body = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.seconds = time.monotonic() - self._started
+            if self._has_unread_body:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+        elif self._has_unread_body and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._throw_rest_away()
+            message = {"type": "http.response.body"}
+        await self._send(message)
+
+    async def _throw_rest_away(self) -> None:
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while self._has_unread_body:
+                    await self.receive()
+        except TimeoutError:
+            return
+
+
+def _announces_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )

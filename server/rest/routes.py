@@ -1,0 +1,64 @@
+"""Routes over the path as it stands on the wire: neither decoded, nor merged, nor redirected."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import URLPath
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, NoMatchFound
+from starlette.types import Receive, Scope, Send
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+SLOT = re.compile(r"\{(\w+)\}")
+OPTIONAL = re.compile(r"\[([^]]*)\]")
+_SEGMENT, _NUMBER = "[^/]+", "[0-9]+"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table of routes.
+
+    path: a template; {name} is one segment ({version} a number), and what stands in [] may be left out.
+    is_inference: counted and timed as an inference request.
+    """
+
+    methods: tuple[str, ...]
+    path: str
+    endpoint: Endpoint
+    summary: str
+    is_inference: bool = False
+
+
+class WireRoute(BaseRoute):
+    """A row as a route. Its methods are exact: GET does not imply HEAD, as with Triton."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self._pattern = _pattern_of(row.path)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found = self._pattern.fullmatch(scope["raw_path"]) if scope["type"] == "http" else None
+        if found is None:
+            return Match.NONE, {}
+        values = {name: value.decode("latin-1") for name, value in found.groupdict(b"").items()}
+        match = Match.FULL if scope["method"] in self.row.methods else Match.PARTIAL
+        return match, {"route": self, "path_params": values}
+
+    def url_path_for(self, name: str, /, **path_params: object) -> URLPath:
+        raise NoMatchFound(name, dict(path_params))
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self.row.methods:
+            raise HTTPException(405, headers={"Allow": ", ".join(self.row.methods)})
+        response = await self.row.endpoint(Request(scope, receive))
+        await response(scope, receive, send)
+
+
+def _pattern_of(template: str) -> re.Pattern[bytes]:
+    optional = OPTIONAL.sub(r"(?:\1)?", template)
+    text = SLOT.sub(lambda slot: f"(?P<{slot[1]}>{_NUMBER if slot[1] == 'version' else _SEGMENT})", optional)
+    return re.compile(text.encode())

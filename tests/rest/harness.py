@@ -1,0 +1,208 @@
+"""A fake plane, a fake recorder, and two ways to ask the app: in process, and over a socket from uvicorn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from server.core.infer import Timings
+from server.core.relay import HttpAnswer, HttpCall, InferHead
+from server.core.result import Detections
+from server.dataplane import ImageRequest, ImageResponse, Readiness, Verb
+from server.rest.app import RestLimits, create_app
+from server.rest.listener import HttpListener, bind
+
+Headers = Sequence[tuple[bytes, bytes]]
+KNOWN_MODEL = "ident"
+VALID_INFER = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
+JSON = ((b"content-type", b"application/json"),)
+
+
+def one_box() -> ImageResponse:
+    """An answer with one detection."""
+    box = Detections(
+        np.array([[10.12345, 20.5, 110.0, 220.25]], np.float32), np.array([0.91], np.float32), np.array([1], np.int64)
+    )
+    timings = Timings(0.0012345, 0.0004, 0.0001, 0.004, 0.00005, 7)
+    return ImageResponse("ident", "1", (box,), ("background", "person"), timings, 0.0058)
+
+
+class FakePlane:
+    """Records what it is asked. error: raised by every call. holds: calls wait until released or cancelled."""
+
+    def __init__(self) -> None:
+        self.relayed: list[tuple[Verb, InferHead, HttpCall, float | None]] = []
+        self.images: list[ImageRequest] = []
+        self.classified: list[tuple[str, ...]] = []
+        self.answer = HttpAnswer(200, JSON, b'{"ok":true}')
+        self.image_answer = one_box()
+        self.error: Exception | None = None
+        self.unready_reason = ""
+        self.holds = False
+        self.entered = asyncio.Event()
+        self.released = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    def readiness(self) -> Readiness:
+        return Readiness(not self.unready_reason, self.unready_reason)
+
+    def model_label(self, model_name: str) -> str:
+        return model_name if model_name == KNOWN_MODEL else "unknown"
+
+    async def relay_http(
+        self, verb: Verb, head: InferHead, call: HttpCall, *, deadline: float | None = None
+    ) -> HttpAnswer:
+        self.relayed.append((verb, head, call, deadline))
+        await self._work()
+        return self.answer
+
+    async def infer_images(self, request: ImageRequest) -> ImageResponse:
+        self.images.append(request)
+        await self._work()
+        return self.image_answer
+
+    async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
+        self.classified.append(output_names)
+        if self.error is not None:
+            raise self.error
+
+    async def _work(self) -> None:
+        self.entered.set()
+        if self.error is not None:
+            raise self.error
+        if self.holds:
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+
+class FakeRecorder:
+    """What the app told."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str, str]] = []
+        self.reasons: list[str] = []
+        self.cancelled_count = 0
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.done.append((model, protocol, code))
+
+    def rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def cancelled(self, protocol: str) -> None:
+        assert protocol == "http"
+        self.cancelled_count += 1
+
+
+@dataclass
+class Reply:
+    """An answer. headers: names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Front:
+    """The app over fakes, asked in process."""
+
+    plane: FakePlane = field(default_factory=FakePlane)
+    recorder: FakeRecorder = field(default_factory=FakeRecorder)
+    limits: RestLimits = field(default_factory=RestLimits)
+
+    def __post_init__(self) -> None:
+        self.app = create_app(self.plane, self.limits, self.recorder)  # type: ignore[arg-type]
+
+    async def ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
+        """One request as an ASGI server hands it over, the body in one piece."""
+        path, _, query = target.encode("latin-1").partition(b"?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path.decode("latin-1"),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": [(b"host", b"test"), (b"content-length", b"%d" % len(body)), *headers],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+        pending: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if not pending:
+                await asyncio.Event().wait()
+            return pending.pop()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        answer_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Reply(sent[0]["status"], answer_headers, b"".join(message.get("body", b"") for message in sent[1:]))
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[int]:
+        """The app behind uvicorn; gives the port."""
+        listener = HttpListener(self.app, bind("127.0.0.1", 0, flag="--http-port"))
+        listener.start()
+        try:
+            yield listener.port
+        finally:
+            await listener.stop(5.0)
+
+
+class Client:
+    """A raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, port: int) -> AsyncIterator["Client"]:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def reply(self) -> Reply:
+        """The next answer on this connection; interim 1xx answers are skipped."""
+        status, headers = 100, {}
+        while status < 200:
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            status = int(head[0].split()[1])
+            headers = {line.partition(":")[0].lower(): line.partition(":")[2].strip() for line in head[1:] if line}
+        return Reply(status, headers, await self.reader.readexactly(int(headers.get("content-length", "0"))))
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            return
+
+
+def request_bytes(method: str, target: str, body: bytes = b"", headers: Headers = ()) -> bytes:
+    """A request as it stands on the wire."""
+    lines = [f"{method} {target} HTTP/1.1".encode(), b"Host: test", b"Content-Length: %d" % len(body)]
+    lines += [name + b": " + value for name, value in headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body

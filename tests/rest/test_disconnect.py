@@ -1,0 +1,87 @@
+"""Clients that do not wait for their answer."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from server.rest.disconnect import run_until_disconnect
+from server.rest.errors import ClientDisconnected
+from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("POST", "/v2/models/ident/infer", VALID_INFER),
+        ("POST", "/v2/models/ident/image", b"\xff\xd8\xff"),
+        ("GET", "/v2/models/ident/stats", b""),
+    ],
+)
+async def test_disconnect_while_the_plane_works_cancels_the_work(method: str, target: str, body: bytes) -> None:
+    """Cancelled at once, counted once, and nothing is logged."""
+    front = Front()
+    front.plane.holds = True
+    with structlog.testing.capture_logs() as logged:
+        async with front.served() as port:
+            async with Client.connected(port) as client:
+                await client.send(request_bytes(method, target, body))
+                await asyncio.wait_for(front.plane.entered.wait(), 5)
+            await asyncio.wait_for(front.plane.cancelled.wait(), 5)
+    assert front.recorder.cancelled_count == 1
+    assert front.recorder.done == []
+    assert logged == []
+
+
+async def test_disconnect_while_a_model_loads_lets_the_load_end() -> None:
+    """The engine would go on loading, and the gateway must learn the outcome."""
+    front = Front()
+    front.plane.holds = True
+    async with front.served() as port:
+        async with Client.connected(port) as client:
+            await client.send(request_bytes("POST", "/v2/repository/models/ident/load"))
+            await asyncio.wait_for(front.plane.entered.wait(), 5)
+        async with Client.connected(port) as client:
+            await client.send(request_bytes("GET", "/v2/health/live"))
+            assert (await client.reply()).status == 200
+        front.plane.released.set()
+    assert not front.plane.cancelled.is_set()
+    assert front.recorder.cancelled_count == 0
+
+
+async def never() -> dict[str, str]:
+    await asyncio.Event().wait()
+    return {}
+
+
+async def test_work_that_ends_before_a_disconnect_gives_its_result_and_its_errors() -> None:
+    """The watch leaves no task behind."""
+
+    async def fail() -> None:
+        raise ValueError("as it is")
+
+    assert await run_until_disconnect(never, asyncio.sleep(0, "done")) == "done"
+    with pytest.raises(ValueError, match="as it is"):
+        await run_until_disconnect(never, fail())
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_work_cancelled_from_outside_stays_cancelled() -> None:
+    """A cancellation that is not the disconnect's is not swallowed."""
+    task = asyncio.create_task(run_until_disconnect(never, never()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_work_after_a_disconnect_leaves_the_task_usable() -> None:
+    """The cancellation is taken back: the next await of the task runs."""
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientDisconnected):
+        await run_until_disconnect(gone, never())
+    assert await asyncio.sleep(0, "alive") == "alive"

@@ -1,0 +1,70 @@
+"""The table of errors, and errors that are in no table."""
+
+import json
+
+import pytest
+import structlog
+
+from server.core import errors
+from tests.rest.harness import VALID_INFER, Front
+
+TABLE = [
+    (errors.InvalidRequest("bad"), 400, None),
+    (errors.UndecodableImage("bad"), 400, None),
+    (errors.ModelNotFound("bad"), 404, None),
+    (errors.BodyTooSlow("bad"), 408, None),
+    (errors.TooLarge("bad"), 413, None),
+    (errors.UnsupportedMedia("bad"), 415, None),
+    (errors.NotSupported("bad"), 501, None),
+    (errors.ModelNotReady("bad"), 503, "1"),
+    (errors.BackendUnavailable("bad", retry_after_s=0.0), 503, "1"),
+    (errors.BackendUnavailable("bad", retry_after_s=2.1), 503, "3"),
+    (errors.Overloaded("bad", reason="full", retry_after_s=0.2), 503, "1"),
+    (errors.DeadlineExceeded("bad"), 504, None),
+    (errors.BackendFailed("bad"), 500, None),
+    (errors.InferenceError("bad"), 500, None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "retry_after"), TABLE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("suffix", ["infer", "image"])
+async def test_error_of_the_tree_becomes_its_status(
+    front: Front, error: errors.InferenceError, status: int, retry_after: str | None, suffix: str
+) -> None:
+    """{"error": text} and nothing else; 503 says when to come back; the reason is counted; nothing is logged."""
+    front.plane.error = error
+    with structlog.testing.capture_logs() as logged:
+        reply = await front.ask("POST", f"/v2/models/ident/{suffix}", VALID_INFER, ((b"content-type", b"image/png"),))
+    assert (reply.status, json.loads(reply.body)) == (status, {"error": "bad"})
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers.get("retry-after") == retry_after
+    assert front.recorder.done == [("ident", "http", str(status))]
+    assert front.recorder.reasons == [error.reason]
+    assert logged == []
+
+
+def test_error_table_covers_the_whole_tree() -> None:
+    """A class that is added to the tree must find its row here."""
+    tree = {value for value in vars(errors).values() if isinstance(value, type)}
+    assert tree == {type(error) for error, _, _ in TABLE}
+
+
+async def test_unexpected_error_is_logged_once_and_tells_the_client_nothing(front: Front) -> None:
+    """One line with the trace for us, `internal error` for the client."""
+    front.plane.error = RuntimeError("secret\nstate")
+    with structlog.testing.capture_logs() as logged:
+        reply = await front.ask("POST", "/v2/models/ident/infer", VALID_INFER)
+    assert (reply.status, reply.body) == (500, b'{"error":"internal error"}')
+    assert [(line["event"], line["error"]) for line in logged] == [("request failed", "RuntimeError('secret\\nstate')")]
+    assert "test_errors" not in reply.body.decode()
+    assert front.recorder.done == [("ident", "http", "500")]
+    assert front.recorder.reasons == ["internal"]
+
+
+async def test_unexpected_error_leaves_the_server_serving() -> None:
+    """The next request on the same app is fine."""
+    front = Front()
+    front.plane.error = ZeroDivisionError()
+    assert (await front.ask("GET", "/v2/models/ident")).status == 500
+    front.plane.error = None
+    assert (await front.ask("GET", "/v2/models/ident")).status == 200
