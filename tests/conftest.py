@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -78,12 +79,15 @@ def start_stack(home: Path, *arguments: str, environ: dict[str, str] | None = No
     )
     stack = RunningStack(process, home)
     for stream, lines in ((process.stdout, stack.output), (process.stderr, stack.log)):
-        threading.Thread(
-            target=lambda s, to: to.extend(iter(s.readline, "")), args=(stream, lines), daemon=True
-        ).start()
+        threading.Thread(target=_collect, args=(stream, lines), daemon=True).start()
     if wait:
         wait_until_ready(stack)
     return stack
+
+
+def _collect(stream: IO[str], lines: list[str]) -> None:
+    with stream:
+        lines.extend(iter(stream.readline, ""))
 
 
 def wait_until_ready(stack: RunningStack) -> None:

@@ -12,6 +12,7 @@ from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
 log = get_logger("engine")
+SUSPICION_PAUSE_S = 0.02  # many calls fail together; one look answers them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class EngineWatch:
             try:
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
-                await asyncio.sleep(self._options.down_interval_s)
+                await asyncio.sleep(SUSPICION_PAUSE_S)
             except TimeoutError:
                 continue
 

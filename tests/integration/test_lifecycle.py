@@ -44,8 +44,15 @@ def running(tmp_path: Path, repository: Path, *arguments: str) -> Iterator[Runni
             stop_stack(stack)
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+class SharedMemory:
+    """The regions of one stack's engine, told from those of any other Triton on this machine."""
+
+    def __init__(self, stack: RunningStack) -> None:
+        self._prefix = f"penstock_{triton_of(stack).environ()['PENSTOCK_ENGINE_ID']}"
+        assert self.regions(), "the models of a running engine have regions"
+
+    def regions(self) -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if name.startswith(self._prefix)]
 
 
 def family(stack: RunningStack) -> list[psutil.Process]:
@@ -103,8 +110,8 @@ def test_stop_under_load_answers_all_and_leaves_nothing(
     tmp_path: Path, repository: Path, number: signal.Signals
 ) -> None:
     """Requests that were accepted are answered, exit code 0, and no process, port or shared memory is left."""
-    before = shared_memory()
     with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
         everyone = family(stack)
         grpc_client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
         tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
@@ -123,7 +130,7 @@ def test_stop_under_load_answers_all_and_leaves_nothing(
     assert results == [200, 200, 200]
     assert answered == [None]
     assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    assert shared_memory() <= before
+    assert not memory.regions()
     for url in (stack.http_url, stack.engine_http_url, stack.metrics_url):
         with pytest.raises(OSError, match="refused"):
             call("GET", url)
@@ -146,8 +153,8 @@ def test_ready_says_no_at_once_while_the_drain_delay_serves(tmp_path: Path, repo
 
 def test_second_signal_ends_at_once_with_an_error_code(tmp_path: Path, repository: Path) -> None:
     """Who says stop twice does not wait for slow requests; the exit code tells that work was cut."""
-    before = shared_memory()
     with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
         results: list[int | str] = []
         thread = infer_slow(stack, 8000, results)
         wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
@@ -157,13 +164,13 @@ def test_second_signal_ends_at_once_with_an_error_code(tmp_path: Path, repositor
         assert stack.process.wait(5) != 0
         thread.join()
     assert results != [200]
-    wait_for(lambda: shared_memory() <= before, 5, "shared memory is clean")
+    wait_for(lambda: not memory.regions(), 5, "shared memory is clean")
 
 
 def test_triton_killed_is_503_within_a_second_and_back_by_itself(tmp_path: Path, repository: Path) -> None:
     """kill -9 of tritonserver: waiting and new requests fail fast, nothing hangs, and service returns."""
-    before = shared_memory()
     with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
         results: list[int | str] = []
         thread = infer_slow(stack, 8000, results)
         wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
@@ -177,22 +184,21 @@ def test_triton_killed_is_503_within_a_second_and_back_by_itself(tmp_path: Path,
         assert answer.status == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
-        ready = call("GET", f"{stack.http_url}/v2/health/ready")
-        assert ready.status == 503
-        assert ready.json["reason"]
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 1, "ready is 503")
+        assert call("GET", f"{stack.http_url}/v2/health/ready").json["reason"]
         wait_for(lambda: is_serving(stack), 30, "the engine is back")
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
         text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
         assert "penstock_engine_restarts_total 1.0" in text
         assert inflight(stack) == 0
         assert stop_stack(stack) == 0
-    assert shared_memory() <= before
+    assert not memory.regions()
 
 
 def test_gateway_killed_is_replaced_and_triton_stays(tmp_path: Path, repository: Path) -> None:
     """kill -9 of the gateway: a new one serves on the same ports in seconds, with the same Triton."""
-    before = shared_memory()
     with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
         engine = triton_of(stack).pid
         old = gateway_of(stack)
         decoders = old.children(recursive=True)
@@ -205,7 +211,7 @@ def test_gateway_killed_is_replaced_and_triton_stays(tmp_path: Path, repository:
         text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
         assert "penstock_gateway_restarts_total 1.0" in text
         assert stop_stack(stack) == 0
-    assert shared_memory() <= before
+    assert not memory.regions()
 
 
 def test_parent_killed_takes_everything_with_it(tmp_path: Path, repository: Path) -> None:

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.xdist_group("stack")
 
 
 def locust(stack: RunningStack, *arguments: str) -> dict[str, int]:
-    """Three seconds of four users; the only row of the statistics."""
+    """Two seconds of four users; the only row of the statistics."""
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--json", "--only-summary"]
     where = ["--host", stack.http_url, "--grpc", stack.grpc_address]
-    load = ["-u", "4", "-r", "4", "-t", "3s", "--stop-timeout", "10"]
+    load = ["-u", "4", "-r", "4", "-t", "2s", "--stop-timeout", "10"]
     answer = subprocess.run(
         [*command, *where, *load, *arguments], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,0 +1,64 @@
+"""Each command of README.md runs, as it stands there, against the real stack (on the tests' own ports)."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CHECKOUT, RunningStack
+from tests.integration.pictures import frames, jpeg
+
+pytestmark = pytest.mark.xdist_group("stack")
+PROGRAMS = ("make", "curl", ".venv/bin/")
+ELSEWHERE = ("make up", "make test", "make check")  # run by a person, or by what runs this
+
+
+def commands() -> list[str]:
+    """The indented lines that start with a program, without their comments."""
+    lines = re.findall(r"^    (\S.*)$", (CHECKOUT / "README.md").read_text(), re.MULTILINE)
+    return [re.split(r"\s{2,}#", line)[0].strip() for line in lines if line.startswith(PROGRAMS)]
+
+
+def here(command: str, stack: RunningStack) -> list[str]:
+    """The command with the tests' ports, and with the short run of what would run long."""
+    command = command.replace("localhost:8000", stack.http_url.removeprefix("http://"))
+    command = command.replace("http://127.0.0.1:8000", stack.http_url).replace("-t 10s", "-t 3s")
+    words = [str(CHECKOUT / word) if word.startswith(".venv/bin/") else word for word in shlex.split(command)]
+    words = [str(CHECKOUT / word) if word.startswith("loadtest/") else word for word in words]
+    if words[0].endswith("locust"):
+        words += ["--grpc", stack.grpc_address]
+    if words[0].endswith("penstock") and "infer" in words[1]:
+        words += ["--url", stack.http_url]
+    if "loadtest.bench.image_endpoint" in words:
+        words += ["--url", stack.http_url, "--engine-grpc", stack.engine_grpc_address]
+        words += ["--rounds", "1", "--seconds", "1"]
+    return words
+
+
+def test_readme_names_commands() -> None:
+    """The list below is not empty by mistake."""
+    assert len(commands()) >= 10
+    for command in commands():
+        if command.startswith("make"):
+            target = command.split()[1]
+            assert re.search(rf"^{target}:", (CHECKOUT / "Makefile").read_text(), re.MULTILINE), command
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if not command.startswith(ELSEWHERE)])
+def test_readme_command_runs(command: str, stack: RunningStack, shared_dir: Path, tmp_path: Path) -> None:
+    """Exit code 0, and the picture that was asked for is written."""
+    (tmp_path / "photo.jpg").write_bytes(jpeg(frames(shared_dir / "media" / "vtest.avi")[1]))
+    words = here(command, stack)
+    environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
+    if words[1:3] == ["models", "pull"]:
+        words += ["--from", str(shared_dir / "models"), "--url", "http://127.0.0.1:9"]
+    if words[1:3] == ["models", "list"]:
+        words += ["--url", stack.http_url]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout or done.stderr
+    if "--draw" in words:
+        assert (tmp_path / words[words.index("--draw") + 1]).stat().st_size > 1000
