@@ -1,0 +1,17 @@
+"""What can go wrong with models on disk. Each text is one sentence for a person, with the fix."""
+
+
+class CatalogueError(Exception):
+    """The root; the commands print its text and end with an exit code that is not 0."""
+
+
+class UnknownModel(CatalogueError):
+    """The catalogue has no such model."""
+
+
+class PullFailed(CatalogueError):
+    """A model could not be fetched, verified or put in its place; the repository is as it was."""
+
+
+class WrongContent(PullFailed):
+    """What came is not the file that the catalogue describes: another size or another SHA-256."""

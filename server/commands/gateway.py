@@ -1,0 +1,180 @@
+"""The running gateway as the commands see it: a few blocking calls over REST."""
+
+import http
+import http.client
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+INFER_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 120.0
+INDEX_TIMEOUT_S = 5.0
+TIMEOUT_HEADER = "x-request-timeout-ms"
+T = TypeVar("T")
+
+
+class GatewayError(Exception):
+    """The gateway refused, or what answers is none. The text is for a person."""
+
+
+class NothingAnswers(GatewayError):
+    """No gateway listens there."""
+
+
+class ClassScore(msgspec.Struct, frozen=True):
+    """A likely class of the whole picture. score in [0, 1]."""
+
+    class_id: int
+    score: float
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, or the number where the model has no label for it."""
+        return self.label or f"class {self.class_id}"
+
+    @property
+    def caption(self) -> str:
+        return f"{self.name} {self.score:.2f}"
+
+
+class Detection(ClassScore, frozen=True, kw_only=True):
+    """A found object. xyxy: pixels of the picture as a person sees it."""
+
+    xyxy: tuple[float, float, float, float]
+
+
+class ImageResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was found in one picture: one of the two is there, by the kind of the model."""
+
+    detections: tuple[Detection, ...] | None = None
+    classes: tuple[ClassScore, ...] | None = None
+
+    def above(self, threshold: float) -> "ImageResult":
+        """Without the scores below the threshold."""
+        return ImageResult(
+            None if self.detections is None else tuple(item for item in self.detections if item.score >= threshold),
+            None if self.classes is None else tuple(item for item in self.classes if item.score >= threshold),
+        )
+
+
+class ImageAnswer(msgspec.Struct, frozen=True):
+    """The answer of /image. timings_ms: by stage, and `total`."""
+
+    model_name: str
+    model_version: str
+    results: tuple[ImageResult, ...]
+    timings_ms: dict[str, float]
+    batch_size: int = 1
+
+    def above(self, threshold: float) -> "ImageAnswer":
+        """Without the scores below the threshold."""
+        return msgspec.structs.replace(self, results=tuple(result.above(threshold) for result in self.results))
+
+
+class IndexRow(msgspec.Struct, frozen=True):
+    """A row of the repository index; state is empty for a model that was never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: str
+
+
+_IMAGE_ANSWER = msgspec.json.Decoder(ImageAnswer)
+_INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway by its http:// address. Every call raises NothingAnswers and GatewayError."""
+
+    url: str
+
+    def infer_image(
+        self, model_name: str, image: bytes, content_type: str, *, timeout_ms: int | None = None
+    ) -> ImageAnswer:
+        """What the model sees in the encoded picture. timeout_ms: the request's deadline, None for the model's own."""
+        headers = {"content-type": content_type}
+        if timeout_ms is not None:
+            headers[TIMEOUT_HEADER] = str(timeout_ms)
+        wait_s = INFER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000 + 5.0
+        body = self._post(f"/v2/models/{quote(model_name, safe='')}/image", image, headers, wait_s)
+        answer = _decode(body, _IMAGE_ANSWER, self.url)
+        if not answer.results:
+            raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
+        return answer
+
+    def repository_index(self) -> tuple[IndexRow, ...]:
+        """Every model and version that the engine knows."""
+        body = self._post("/v2/repository/index", b"", {}, INDEX_TIMEOUT_S)
+        return _decode(body, _INDEX, self.url)
+
+    def load(self, model_name: str) -> None:
+        """Load or reload; returns when the model takes requests."""
+        self._post(f"/v2/repository/models/{quote(model_name, safe='')}/load", b"", {}, LOAD_TIMEOUT_S)
+
+    def unload(self, model_name: str) -> None:
+        """Take the model out of service."""
+        self._post(f"/v2/repository/models/{quote(model_name, safe='')}/unload", b"", {}, LOAD_TIMEOUT_S)
+
+    def _post(self, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
+        connection, prefix = _connection(self.url, timeout_s)
+        try:
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # refused before the body was read: the answer is there
+                connection.request("POST", prefix + target, body, dict(headers))
+            response = connection.getresponse()
+            answer = response.read()
+        except (ConnectionRefusedError, socket.gaierror) as error:
+            raise NothingAnswers(f"nothing answers at {self.url}: start it with `make up`") from error
+        except TimeoutError as error:
+            raise GatewayError(f"{self.url} did not answer within {timeout_s:g} s") from error
+        except (http.client.HTTPException, OSError) as error:
+            raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
+        finally:
+            connection.close()
+        if response.status != http.HTTPStatus.OK:
+            raise GatewayError(_refusal(self.url, response, answer))
+        return answer
+
+
+def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """The connection, not yet made, and the path that the address itself has."""
+    parts = urlsplit(url)
+    kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}.get(parts.scheme)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if kind is None or not host:
+        raise GatewayError(f"{url!r} is no gateway's address: give one such as http://127.0.0.1:8000")
+    return kind(host, port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes) -> str:
+    """The gateway's own words, and when to come back where it says so."""
+    try:
+        text = _REFUSAL.decode(answer).error
+    except msgspec.DecodeError:
+        return f"what answers at {url} is no gateway (HTTP {response.status} {response.reason}): check the address"
+    wait_s = response.headers.get("retry-after")
+    return f"{text} (retry after {wait_s} s)" if wait_s else text
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T], url: str) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise GatewayError(f"what answers at {url} is no gateway ({error}): check the address") from error

@@ -1,0 +1,112 @@
+"""The rows of `penstock models list`: folders, catalogue and running gateway brought together by name."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from server.catalogue.catalogue import CatalogueEntry
+from server.catalogue.installed import InstalledModel, batching_owner
+from server.commands.gateway import IndexRow
+from server.settings import CHECKOUT
+
+NOT_LOADED = "not loaded"
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """where: shipped, home, catalogue (not pulled), gateway (not on this machine), or the repository's path.
+
+    state: the gateway's word (READY, UNAVAILABLE, …), `not loaded`, or None where no gateway answers.
+    reason: why it is not served. batching: who forms batches: triton, off, or empty where that is not known.
+    """
+
+    name: str
+    where: str
+    versions: tuple[str, ...]
+    state: str | None
+    reason: str
+    batching: str
+
+
+def model_rows(
+    *,
+    installed: Sequence[InstalledModel],
+    home_repository: Path,
+    catalogue: Mapping[str, CatalogueEntry],
+    index: Sequence[IndexRow] | None,
+) -> list[ModelRow]:
+    """One row a model and place. index: None where no gateway answers."""
+    states = _States(index)
+    rows = [_installed_row(model, home_repository, states) for model in installed]
+    here = {model.name for model in installed}
+    rows += [
+        ModelRow(row_name, "gateway", states.versions(row_name), states.state(row_name), states.reason(row_name), "")
+        for row_name in states.names
+        if row_name not in here
+    ]
+    rows += [
+        ModelRow(name, "catalogue", (), None if index is None else NOT_LOADED, "", batching_owner(entry.folder)[0])
+        for name, entry in catalogue.items()
+        if name not in here and name not in states.names
+    ]
+    return rows
+
+
+def model_table(rows: Sequence[ModelRow]) -> Table:
+    """The rows for a person; the column of reasons only where there is one."""
+    table = Table()
+    headings = ("model", "where", "versions", "state", "batching")
+    has_reasons = any(row.reason for row in rows)
+    for heading in (*headings, "reason") if has_reasons else headings:
+        table.add_column(heading)
+    for row in rows:
+        cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.batching or "?")
+        table.add_row(*(escape(cell) for cell in ((*cells, row.reason) if has_reasons else cells)))
+    return table
+
+
+class _States:
+    """The gateway's index, by model."""
+
+    def __init__(self, index: Sequence[IndexRow] | None) -> None:
+        self._is_known = index is not None
+        self._rows: dict[str, list[IndexRow]] = {}
+        for row in index or ():
+            self._rows.setdefault(row.name, []).append(row)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._rows)
+
+    def versions(self, name: str) -> tuple[str, ...]:
+        return tuple(row.version for row in self._rows.get(name, ()) if row.version)
+
+    def state(self, name: str) -> str | None:
+        """READY where any version is; None where no gateway answers."""
+        if not self._is_known:
+            return None
+        states = [row.state for row in self._rows.get(name, ()) if row.state]
+        return "READY" if "READY" in states else next(iter(states), NOT_LOADED)
+
+    def reason(self, name: str) -> str:
+        """What the gateway says of the versions that are not served."""
+        return "; ".join(dict.fromkeys(row.reason for row in self._rows.get(name, ()) if row.reason))
+
+
+def _installed_row(model: InstalledModel, home_repository: Path, states: _States) -> ModelRow:
+    return ModelRow(
+        model.name,
+        _where(model.repository, home_repository),
+        model.versions,
+        states.state(model.name),
+        model.problem or states.reason(model.name),
+        model.batching,
+    )
+
+
+def _where(repository: Path, home_repository: Path) -> str:
+    if repository == home_repository:
+        return "home"
+    return "shipped" if repository == CHECKOUT / "model_repository" else str(repository)

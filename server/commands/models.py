@@ -1,0 +1,120 @@
+"""`penstock models`: what there is, fetched from the catalogue, in and out of service."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
+from server.catalogue.errors import CatalogueError
+from server.catalogue.installed import scan
+from server.catalogue.pull import pull as pull_model
+from server.catalogue.pull import repository_of
+from server.commands.defaults import gateway_url, settings_or_fail
+from server.commands.gateway import Gateway, GatewayError, IndexRow, NothingAnswers
+from server.commands.model_rows import model_rows, model_table
+from server.commands.terminal import fail
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+Url = Annotated[str | None, typer.Option(help="the gateway: http://127.0.0.1:8000", show_default=False)]
+Home = Annotated[Path | None, typer.Option(help="where pulled models are: ~/.penstock", show_default=False)]
+Name = Annotated[str, typer.Argument(help="the model's name")]
+
+
+@app.command("list")
+def list_models(
+    url: Url = None,
+    home: Home = None,
+    as_json: Annotated[bool, typer.Option("--json", help="an array of objects, and nothing else")] = False,
+) -> None:
+    """List the models of this machine, of the catalogue and of the running gateway, with their state there."""
+    settings = settings_or_fail(home)
+    gateway = Gateway(gateway_url(url))
+    rows = model_rows(
+        installed=scan(settings.repositories),
+        home_repository=repository_of(settings.home_path),
+        catalogue=read_catalogue(),
+        index=_index(gateway),
+    )
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+    else:
+        Console(highlight=False).print(model_table(rows))
+
+
+@app.command()
+def pull(
+    name: Name,
+    source: Annotated[
+        str | None, typer.Option("--from", help="a folder, a file or an address instead of the catalogue's")
+    ] = None,
+    url: Url = None,
+    home: Home = None,
+) -> None:
+    """Fetch a model of the catalogue, verify it, and load it where a gateway runs on this machine."""
+    settings = settings_or_fail(home)
+    try:
+        entry = find_entry(name, read_catalogue())
+        folder = _pull_with_progress(entry, source, settings.home_path)
+    except CatalogueError as error:
+        fail(str(error), code=1)
+    typer.echo(f"{name} is in {folder} (SHA-256 verified, {entry.licence})")
+    gateway = Gateway(gateway_url(url))
+    try:
+        gateway.load(name)
+    except NothingAnswers:
+        typer.echo(f"no gateway runs at {gateway.url}: {name} will be loaded at the next `penstock up`")
+    except GatewayError as error:
+        fail(f"{name} is in place, but the gateway at {gateway.url} did not load it: {error}", code=1)
+    else:
+        typer.echo(f"{name} is loaded at {gateway.url}: penstock infer {name} photo.jpg")
+
+
+@app.command()
+def load(name: Name, url: Url = None) -> None:
+    """Load a model of the gateway's repositories, or load it again after a change."""
+    gateway = Gateway(gateway_url(url))
+    try:
+        gateway.load(name)
+    except GatewayError as error:
+        fail(str(error), code=1)
+    typer.echo(f"{name} is loaded at {gateway.url}")
+
+
+@app.command()
+def unload(name: Name, url: Url = None) -> None:
+    """Take a model out of service; it stays on disk."""
+    gateway = Gateway(gateway_url(url))
+    try:
+        gateway.unload(name)
+    except GatewayError as error:
+        fail(str(error), code=1)
+    typer.echo(f"{name} is unloaded at {gateway.url}")
+
+
+def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:
+    """What the gateway knows; None, with a word on standard error, where none answers."""
+    try:
+        return gateway.repository_index()
+    except GatewayError as error:
+        typer.echo(f"penstock: states are not known: {error}", err=True)
+        return None
+
+
+def _pull_with_progress(entry: CatalogueEntry, source: str | None, home: Path) -> Path:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(entry.name, total=entry.size_bytes)
+        return pull_model(
+            entry,
+            source=source,
+            home=home,
+            progress=lambda done_bytes: bar.update(task, completed=done_bytes),
+            on_wait=lambda: console.print(f"another pull of {entry.name} runs; waiting for it"),
+        )

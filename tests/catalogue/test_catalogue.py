@@ -1,0 +1,46 @@
+"""The catalogue's entries, and the folders that describe them to Triton."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
+from server.catalogue.errors import UnknownModel
+
+CATALOGUE = read_catalogue()
+ENTRIES = list(CATALOGUE.values())
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_catalogue_every_entry_is_complete(entry: CatalogueEntry) -> None:
+    """Each model has an address by https, a size, a whole SHA-256, a licence and a folder that tells its hash."""
+    assert entry.url.startswith("https://")
+    assert entry.file_name.endswith(".onnx")
+    assert entry.size_bytes > 0
+    assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
+    assert entry.licence
+    assert {path.name for path in entry.folder.iterdir()} == {"config.pbtxt", "labels.txt", "MODEL.md"}
+    card = (entry.folder / "MODEL.md").read_text()
+    assert entry.sha256 in card
+    assert entry.licence in card
+
+
+def test_find_entry_misspelt_name_suggests_the_close_one() -> None:
+    """A typo is answered with the name that was meant."""
+    with pytest.raises(UnknownModel, match=r"no model 'fastesdet': did you mean fastestdet\?"):
+        find_entry("fastesdet", CATALOGUE)
+
+
+def test_find_entry_strange_name_lists_what_there_is() -> None:
+    """A name that is close to nothing is answered with all names."""
+    with pytest.raises(UnknownModel, match="it has fastestdet"):
+        find_entry("xyz", CATALOGUE)
+
+
+def test_read_catalogue_unknown_key_is_refused(tmp_path: Path) -> None:
+    """A misspelt key of an entry does not pass unseen."""
+    file = tmp_path / "models.toml"
+    file.write_text('[x]\nabout = ""\nurl = ""\nsize_bytes = 1\nsha256 = ""\nlicense = ""\n')
+    with pytest.raises(TypeError, match="license"):
+        read_catalogue(file)

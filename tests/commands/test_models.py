@@ -1,0 +1,162 @@
+"""`penstock models`: list, pull, load, unload, against a stand-in of the gateway."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.commands.conftest import Call, StandIn
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def home() -> Path:
+    """The home that the fixture gave this test."""
+    return Path(os.environ["PENSTOCK_HOME"])
+
+
+def write_model(name: str, config: str, versions: tuple[str, ...] = ("1",)) -> Path:
+    """A model folder in the home's repository."""
+    folder = home() / "models" / name
+    for version in versions:
+        (folder / version).mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def listed(penstock: Call, url: str) -> dict[str, dict[str, object]]:
+    """`penstock models list --json`, by name."""
+    answer = penstock("models", "list", "--json", "--url", url)
+    assert answer.exit_code == 0, answer.stderr
+    return {row["name"]: row for row in json.loads(answer.stdout)}
+
+
+def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stand_in: StandIn) -> None:
+    """Where a model is, its versions, its state in the gateway with the reason, and who forms its batches."""
+    write_model("mine", 'backend: "python"\ndynamic_batching { }\nmax_batch_size: 8\n', ("10", "9", "x"))
+    write_model("bad", "this is no config")
+    stand_in.index = [
+        {"name": "people", "version": "1", "state": "READY", "reason": ""},
+        {"name": "mine", "version": "10", "state": "UNAVAILABLE", "reason": "no such backend"},
+        {"name": "elsewhere", "version": "3", "state": "READY"},
+        {"name": "bad"},
+    ]
+    rows = listed(penstock, stand_in.url)
+    columns = {name: [row[key] for key in ("where", "versions", "state", "batching")] for name, row in rows.items()}
+    assert columns == {
+        "people": ["shipped", ["1"], "READY", "off"],
+        "mine": ["home", ["9", "10"], "UNAVAILABLE", "triton"],
+        "bad": ["home", ["1"], "not loaded", ""],
+        "elsewhere": ["gateway", ["3"], "READY", ""],
+        "fastestdet": ["catalogue", [], "not loaded", "off"],
+    }
+    assert rows["mine"]["reason"] == "no such backend"
+    assert "config.pbtxt:1:" in str(rows["bad"]["reason"])
+
+
+def test_list_without_a_gateway_leaves_the_states_open(penstock: Call) -> None:
+    """Standard output stays JSON; that no gateway answers is said on standard error."""
+    answer = penstock("models", "list", "--json", "--url", NOBODY)
+    assert {row["state"] for row in json.loads(answer.stdout)} == {None}
+    assert answer.stderr == (f"penstock: states are not known: nothing answers at {NOBODY}: start it with `make up`\n")
+
+
+def test_list_table_shows_a_row_a_model(penstock: Call, stand_in: StandIn) -> None:
+    """For a person the same as a table, reasons only where there are some."""
+    stand_in.index = [{"name": "people", "version": "1", "state": "READY"}]
+    answer = penstock("models", "list", "--url", stand_in.url)
+    assert answer.exit_code == 0
+    people = next(line for line in answer.stdout.splitlines() if "people" in line)
+    assert [cell.strip() for cell in people.strip("│").split("│")] == ["people", "shipped", "1", "READY", "off"]
+    assert "reason" not in answer.stdout
+
+
+def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call, shared_dir: Path) -> None:
+    """The real file of the real inputs lands verified in the home; no gateway is no failure."""
+    answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", NOBODY)
+    assert answer.exit_code == 0, answer.stderr
+    folder = home() / "models" / "fastestdet"
+    assert (folder / "1" / "model.onnx").stat().st_size == 998169
+    assert answer.stdout.splitlines() == [
+        f"fastestdet is in {folder} (SHA-256 verified, BSD-3-Clause)",
+        f"no gateway runs at {NOBODY}: fastestdet will be loaded at the next `penstock up`",
+    ]
+
+
+def test_pull_beside_a_gateway_has_it_loaded(penstock: Call, stand_in: StandIn, shared_dir: Path) -> None:
+    """The running gateway is asked to load what came, after it has landed."""
+    answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", stand_in.url)
+    assert answer.exit_code == 0, answer.stderr
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/fastestdet/load"]
+    assert answer.stdout.splitlines()[1] == (
+        f"fastestdet is loaded at {stand_in.url}: penstock infer fastestdet photo.jpg"
+    )
+
+
+def test_pull_that_the_gateway_cannot_load_fails_with_its_reason(
+    penstock: Call, stand_in: StandIn, shared_dir: Path
+) -> None:
+    """The model is in place, the exit code is 1, and the engine's own words say why."""
+    stand_in.refusals["/load"] = (400, json.dumps({"error": "failed to load 'fastestdet', no such file"}), {})
+    answer = penstock("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert (home() / "models" / "fastestdet" / "1" / "model.onnx").is_file()
+    assert answer.stderr == (
+        f"penstock: fastestdet is in place, but the gateway at {stand_in.url} did not load it: "
+        "failed to load 'fastestdet', no such file\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("fastesdet",), "the catalogue has no model 'fastesdet': did you mean fastestdet?"),
+        (("fastestdet", "--from", "/absent/folder"), "there is no /absent/folder: give the folder that holds"),
+    ],
+)
+def test_pull_that_cannot_be_done_is_one_sentence(penstock: Call, words: tuple[str, ...], why: str) -> None:
+    """A wrong name or a wrong place ends with one line and exit code 1, and leaves no model."""
+    answer = penstock("models", "pull", *words, "--url", NOBODY)
+    assert (answer.exit_code, answer.stdout) == (1, "")
+    assert answer.stderr.startswith(f"penstock: {why}")
+    assert answer.stderr.count("\n") == 1
+    assert list(home().glob("models/*")) == []
+
+
+def test_home_flag_wins_over_the_variable(penstock: Call, stand_in: StandIn, shared_dir: Path, tmp_path: Path) -> None:
+    """--home says where, whatever PENSTOCK_HOME is."""
+    flags = ("--from", shared_dir / "models", "--home", tmp_path / "other", "--url", stand_in.url)
+    assert penstock("models", "pull", "fastestdet", *flags).exit_code == 0
+    assert (tmp_path / "other" / "models" / "fastestdet").is_dir()
+    assert not (home() / "models").exists()
+
+
+@pytest.mark.parametrize(("verb", "done"), [("load", "loaded"), ("unload", "unloaded")])
+def test_load_and_unload_ask_the_gateway(penstock: Call, stand_in: StandIn, verb: str, done: str) -> None:
+    """One call each; the answer is said in a line."""
+    answer = penstock("models", verb, "people", "--url", stand_in.url)
+    assert answer.exit_code == 0
+    assert answer.stdout == f"people is {done} at {stand_in.url}\n"
+    assert [asked.path for asked in stand_in.asked] == [f"/v2/repository/models/people/{verb}"]
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_load_and_unload_pass_refusals_on(penstock: Call, stand_in: StandIn, verb: str) -> None:
+    """What the gateway says is the sentence; no gateway is one too."""
+    stand_in.refusals[f"/{verb}"] = (404, json.dumps({"error": "no model 'x'"}), {})
+    answer = penstock("models", verb, "x", "--url", stand_in.url)
+    assert (answer.exit_code, answer.stderr) == (1, "penstock: no model 'x'\n")
+    answer = penstock("models", verb, "x", "--url", NOBODY)
+    assert (answer.exit_code, answer.stderr) == (
+        1,
+        f"penstock: nothing answers at {NOBODY}: start it with `make up`\n",
+    )
+
+
+def test_models_with_an_unknown_setting_is_refused(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt PENSTOCK_ variable is not passed over in silence."""
+    monkeypatch.setenv("PENSTOCK_HOMES", "x")
+    answer = penstock("models", "list", "--url", NOBODY)
+    assert answer.exit_code == 2
+    assert "did you mean PENSTOCK_HOME?" in answer.stderr
