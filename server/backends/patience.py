@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds. connect: one connection attempt. control: our own probes, metadata, index, unload. load: one model's load.
+    """Seconds.
 
-    read: a relayed call that only reads. call: a relayed inference or load, or an inference of ours. keepalive: silence on a gRPC connection with calls in flight
-    before a ping asks whether the engine is there; keepalive_timeout: how long the pong may take.
+    connect: one connection attempt. control: our own probes, metadata, index, unload. load: our own loads.
+    read: a relayed call that only reads. call: a relayed inference or load, or an inference of ours.
+    keepalive: silence on a gRPC connection with calls in flight before a ping asks whether the engine is there;
+    keepalive_timeout: how long the pong may take.
     """
 
     connect_s: float = 2.0

@@ -11,7 +11,7 @@ from server.backends.config_pbtxt import config_from_proto
 from server.backends.patience import Patience
 from server.backends.triton_grpc import TritonGrpc
 from server.backends.triton_http import TritonHttp, origin_of
-from server.backends.triton_messages import decode_index, decode_metadata, decode_response, encode_request
+from server.backends.triton_messages import decode_index, decode_metadata, decode_response, encode_request, parsed
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState
@@ -91,10 +91,8 @@ class TritonBackend:
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
         question = service_pb2.ModelConfigRequest(name=model_name, version=model_version)
-        answer = service_pb2.ModelConfigResponse.FromString(
-            await self._ask("ModelConfig", question.SerializeToString())
-        )
-        config: model_config_pb2.ModelConfig = answer.config
+        answer = await self._ask("ModelConfig", question.SerializeToString())
+        config: model_config_pb2.ModelConfig = parsed(service_pb2.ModelConfigResponse, answer).config
         return config_from_proto(config)
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
@@ -102,10 +100,10 @@ class TritonBackend:
         try:
             if not model_name:
                 answer = await self._ask("ServerLive", b"")
-                return bool(service_pb2.ServerLiveResponse.FromString(answer).live)
+                return bool(parsed(service_pb2.ServerLiveResponse, answer).live)
             question = service_pb2.ModelReadyRequest(name=model_name, version=model_version)
             answer = await self._ask("ModelReady", question.SerializeToString())
-            return bool(service_pb2.ModelReadyResponse.FromString(answer).ready)
+            return bool(parsed(service_pb2.ModelReadyResponse, answer).ready)
         except InferenceError:
             return False
 

@@ -167,7 +167,8 @@ def _metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> GrpcMetadat
 def _channel_options(patience: Patience) -> list[tuple[str, int]]:
     """No limit on messages, a quick way back, and pings while calls are in flight.
 
-    Pings without calls are left out, and more than two without data are gRPC's own to hold back: an engine with
+    The ping timeout counts, not the keepalive's alone: gRPC's bandwidth probes are pings too, one is on its way at a
+    time, and by default gRPC waits a minute for it. Pings without calls are left out, and more than two without data are gRPC's own to hold back: an engine with
     default settings takes them for an attack and ends the connection, calls and all ("too_many_pings").
     """
     return [
@@ -178,6 +179,7 @@ def _channel_options(patience: Patience) -> list[tuple[str, int]]:
         ("grpc.min_reconnect_backoff_ms", int(patience.connect_s * 1000)),
         ("grpc.keepalive_time_ms", int(patience.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", int(patience.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(patience.keepalive_timeout_s * 1000)),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     ]

@@ -1,7 +1,9 @@
 """Between our nouns and the messages of GRPCInferenceService."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
+from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
 from server.backends.triton_grpc import one_line
@@ -9,6 +11,8 @@ from server.core.errors import BackendFailed, InvalidRequest
 from server.core.infer import InferRequest, InferResponse, Parameter, Timings
 from server.core.model import ModelMetadata, ModelState, TensorSpec
 from server.core.tensor import Datatype, Tensor
+
+M = TypeVar("M", bound=Message)
 
 _RAW_INPUT_TAG = b"\x3a"  # field 7, length-delimited: ModelInferRequest.raw_input_contents
 _INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
@@ -41,10 +45,7 @@ def decode_response(message: bytes, request: InferRequest, infer_s: float) -> In
     engine whose Python has the wrong numpy sends well-formed answers without a byte in them.
     """
     who = f"model {request.model_name!r}"
-    try:
-        answer = service_pb2.ModelInferResponse.FromString(message)
-    except ValueError as error:
-        raise BackendFailed(f"{who} answered bytes that are no ModelInferResponse") from error
+    answer = parsed(service_pb2.ModelInferResponse, message, who)
     if len(answer.raw_output_contents) != len(answer.outputs):
         raise BackendFailed(
             f"{who} announced {len(answer.outputs)} outputs and sent {len(answer.raw_output_contents)} raw contents"
@@ -65,7 +66,7 @@ def decode_response(message: bytes, request: InferRequest, infer_s: float) -> In
 
 def decode_metadata(message: bytes) -> ModelMetadata:
     """Raises BackendFailed for a datatype that KServe v2 has no name for."""
-    answer = service_pb2.ModelMetadataResponse.FromString(message)
+    answer = parsed(service_pb2.ModelMetadataResponse, message)
     return ModelMetadata(
         name=answer.name,
         versions=tuple(answer.versions),
@@ -77,8 +78,16 @@ def decode_metadata(message: bytes) -> ModelMetadata:
 
 def decode_index(message: bytes) -> list[ModelState]:
     """The repository's rows, each reason on one line."""
-    answer = service_pb2.RepositoryIndexResponse.FromString(message)
+    answer = parsed(service_pb2.RepositoryIndexResponse, message)
     return [ModelState(row.name, row.version, row.state, one_line(row.reason)) for row in answer.models]
+
+
+def parsed(kind: type[M], message: bytes, who: str = "the engine") -> M:
+    """The message of that kind. Raises BackendFailed where the bytes are none."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise BackendFailed(f"{who} answered bytes that are no {kind.DESCRIPTOR.name}") from error
 
 
 def _outputs(who: str, answer: service_pb2.ModelInferResponse) -> Iterator[Tensor]:

@@ -77,6 +77,7 @@ def _options(limits: GrpcLimits) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", limits.max_streams),
         ("grpc.keepalive_time_ms", CLIENT_SILENCE_MS),
         ("grpc.keepalive_timeout_ms", PONG_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PONG_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ]

@@ -1,0 +1,284 @@
+"""TritonBackend: our requests become Triton's, its answers and failures become ours. Over real gRPC."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from server.backends.patience import Patience
+from server.backends.triton import TritonBackend
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+)
+from server.core.infer import InferRequest, Parameter
+from server.core.model import ModelState, TensorSpec
+from server.core.tensor import Datatype, tensor_from_numpy
+from tests.backends.fake_triton import FakeTriton, Mode
+
+X = np.array([[1.0, 2.5]], np.float32)
+
+
+@pytest_asyncio.fixture
+async def fake() -> AsyncIterator[FakeTriton]:
+    async with FakeTriton().running() as triton:
+        yield triton
+
+
+@pytest_asyncio.fixture
+async def backend(fake: FakeTriton) -> AsyncIterator[TritonBackend]:
+    async with TritonBackend(http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=4) as engine:
+        yield engine
+
+
+def request(model_name: str = "double", **fields: object) -> InferRequest:
+    return InferRequest(model_name, (tensor_from_numpy("x", X),), **fields)  # type: ignore[arg-type]
+
+
+async def test_infer_round_trip_gives_the_engines_tensors(backend: TritonBackend) -> None:
+    """Values, names, types, ids and versions come back, with the time that it took."""
+    response = await backend.infer(request(id="7", outputs=("y",)))
+
+    output = response.outputs[0]
+    assert (response.model_name, response.model_version, response.id) == ("double", "1", "7")
+    assert (output.name, output.datatype, output.shape) == ("y", Datatype.FP32, (1, 2))
+    np.testing.assert_array_equal(output.to_numpy(), X * 2)
+    assert response.timings.infer > 0
+
+
+async def test_infer_parameters_survive_both_ways(backend: TritonBackend) -> None:
+    """Booleans, integers, floats and texts keep their kind."""
+    parameters: dict[str, Parameter] = {"a": True, "b": -3, "c": 2.5, "d": "word", "e": 2**64 - 1}
+
+    response = await backend.infer(request(parameters=parameters))
+
+    assert dict(response.parameters) == parameters
+    assert isinstance(response.parameters["a"], bool)
+
+
+async def test_infer_parameter_too_large_is_refused(backend: TritonBackend) -> None:
+    """A number that no 64-bit field holds never leaves."""
+    with pytest.raises(InvalidRequest, match="parameter 'n'"):
+        await backend.infer(request(parameters={"n": 2**64}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (Mode.GARBAGE, "no ModelInferResponse"),
+        (Mode.WRONG_SHAPE, r"output 'y' is FP32 of shape \[7, 7\] but came with 8 bytes"),
+        (Mode.EMPTY, r"output 'y' is FP32 of shape \[1, 2\] but came with 0 bytes"),
+        (Mode.NO_CONTENT, "announced 1 outputs and sent 0"),
+        (Mode.OTHER_OUTPUT, r"left out the requested outputs \['y'\]"),
+        (Mode.UNKNOWN_DATATYPE, "unknown datatype 'FP128'"),
+    ],
+)
+async def test_infer_answer_that_breaks_the_contract_is_the_engines_failure(
+    backend: TritonBackend, fake: FakeTriton, mode: Mode, words: str
+) -> None:
+    """Whatever does not hold what was asked is refused, with the model named."""
+    fake.mode = mode
+
+    with pytest.raises(BackendFailed, match=words) as failed:
+        await backend.infer(request(outputs=("y",)))
+
+    assert "'double'" in failed.value.message
+
+
+async def test_infer_nan_arrives_as_nan(backend: TritonBackend, fake: FakeTriton) -> None:
+    """Values are the caller's to judge: the backend passes them."""
+    fake.mode = Mode.NAN
+
+    response = await backend.infer(request())
+
+    assert all(math.isnan(value) for value in response.outputs[0].to_numpy().ravel())
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "words"),
+    [
+        (Mode.ERROR, BackendFailed, "model 'double' failed: .*ValueError: boom$"),
+        (Mode.QUEUE_FULL, Overloaded, "queue is full"),
+        (Mode.LATE_IN_QUEUE, DeadlineExceeded, "Request timeout expired"),
+        (Mode.LOADING, ModelNotReady, "not at ready state"),
+        (Mode.GAVE_UP, BackendUnavailable, "the engine gave up"),
+    ],
+)
+async def test_infer_engine_error_becomes_ours(
+    backend: TritonBackend, fake: FakeTriton, mode: Mode, kind: type[InferenceError], words: str
+) -> None:
+    """One class a meaning, the engine's words on one line, never its traceback."""
+    fake.mode = mode
+
+    with pytest.raises(kind, match=words) as failed:
+        await backend.infer(request())
+
+    assert type(failed.value) is kind
+    assert "model.py" not in failed.value.message
+    assert "\n" not in failed.value.message
+
+
+async def test_infer_unknown_model_is_not_found(backend: TritonBackend) -> None:
+    """The engine's NOT_FOUND is ours."""
+    with pytest.raises(ModelNotFound, match="unknown model: 'nope'"):
+        await backend.infer(request("nope"))
+
+
+async def test_infer_slow_engine_ends_at_the_deadline_and_is_cancelled(
+    backend: TritonBackend, fake: FakeTriton
+) -> None:
+    """DeadlineExceeded within 50 ms of the deadline, and the engine hears that nobody waits any more."""
+    await backend.ready()
+    fake.mode = Mode.SLOW
+    deadline = time.monotonic() + 0.3
+
+    with pytest.raises(DeadlineExceeded, match="did not answer within"):
+        await backend.infer(request(deadline=deadline))
+
+    assert abs(time.monotonic() - deadline) < 0.05
+    async with asyncio.timeout(2):
+        await fake.grpc_cancelled.wait()
+
+
+async def test_infer_past_deadline_never_leaves(backend: TritonBackend, fake: FakeTriton) -> None:
+    """What is late already costs the engine nothing."""
+    with pytest.raises(DeadlineExceeded):
+        await backend.infer(request(deadline=time.monotonic() - 1))
+
+    assert fake.grpc_methods == []
+
+
+async def test_infer_cancelled_caller_cancels_the_engine(backend: TritonBackend, fake: FakeTriton) -> None:
+    """Cancelling the awaiting task reaches the engine's own call."""
+    fake.mode = Mode.SLOW
+    running = asyncio.create_task(backend.infer(request()))
+    await fake.grpc_begun.wait()
+
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    async with asyncio.timeout(2):
+        await fake.grpc_cancelled.wait()
+
+
+async def test_infer_nobody_listens_is_unavailable_at_once() -> None:
+    """A refused connection is an answer, not a wait."""
+    async with TritonBackend(http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1) as backend:
+        started = time.monotonic()
+        with pytest.raises(BackendUnavailable, match=r"no connection to the engine at 127\.0\.0\.1:9"):
+            await backend.infer(request())
+
+        assert time.monotonic() - started < 1
+        assert await backend.ready() is False
+
+
+async def test_control_call_hung_engine_is_unavailable_in_its_time(fake: FakeTriton) -> None:
+    """A call without a deadline ends all the same; late is as good as down."""
+    fake.mode = Mode.SLOW
+    patience = Patience(control_s=0.2)
+    async with TritonBackend(
+        http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=1, patience=patience
+    ) as backend:
+        started = time.monotonic()
+
+        assert await backend.ready() is False
+        assert 0.15 < time.monotonic() - started < 1
+
+
+async def test_infer_without_deadline_ends_with_patience(fake: FakeTriton) -> None:
+    """No inference waits for ever."""
+    fake.mode = Mode.SLOW
+    async with TritonBackend(
+        http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=1, patience=Patience(call_s=0.2)
+    ) as backend:
+        with pytest.raises(DeadlineExceeded):
+            await backend.infer(request())
+
+
+async def test_metadata_and_config_are_ours(backend: TritonBackend) -> None:
+    """The engine's messages become the nouns; an unknown model is not found."""
+    metadata = await backend.model_metadata("double")
+    config = await backend.model_config("double")
+
+    assert (metadata.name, metadata.versions, metadata.platform) == ("double", ("1",), "python")
+    assert metadata.inputs == (TensorSpec("x", Datatype.FP32, (-1, -1)),)
+    assert (config.name, config.max_batch_size, dict(config.parameters)) == ("double", 8, {"network-type": "0"})
+    with pytest.raises(ModelNotFound):
+        await backend.model_config("nope")
+
+
+async def test_ready_asks_for_the_engine_or_one_model(backend: TritonBackend) -> None:
+    """One broken model does not make the engine unready."""
+    assert await backend.ready()
+    assert await backend.ready("double")
+    assert not await backend.ready("broken")
+
+
+async def test_repository_index_reasons_are_one_line(backend: TritonBackend) -> None:
+    """Rows as the engine has them, without its tracebacks."""
+    assert await backend.repository_index() == [
+        ModelState("double", "1", "READY", ""),
+        ModelState("broken", "1", "UNAVAILABLE", "Internal: boom"),
+        ModelState("unloaded", "", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "broken",
+            "model 'broken' cannot be loaded: version 1: Internal: RuntimeError: no weights second line",
+        ),
+        ("nope", "model 'nope' cannot be loaded: it is not in the engine's model repository, or its config.pbtxt"),
+    ],
+)
+async def test_load_failure_says_why_in_one_line(backend: TritonBackend, name: str, sentence: str) -> None:
+    """The reason that an operator needs, and nothing else."""
+    with pytest.raises(ModelNotReady) as refused:
+        await backend.load(name)
+
+    assert refused.value.message.startswith(sentence)
+    assert "\n" not in refused.value.message
+
+
+async def test_load_and_unload_pass(backend: TritonBackend, fake: FakeTriton) -> None:
+    """Both reach the engine."""
+    await backend.load("double")
+    await backend.unload("double")
+
+    assert fake.grpc_methods == ["RepositoryModelLoad", "RepositoryModelUnload"]
+
+
+async def test_metrics_are_the_engines_page_or_empty(fake: FakeTriton) -> None:
+    """The page's bytes; nothing, not an error, where it fails or is not there."""
+    addresses = {"http_url": fake.http_url, "grpc_address": fake.grpc_address}
+    async with (
+        TritonBackend(**addresses, max_connections=1, metrics_url=f"{fake.http_url}/metrics") as with_page,
+        TritonBackend(**addresses, max_connections=1) as without_page,
+        TritonBackend(**addresses, max_connections=1, metrics_url="http://127.0.0.1:9/metrics") as with_dead_page,
+    ):
+        assert await with_page.metrics() == b'{"outputs": []}'
+        assert fake.http_requests[0].startswith(b"GET /metrics HTTP/1.1\r\n")
+        assert await without_page.metrics() == b""
+        assert await with_dead_page.metrics() == b""
+        fake.mode = Mode.ERROR
+        assert await with_page.metrics() == b""
+
+
+@pytest.mark.parametrize("url", ["localhost:9000", "ftp://host", "http://"])
+async def test_backend_address_that_is_none_is_refused(url: str) -> None:
+    """The message shows what an address looks like."""
+    with pytest.raises(InvalidRequest, match="http://host:8000"):
+        TritonBackend(http_url=url, grpc_address="127.0.0.1:1", max_connections=1)

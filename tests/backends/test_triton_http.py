@@ -1,0 +1,259 @@
+"""The HTTP relay: bytes pass untouched both ways, and every way in which a connection can fail has its error."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from server.backends.patience import Patience
+from server.backends.triton_http import TritonHttp, origin_of
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InvalidRequest
+from server.core.relay import HttpAnswer, HttpCall
+from tests.backends.fake_triton import JSON_BODY, FakeTriton, Mode
+
+HEADERS = ((b"content-type", b"application/json"), (b"x-engine", b"fake"))
+INFER = HttpCall("POST", b"/v2/models/double/infer", ((b"content-type", b"application/json"),), b"{}")
+LOAD = HttpCall("POST", b"/v2/repository/models/double/load", (), b"{}")
+
+
+@pytest_asyncio.fixture
+async def fake() -> AsyncIterator[FakeTriton]:
+    async with FakeTriton().running() as triton:
+        yield triton
+
+
+@pytest_asyncio.fixture
+async def http(fake: FakeTriton) -> AsyncIterator[TritonHttp]:
+    client = TritonHttp(origin_of(fake.http_url), max_connections=2, patience=Patience())
+    yield client
+    await client.aclose()
+
+
+async def test_relay_request_stands_on_the_wire_as_it_came(http: TritonHttp, fake: FakeTriton) -> None:
+    """Target, header order, doubles and body bytes are the caller's; only the connection's own headers are replaced."""
+    call = HttpCall(
+        "POST",
+        b"/v2/models/a%2Fb//c/../infer?x=%20y&&z#f",
+        (
+            (b"host", b"gateway"),
+            (b"x-first", b"1"),
+            (b"connection", b"keep-alive, x-hop"),
+            (b"x-hop", b"gone"),
+            (b"x-latin", b"caf\xe9"),
+            (b"expect", b"100-continue"),
+            (b"transfer-encoding", b"chunked"),
+            (b"x-first", b"2"),
+        ),
+        b"\x00\xff raw",
+    )
+
+    await http.relay(call, deadline=None)
+
+    host = f"127.0.0.1:{fake.http_port}".encode()
+    assert fake.http_requests == [
+        b"POST /v2/models/a%2Fb//c/../infer?x=%20y&&z#f HTTP/1.1\r\nhost: " + host + b"\r\nx-first: 1\r\n"
+        b"x-latin: caf\xe9\r\nx-first: 2\r\ncontent-length: 6\r\n\r\n\x00\xff raw"
+    ]
+
+
+async def test_relay_get_has_no_length_and_a_post_always_one(http: TritonHttp, fake: FakeTriton) -> None:
+    """An empty POST says so; a GET says nothing."""
+    await http.relay(HttpCall("GET", b"/v2", (), b""), deadline=None)
+    await http.relay(HttpCall("POST", b"/v2", (), b""), deadline=None)
+
+    assert b"content-length" not in fake.http_requests[0]
+    assert fake.http_requests[1].endswith(b"content-length: 0\r\n\r\n")
+
+
+async def test_relay_large_body_arrives_whole(http: TritonHttp, fake: FakeTriton) -> None:
+    """Eight megabytes, byte for byte."""
+    body = bytes(range(256)) * (8 << 12)
+
+    await http.relay(HttpCall("POST", b"/v2/models/double/infer", (), body), deadline=None)
+
+    assert fake.http_requests[0].endswith(b"\r\n\r\n" + body)
+
+
+@pytest.mark.parametrize("target", [b"", b"v2", b"/v2 HTTP/1.1\r\nx: y", b"/a\x00b", b"http://elsewhere/"])
+async def test_relay_malformed_target_never_leaves(http: TritonHttp, fake: FakeTriton, target: bytes) -> None:
+    """What would be another request than it seems is refused."""
+    with pytest.raises(InvalidRequest, match="malformed request line"):
+        await http.relay(HttpCall("GET", target, (), b""), deadline=None)
+
+    assert fake.http_requests == []
+
+
+@pytest.mark.parametrize("header", [(b"a", b"b\r\nc: d"), (b"a\n", b"b"), (b"a", b"b\rc")])
+async def test_relay_header_with_line_break_never_leaves(http: TritonHttp, header: tuple[bytes, bytes]) -> None:
+    """No header smuggles another one in."""
+    with pytest.raises(InvalidRequest, match="line break"):
+        await http.relay(HttpCall("GET", b"/v2", (header,), b""), deadline=None)
+
+
+@pytest.mark.parametrize("mode", [Mode.NORMAL, Mode.CHUNKED, Mode.UNTIL_CLOSE, Mode.INTERIM])
+async def test_relay_answer_arrives_whole_however_it_is_framed(http: TritonHttp, fake: FakeTriton, mode: Mode) -> None:
+    """Length, chunks, end of connection and interim answers all give the same body, without hop-by-hop headers."""
+    fake.mode = mode
+
+    answer = await http.relay(INFER, deadline=None)
+
+    assert (answer.status, answer.body) == (200, JSON_BODY)
+    assert tuple(header for header in answer.headers if header[0] != b"content-length") == HEADERS
+
+
+async def test_relay_engine_error_is_an_answer(http: TritonHttp, fake: FakeTriton) -> None:
+    """A 500 is passed on as it is."""
+    fake.mode = Mode.ERROR
+
+    answer = await http.relay(INFER, deadline=None)
+
+    assert answer == HttpAnswer(500, ((b"content-length", b"16"),), b'{"error":"boom"}')
+
+
+async def test_relay_head_has_no_body_to_wait_for(http: TritonHttp) -> None:
+    """The announced length is that of a body that never comes."""
+    call = HttpCall("HEAD", b"/v2/health/live", (), b"")
+
+    answers = [await http.relay(call, deadline=time.monotonic() + 1) for _ in range(2)]
+
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b""), (200, b"")]
+
+
+async def test_relay_connections_are_kept_and_bounded(http: TritonHttp, fake: FakeTriton) -> None:
+    """One after the other shares one connection; ten at once use no more than the limit."""
+    for _ in range(3):
+        await http.relay(INFER, deadline=None)
+    assert fake.http_connections == 1
+
+    await asyncio.gather(*[http.relay(INFER, deadline=None) for _ in range(10)])
+
+    assert fake.http_connections == 2
+
+
+async def test_relay_slow_engine_ends_at_the_deadline(http: TritonHttp, fake: FakeTriton) -> None:
+    """DeadlineExceeded within 50 ms, and the connection with the late answer is not used again."""
+    fake.mode = Mode.SLOW
+    deadline = time.monotonic() + 0.2
+
+    with pytest.raises(DeadlineExceeded):
+        await http.relay(INFER, deadline=deadline)
+    assert abs(time.monotonic() - deadline) < 0.05
+
+    fake.mode = Mode.NORMAL
+    assert (await http.relay(INFER, deadline=None)).status == 200
+    assert fake.http_connections == 2
+
+
+async def test_relay_waiting_for_a_connection_keeps_the_deadline(http: TritonHttp, fake: FakeTriton) -> None:
+    """A full pool is no excuse."""
+    fake.mode = Mode.SLOW
+    holders = [asyncio.create_task(http.relay(INFER, deadline=None)) for _ in range(2)]
+    deadline = time.monotonic() + 0.2
+
+    with pytest.raises(DeadlineExceeded):
+        await http.relay(INFER, deadline=deadline)
+
+    assert abs(time.monotonic() - deadline) < 0.05
+    fake.release.set()
+    assert [answer.status for answer in await asyncio.gather(*holders)] == [200, 200]
+
+
+async def test_relay_past_deadline_never_leaves(http: TritonHttp, fake: FakeTriton) -> None:
+    """What is late already costs the engine nothing."""
+    with pytest.raises(DeadlineExceeded):
+        await http.relay(INFER, deadline=time.monotonic() - 1)
+
+    assert fake.http_connections == 0
+
+
+async def test_relay_without_deadline_ends_with_patience(fake: FakeTriton) -> None:
+    """A read waits `read_s`, everything else `call_s`."""
+    fake.mode = Mode.SLOW
+    http = TritonHttp(origin_of(fake.http_url), max_connections=2, patience=Patience(read_s=0.1, call_s=0.3))
+    started = time.monotonic()
+
+    with pytest.raises(DeadlineExceeded):
+        await http.relay(HttpCall("GET", b"/v2", (), b""), deadline=None)
+    assert time.monotonic() - started < 0.25
+    with pytest.raises(DeadlineExceeded):
+        await http.relay(INFER, deadline=None)
+
+
+async def test_relay_cancelled_caller_frees_the_connection(http: TritonHttp, fake: FakeTriton) -> None:
+    """The slots of cancelled calls are given back."""
+    fake.mode = Mode.SLOW
+    running = [asyncio.create_task(http.relay(INFER, deadline=None)) for _ in range(2)]
+    await fake.http_begun.wait()
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+    fake.mode = Mode.NORMAL
+    answers = await asyncio.gather(*[http.relay(INFER, deadline=time.monotonic() + 1) for _ in range(2)])
+
+    assert [answer.status for answer in answers] == [200, 200]
+
+
+@pytest.mark.parametrize("mode", [Mode.RESET, Mode.HALF])
+async def test_relay_broken_connection_is_unavailable(http: TritonHttp, fake: FakeTriton, mode: Mode) -> None:
+    """A reset before the answer and an end within it both mean that the engine is gone, and are not tried again."""
+    fake.mode = mode
+
+    with pytest.raises(BackendUnavailable, match="connection to the engine broke"):
+        await http.relay(INFER, deadline=None)
+
+    assert len(fake.http_requests) == 1
+
+
+async def test_relay_garbage_is_the_engines_failure(http: TritonHttp, fake: FakeTriton) -> None:
+    """Bytes that are no HTTP answer are told apart from a broken connection."""
+    fake.mode = Mode.GARBAGE
+
+    with pytest.raises(BackendFailed, match="cannot be read"):
+        await http.relay(INFER, deadline=None)
+
+
+async def test_relay_second_answer_ends_the_connection(http: TritonHttp, fake: FakeTriton) -> None:
+    """An answer too many is never taken for the next question's."""
+    fake.mode = Mode.TWICE
+
+    for _ in range(2):
+        assert (await http.relay(INFER, deadline=None)).body == JSON_BODY
+
+    assert fake.http_connections == 2
+
+
+async def test_relay_stale_connection_repeats_what_may_be_repeated(http: TritonHttp, fake: FakeTriton) -> None:
+    """An inference whose kept-alive connection turns out closed goes again, once, over a new one; a load does not."""
+    fake.mode = Mode.STALE
+    await http.relay(INFER, deadline=None)
+
+    assert (await http.relay(INFER, deadline=None)).status == 200
+    assert len(fake.http_requests) == 3
+
+    with pytest.raises(BackendUnavailable):
+        await http.relay(LOAD, deadline=None)
+    assert len(fake.http_requests) == 4
+
+
+async def test_relay_nobody_listens_is_unavailable_at_once() -> None:
+    """A refused connection is an answer, not a wait."""
+    http = TritonHttp(origin_of("http://127.0.0.1:9"), max_connections=1, patience=Patience())
+    started = time.monotonic()
+
+    with pytest.raises(BackendUnavailable, match=r"cannot connect to the engine at 127\.0\.0\.1:9"):
+        await http.relay(INFER, deadline=None)
+
+    assert time.monotonic() - started < 0.5
+
+
+async def test_relay_base_path_stands_before_every_target(fake: FakeTriton) -> None:
+    """An engine behind a path prefix is reached."""
+    http = TritonHttp(origin_of(f"{fake.http_url}/triton/"), max_connections=1, patience=Patience())
+
+    await http.relay(HttpCall("GET", b"/v2", (), b""), deadline=None)
+    await http.aclose()
+
+    assert fake.http_requests[0].startswith(b"GET /triton/v2 HTTP/1.1\r\n")
