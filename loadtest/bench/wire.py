@@ -36,7 +36,9 @@ class HttpPort:
     def __init__(self, url: str) -> None:
         self._url = url
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(TIMEOUT_S)
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(TIMEOUT_S),
+            headers={"Accept-Encoding": "identity"},  # Triton would compress its answer: 20 ms of CPU for 600 kB
         )
 
     async def __aenter__(self) -> Self:
@@ -49,9 +51,7 @@ class HttpPort:
 
     async def post(self, request: HttpRequest) -> bytes:
         """The answer's body. Raises BadAnswer for any status but 200."""
-        async with self._session.post(
-            self._url + request.path, data=request.body, headers=request.headers, skip_auto_headers=("content-type",)
-        ) as answer:
+        async with self._session.post(self._url + request.path, data=request.body, headers=request.headers) as answer:
             body = await answer.read()
             if answer.status != 200:
                 raise BadAnswer(f"{self._url}{request.path} answered {answer.status}: {body[:300]!r}")

@@ -33,7 +33,7 @@ class ImageUser(FastHttpUser):  # type: ignore[misc]  # locust is not type-check
         headers = {"content-type": picture.media_type}
         with self.client.post(self.path, data=picture.content, headers=headers, catch_response=True) as answer:
             if answer.status_code != 200:
-                answer.failure(f"{answer.status_code}: {answer.text}")
+                answer.failure(f"{answer.status_code}: {answer.text or answer.error}")
             elif "results" not in answer.json():
                 answer.failure(f"no results in {answer.text[:200]}")
 
