@@ -32,6 +32,7 @@ def build_app(words: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # [8000] in a help text is a default, not markup
     )
     app.callback()(_root)
     chosen = next((word for word in words if not word.startswith("-")), None)

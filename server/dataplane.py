@@ -61,6 +61,11 @@ class DataPlane:
             return Readiness(False, self._watch.reason)
         return Readiness(True, "")
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this gateway was told to stop."""
+        return self._is_stopping
+
     def announce_stop(self) -> None:
         """Say not ready from now on, and go on serving."""
         self._is_stopping = True

@@ -257,7 +257,7 @@ def _environment(wheel: WheelFiles, libpython_folder: Path, inherited: Mapping[s
         "LD_LIBRARY_PATH": ":".join(libraries),
         "PATH": f"{wheel.environment / 'bin'}:{env.get('PATH', os.defpath)}",
         "VIRTUAL_ENV": str(wheel.environment),
-        "PYTHONDONTWRITEBYTECODE": "1",  # nothing of ours may appear in a model repository
+        "PYTHONDONTWRITEBYTECODE": "1",  # for what models start; the stub itself writes its __pycache__ all the same
         "PYTHONUNBUFFERED": "1",
     }
     return env | {name: env.get(name, "1") for name in _ONE_THREAD}

@@ -186,7 +186,7 @@ def _element_count(entry: _Entry) -> int:
     if not shape or len(shape) > MAX_RANK:
         raise InvalidRequest(f"{entry.where}: its shape has {len(shape)} dimensions; 1 to {MAX_RANK} can be")
     if min(shape) < 0:
-        raise InvalidRequest(f"{entry.where}: its shape has a negative dimension")
+        raise InvalidRequest(f"{entry.where}: its shape {shape} has a negative dimension")
     # A dimension of 0 does not make the others harmless: the engine multiplies from the left.
     if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
         raise InvalidRequest(f"{entry.where}: its shape asks for more bytes than 63 bits can count")

@@ -3,6 +3,7 @@
 import asyncio
 import time
 import traceback
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,7 +31,7 @@ class Root:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, is_last=lambda: self._plane.is_stopping)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:  # noqa: BLE001 - the root of the request's task
@@ -58,13 +59,16 @@ class Exchange:
 
     An answer that comes before the body was read closes the connection, but lingers for a moment and throws the
     rest of the body away: closing at once would reset it, and the client might never see the answer.
+    is_last: whether the gateway is about to stop; its answers then close their connections, so that no client sends
+    the next request on one that is just being closed.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: Callable[[], bool]) -> None:
         self.status = 0
         self.seconds = 0.0
         self._receive = receive
         self._send = send
+        self._is_last = is_last
         self._started = time.monotonic()
         self._has_unread_body = _announces_body(scope)
 
@@ -78,7 +82,7 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.seconds = time.monotonic() - self._started
-            if self._has_unread_body:
+            if self._has_unread_body or self._is_last():
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
         elif self._has_unread_body and not message.get("more_body", False):
             await self._send({**message, "more_body": True})

@@ -1,5 +1,7 @@
 """The stack starts, dies, comes back and ends as it promises. Each test runs a stack of its own."""
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -350,3 +352,105 @@ def _status(url: str) -> int | None:
 
 def wait_until_ready_url(stack: RunningStack, url: str) -> None:
     wait_for(lambda: _status(f"{url}/v2/health/ready") == 200, 30, "ready")
+
+
+SICK = '''"""Answers until a file appears; then every inference fails, as after a sticky CUDA error."""
+import http.client
+import json
+import os
+
+import triton_python_backend_utils as pb_utils
+
+FLAG = {flag!r}
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if os.path.exists(FLAG):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+            for r in requests
+        ]
+'''
+
+
+def test_engine_that_lives_but_cannot_infer_is_restarted(tmp_path: Path, triton_environment: Path) -> None:
+    """Triton says live while every inference fails: ready turns 503, Triton is restarted, and service returns."""
+    flag, repository = tmp_path / "sick", tmp_path / "models"
+    write_model(repository, "identity", SICK.format(flag=str(flag)), SLOW_CONFIG)
+    environ = {"PENSTOCK_CANARY_INTERVAL_S": "0.2"}
+    stack = start_stack(tmp_path / "home", "--model-repository", str(repository), environ=environ)
+    try:
+        old = triton_of(stack).pid
+        flag.touch()
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 10, "ready is 503")
+        stack.wait_for_log("3 canary inferences in a row failed, the last on 'identity'.*illegal memory access")
+        wait_for(lambda: not psutil.pid_exists(old), 20, "the old Triton is gone")
+        flag.unlink()
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 200, 40, "ready again")
+        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+        assert "penstock_engine_restarts_total 0.0" not in text
+    finally:
+        assert stop_stack(stack) == 0
+
+
+def test_client_that_leaves_frees_its_place_without_an_error_line(tmp_path: Path, repository: Path) -> None:
+    """A disconnect while the engine works: nothing in flight at once, counted as cancelled, no error logged."""
+    with running(tmp_path, repository) as stack:
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [4000]}]})
+        address = stack.http_url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1]))) as client:
+            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            client.sendall(head.encode())
+            wait_for(lambda: inflight(stack) == 1, 5, "one request in flight")
+        wait_for(lambda: inflight(stack) == 0, 2, "nothing in flight")
+        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+        assert 'penstock_cancelled_total{protocol="http"} 1.0' in text
+        assert not stack.logged("level='error'")
+
+
+def test_stop_under_steady_load_fails_no_accepted_request(tmp_path: Path, repository: Path) -> None:
+    """Clients that keep their connections and never pause see 200 until the port is closed, and nothing else."""
+    with running(tmp_path, repository, "--drain-delay-s", "1") as stack:
+        outcomes: list[str] = []
+        threads = [threading.Thread(target=_load_until_refused, args=(stack, outcomes)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(outcomes) > 50, 20, "load runs")
+        stack.process.terminate()
+        assert stack.process.wait(20) == 0
+        for thread in threads:
+            thread.join(10)
+    assert set(outcomes) == {"200", "refused"}, {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+    assert outcomes.count("refused") == len(threads)
+
+
+def _load_until_refused(stack: RunningStack, outcomes: list[str]) -> None:
+    """One keep-alive client, reconnecting when it is told to close."""
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [20]}]})
+    connection = http.client.HTTPConnection(stack.http_url.removeprefix("http://"), timeout=10)
+    while True:
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except ConnectionRefusedError:
+            outcomes.append("refused")
+            return
+        try:
+            connection.request("POST", "/v2/models/slow/infer", body)
+            response = connection.getresponse()
+            response.read()
+            outcomes.append(str(response.status))
+        except OSError as error:
+            outcomes.append(repr(error))
+            connection.close()
+
+
+def test_folder_for_run_files_that_cannot_be_written_is_one_line(tmp_path: Path, triton_environment: Path) -> None:
+    """No place for temporary files: one sentence with the fix."""
+    (tmp_path / f"penstock-{os.getuid()}").write_text("a file where the folder should be")
+    code, text = fails_to_start(tmp_path, *ANY_PORTS, environ={"TMPDIR": str(tmp_path)})
+    assert code != 0
+    assert len(text.splitlines()) == 1
+    assert "TMPDIR" in text

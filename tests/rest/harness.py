@@ -42,6 +42,7 @@ class FakePlane:
         self.error: Exception | None = None
         self.unready_reason = ""
         self.holds = False
+        self.is_stopping = False
         self.entered = asyncio.Event()
         self.released = asyncio.Event()
         self.cancelled = asyncio.Event()
