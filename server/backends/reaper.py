@@ -47,10 +47,10 @@ def region_prefix(engine_id: str) -> str:
     return f"penstock_{engine_id}_"
 
 
-def reap(engine_id: str, *, timeout_s: float = 2.0) -> Reaped:
+def reap(engine_id: str, *, child_pid: int | None = None, timeout_s: float = 2.0) -> Reaped:
     """Kills every process that carries this id and removes its shared-memory regions. Blocks for timeout_s at most.
 
-    Regions stay while a survivor may still map them.
+    Regions stay while a survivor may still map them. child_pid: one of them whose exit code the caller waits for.
     """
     until = time.monotonic() + timeout_s
     killed: dict[int, None] = {}
@@ -64,7 +64,7 @@ def reap(engine_id: str, *, timeout_s: float = 2.0) -> Reaped:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             survivors = [pid for pid, handle in found.items() if not _ends(handle, until)]
-        for pid in found:
+        for pid in found.keys() - {child_pid}:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # orphans become ours where we are process 1
         if not found or survivors:

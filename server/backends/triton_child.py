@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from server.backends.reaper import ENGINE_ID_VARIABLE, Reaped, reap
@@ -50,21 +51,21 @@ class TritonChild:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
-    def kill(self) -> None:
-        """At once, with its stubs."""
+    def _kill_group(self) -> None:
+        """What a model started without the mark by which the reaper finds it."""
         if not self.has_exited:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def bury(self) -> Reaped:
         """Kills what still lives, removes what is left, reads the log to its end. Takes seconds at most."""
-        self.kill()
+        left = await asyncio.to_thread(reap, self._engine_id, child_pid=self.pid)
+        self._kill_group()
         await asyncio.wait({self.exit}, timeout=_KILL_S)
-        left = await asyncio.to_thread(reap, self._engine_id)
         await asyncio.wait({self._drain}, timeout=_LOG_END_S)
         self._drain.cancel()
         self._transport.close()
-        return left
+        return replace(left, killed=tuple(pid for pid in left.killed if pid != self.pid))
 
     def epitaph(self) -> str:
         """How it ended, with its last words where they can tell the cause."""
