@@ -199,4 +199,5 @@ def run_gateway(settings: Settings, control_end: socket.socket | None = None) ->
         control = await ControlLine.over(control_end) if control_end is not None else None
         return await _serve(settings, control)
 
-    return uvloop.run(main())
+    code: int = uvloop.run(main())
+    return code

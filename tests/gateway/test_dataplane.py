@@ -1,0 +1,260 @@
+"""The data plane over a fake engine and real decoders: what is refused, what is counted, what is given back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+import pytest
+
+from server.admission import Admission, AdmissionLimits
+from server.backends.watch import EngineWatch, WatchOptions
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    UndecodableImage,
+)
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.relay import HttpCall, InferHead
+from server.core.result import Classes, Detections
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from server.dataplane import DataPlane, ImageRequest, Verb
+from server.image_flow import ImageFlow
+from server.metrics import Metrics
+from server.testing import FakeBackend, FakeMode
+from server.vision.pool import DecodePool
+
+DETECTOR = ModelConfig(
+    name="boxes",
+    backend="python",
+    max_batch_size=0,
+    inputs=(TensorSpec("image", Datatype.UINT8, (-1, -1, 3)),),
+    outputs=(
+        TensorSpec("boxes", Datatype.FP32, (-1, 4)),
+        TensorSpec("scores", Datatype.FP32, (-1,)),
+        TensorSpec("class_ids", Datatype.INT64, (-1,)),
+    ),
+    parameters={
+        "network-type": "0",
+        "network-input-order": "1",
+        "parse-bbox-func-name": "boxes",
+        "labels": "thing",
+    },
+)
+CLASSIFIER = ModelConfig(
+    name="classes",
+    backend="onnxruntime",
+    max_batch_size=2,
+    inputs=(TensorSpec("x", Datatype.FP32, (3, 8, 8)),),
+    outputs=(TensorSpec("p", Datatype.FP32, (3,)),),
+    parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
+)
+TENSORS_ONLY = ModelConfig(
+    "plain", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.BYTES, (-1,)),)
+)
+CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
+
+
+def answer(request: InferRequest) -> list[Tensor]:
+    """One box over the whole picture; or how dark, middling or bright each row is."""
+    array = request.inputs[0].to_numpy()
+    if request.model_name == "boxes":
+        height, width = array.shape[:2]
+        return [
+            tensor_from_numpy("boxes", np.array([[0, 0, width, height]], np.float32)),
+            tensor_from_numpy("scores", np.array([0.75], np.float32)),
+            tensor_from_numpy("class_ids", np.array([0], np.int64)),
+        ]
+    means = array.reshape(array.shape[0], -1).mean(axis=1)
+    rows = [[1 - mean, 0.1, mean] for mean in means]
+    return [tensor_from_numpy("p", np.array(rows, np.float32))]
+
+
+def picture(level: int, width: int = 20, height: int = 10) -> bytes:
+    is_written, encoded = cv2.imencode(".png", np.full((height, width, 3), level, np.uint8))
+    assert is_written
+    return encoded.tobytes()
+
+
+@dataclass
+class Rig:
+    """A plane with everything a test wants to look at."""
+
+    plane: DataPlane
+    backend: FakeBackend
+    admission: Admission
+    watch: EngineWatch
+    metrics: Metrics
+
+    async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
+        return await self.plane.infer_images(ImageRequest(model, "", images, deadline))
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
+    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo), answer=answer)
+    options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
+    watch = EngineWatch(backend, options)
+    admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()
+    pool = DecodePool(workers=1)
+    images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics)
+    plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics)
+    await pool.start()
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        await watch.first_ready.wait()
+    yield Rig(plane, backend, admission, watch, metrics)
+    assert admission.statistics().requests == 0
+    assert admission.statistics().size_bytes == 0
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await pool.aclose()
+
+
+async def test_image_of_detector_answers_boxes_in_source_pixels(rig: Rig) -> None:
+    """The box over everything is the picture's own size."""
+    response = await rig.plane.infer_images(ImageRequest("boxes", "", (picture(9, 30, 40),), None))
+    (result,) = response.results
+    assert isinstance(result, Detections)
+    np.testing.assert_allclose(result.xyxy, [[0, 0, 30, 40]])
+    assert response.labels == ("thing",)
+    assert response.timings.decode > 0
+    assert response.total_s >= response.timings.infer
+
+
+async def test_image_request_of_three_makes_two_calls_and_keeps_order(rig: Rig) -> None:
+    """max_batch_size 2: rows 2 and 1, each picture with its own result."""
+    before = len(rig.backend.calls)
+    images = (picture(255), picture(0), picture(250))
+    response = await rig.plane.infer_images(ImageRequest("classes", "", images, None))
+    tops = [int(result.class_id[0]) for result in response.results if isinstance(result, Classes)]
+    assert tops == [2, 0, 2]
+    assert len(rig.backend.calls) - before == 2
+    assert response.timings.batch_size == 2
+
+
+async def test_one_bad_image_of_several_is_named_by_its_number(rig: Rig) -> None:
+    """The whole request is refused, and the message says which picture and why."""
+    with pytest.raises(UndecodableImage, match="image 2 of 2: "):
+        await rig.ask("boxes", picture(1), picture(1)[:40])
+    assert b'penstock_decode_errors_total{codec="png",reason="undecodable_image"} 1.0' in rig.metrics.text()
+
+
+async def test_image_for_unknown_model_is_not_found_and_asked_once(rig: Rig) -> None:
+    """404 is not retried, and does not make the engine suspect."""
+    with pytest.raises(ModelNotFound):
+        await rig.ask("nobody", picture(1))
+    assert rig.watch.is_up
+
+
+async def test_image_for_model_without_card_says_what_is_missing(rig: Rig) -> None:
+    """A tensor model cannot take pictures, and the sentence names the parameter."""
+    with pytest.raises(InvalidRequest, match="network-type"):
+        await rig.ask("plain", picture(1))
+
+
+@pytest.mark.parametrize(("mode", "words"), [(FakeMode.NAN, "NaN"), (FakeMode.GARBAGE, "output")])
+async def test_image_when_engine_answers_rubbish_fails_and_names_model(rig: Rig, mode: FakeMode, words: str) -> None:
+    """The outputs' contract is checked before anybody computes on them."""
+    rig.backend.mode = mode
+    with pytest.raises(BackendFailed, match=f"boxes.*{words}"):
+        await rig.ask("boxes", picture(1))
+
+
+async def test_image_past_its_deadline_in_the_engine_is_ended_and_gives_its_place_back(rig: Rig) -> None:
+    """A slow engine costs the caller its deadline and no more."""
+    rig.backend.mode = FakeMode.SLOW
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await rig.ask("boxes", picture(1), deadline=started + 0.3)
+    assert 0.25 <= time.monotonic() - started < 1.0
+
+
+async def test_request_with_passed_deadline_never_reaches_the_engine(rig: Rig) -> None:
+    """Nobody waits for an answer that is late already."""
+    before = len(rig.backend.http_calls)
+    with pytest.raises(DeadlineExceeded):
+        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL, deadline=time.monotonic() - 1)
+    assert len(rig.backend.http_calls) == before
+
+
+async def test_request_without_deadline_gets_the_models_slo(rig: Rig) -> None:
+    """slo_p99_ms of the config is the default deadline."""
+    rig.backend.mode = FakeMode.SLOW
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await rig.plane.relay_http(Verb.INFER, InferHead("hasty"), CALL)
+    assert time.monotonic() - started < 1.0
+
+
+async def test_cancelled_caller_gives_its_place_back(rig: Rig) -> None:
+    """A client that leaves while the engine works is not counted as in flight any more."""
+    rig.backend.mode = FakeMode.SLOW
+    task = asyncio.create_task(rig.ask("boxes", picture(1)))
+    async with asyncio.timeout(5):
+        while rig.admission.statistics().requests == 0:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rig.admission.statistics().requests == 0
+
+
+async def test_requests_over_the_limit_are_refused_while_the_others_run(rig: Rig) -> None:
+    """Four are in flight, the fifth is told so at once, and the four end well."""
+    rig.backend.mode = FakeMode.SLOW
+    tasks = [asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)) for _ in range(4)]
+    async with asyncio.timeout(5):
+        while rig.admission.statistics().requests < 4:
+            await asyncio.sleep(0.005)
+    with pytest.raises(Overloaded, match=r"4 requests in flight \(limit 4\)"):
+        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+    rig.backend.release.set()
+    assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 4
+
+
+async def test_unreachable_engine_is_unavailable_and_looked_at_again(rig: Rig) -> None:
+    """The call fails as such, and the watch finds out by itself that the engine is down."""
+    rig.backend.mode = FakeMode.UNAVAILABLE
+    with pytest.raises(BackendUnavailable):
+        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+    async with asyncio.timeout(5):
+        while rig.watch.is_up:
+            await asyncio.sleep(0.005)
+    assert not rig.plane.readiness().is_ready
+    with pytest.raises(BackendUnavailable, match="the engine is not ready"):
+        await rig.plane.relay_http(Verb.READ, InferHead(""), CALL)
+
+
+async def test_classification_of_bytes_output_is_refused_by_its_name(rig: Rig) -> None:
+    """Only the combination that kills Triton 2.51 is refused."""
+    await rig.plane.refuse_classification_of_bytes(InferHead("classes"), ("p",))
+    with pytest.raises(InvalidRequest, match="output 'y' of model 'plain' is BYTES"):
+        await rig.plane.refuse_classification_of_bytes(InferHead("plain"), ("y",))
+
+
+async def test_draining_plane_says_not_ready_first_and_refuses_later(rig: Rig) -> None:
+    """announce_stop goes on serving; refuse_new_work does not."""
+    rig.plane.announce_stop()
+    assert not rig.plane.readiness().is_ready
+    assert (await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)).status == 200
+    rig.plane.refuse_new_work()
+    with pytest.raises(Overloaded) as refusal:
+        await rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL)
+    assert refusal.value.reason == "draining"
+
+
+def test_model_label_of_strangers_is_one(rig: Rig) -> None:
+    """Clients cannot grow the metrics with names of their own."""
+    assert rig.plane.model_label("plain") == "plain"
+    assert {rig.plane.model_label(f"x{number}") for number in range(9)} == {"unknown"}
