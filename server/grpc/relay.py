@@ -18,6 +18,7 @@ from server.metrics import Metrics
 
 PROTOCOL = "grpc"
 MAX_DEADLINE_S = 24 * 3600.0
+DEADLINE_SLACK_S = 0.02
 
 log = get_logger("grpc")
 
@@ -44,10 +45,10 @@ class CallRelay:
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
         """The engine's ModelInferResponse; counted, whatever becomes of it."""
         started = time.monotonic()
-        head = InferHead("")
+        head, deadline = InferHead(""), None
 
         async def work() -> GrpcAnswer:
-            nonlocal head
+            nonlocal head, deadline
             scan = scan_infer(message)
             head = scan.head
             deadline = _earlier(_deadline(context), _parameter_deadline(head, started))
@@ -58,14 +59,12 @@ class CallRelay:
         try:
             outcome = await self._outcome(work)
         except asyncio.CancelledError:
-            self._record.cancelled(PROTOCOL)
+            if deadline is None or time.monotonic() < deadline - DEADLINE_SLACK_S:
+                self._record.cancelled(PROTOCOL)
+            else:  # the client gave up at its own deadline, a moment before we could say so
+                self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
             raise
-        self._record.request_done(
-            model=self._plane.model_label(head.model_name),
-            protocol=PROTOCOL,
-            code=outcome.status.code.name,
-            seconds=time.monotonic() - started,
-        )
+        self._count(head, outcome.status.code, started)
         return await _end(outcome, context)
 
     async def pass_on(
@@ -86,6 +85,14 @@ class CallRelay:
         now = asyncio.get_running_loop().time()
         for scope in self._running:
             scope.reschedule(now)
+
+    def _count(self, head: InferHead, code: grpc.StatusCode, started: float) -> None:
+        self._record.request_done(
+            model=self._plane.model_label(head.model_name),
+            protocol=PROTOCOL,
+            code=code.name,
+            seconds=time.monotonic() - started,
+        )
 
     async def _outcome(self, work: Work) -> Outcome:
         try:

@@ -1,0 +1,147 @@
+"""The gRPC front on a real port, over a plane that hands everything to a fake engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from server.core.errors import InvalidRequest
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.relay import GrpcAnswer, GrpcCall, InferHead
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from server.dataplane import Readiness, Verb
+from server.grpc.server import GrpcLimits, GrpcServer, serve
+from server.testing import FakeBackend
+
+SERVICE = "/inference.GRPCInferenceService/"
+MODELS = (
+    ModelConfig(
+        "double", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (-1,)),)
+    ),
+    ModelConfig(
+        "texts", "python", 0, (TensorSpec("x", Datatype.BYTES, (1,)),), (TensorSpec("y", Datatype.BYTES, (1,)),)
+    ),
+)
+
+
+def double(request: InferRequest) -> Sequence[Tensor]:
+    """y = 2x."""
+    return [tensor_from_numpy("y", np.asarray(request.inputs[0].to_numpy() * 2))]
+
+
+def infer_request(model_name: str = "double", size: int = 1) -> service_pb2.ModelInferRequest:
+    """One row of zeros, `size` of them."""
+    request = service_pb2.ModelInferRequest(model_name=model_name)
+    request.inputs.add(name="x", datatype="FP32", shape=[1, size])
+    request.raw_input_contents.append(bytes(4 * size))
+    return request
+
+
+def infer_message(model_name: str = "double", size: int = 1) -> bytes:
+    """The same, serialised."""
+    message: bytes = infer_request(model_name, size).SerializeToString()
+    return message
+
+
+class FakePlane:
+    """Hands calls to the engine and records them. error: raised instead. answer: given instead."""
+
+    def __init__(self, engine: FakeBackend) -> None:
+        self.engine = engine
+        self.relayed: list[tuple[Verb, InferHead, GrpcCall, float | None]] = []
+        self.error: Exception | None = None
+        self.answer: GrpcAnswer | None = None
+        self.unready_reason = ""
+        self.entered = asyncio.Event()
+
+    def readiness(self) -> Readiness:
+        return Readiness(not self.unready_reason, self.unready_reason)
+
+    def model_label(self, model_name: str) -> str:
+        return model_name if model_name in {config.name for config in MODELS} else "unknown"
+
+    async def relay_grpc(
+        self, verb: Verb, head: InferHead, call: GrpcCall, *, deadline: float | None = None
+    ) -> GrpcAnswer:
+        self.relayed.append((verb, head, call, deadline))
+        self.entered.set()
+        if self.error is not None:
+            raise self.error
+        return self.answer or await self.engine.grpc(call, deadline=deadline)
+
+    async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
+        config = await self.engine.model_config(head.model_name)
+        for spec in config.outputs:
+            if spec.name in output_names and spec.datatype is Datatype.BYTES:
+                raise InvalidRequest(f"output {spec.name!r} is BYTES")
+
+
+class FakeRecorder:
+    """What the front told."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str, str]] = []
+        self.reasons: list[str] = []
+        self.gone = asyncio.Event()
+
+    def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.done.append((model, protocol, code))
+
+    def rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def cancelled(self, protocol: str) -> None:
+        assert protocol == "grpc"
+        self.gone.set()
+
+
+@dataclass
+class Front:
+    """A running front and a channel to it."""
+
+    plane: FakePlane
+    recorder: FakeRecorder
+    server: GrpcServer
+    channel: grpc.aio.Channel
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def engine(self) -> FakeBackend:
+        return self.plane.engine
+
+    async def call(
+        self,
+        method: str,
+        message: bytes = b"",
+        *,
+        timeout: float | None = 10.0,
+        metadata: tuple[tuple[str, str | bytes], ...] = (),
+        compression: grpc.Compression | None = None,
+    ) -> bytes:
+        """The answer's bytes. Raises AioRpcError."""
+        asking = self.channel.unary_unary(SERVICE + method, None, None)
+        answer: bytes = await asking(message, timeout=timeout, metadata=metadata, compression=compression)  # type: ignore[arg-type]
+        return answer
+
+
+@asynccontextmanager
+async def serving(limits: GrpcLimits | None = None) -> AsyncIterator[Front]:
+    """The front on an ephemeral port, stopped at the end."""
+    plane, recorder = FakePlane(FakeBackend(MODELS, answer=double)), FakeRecorder()
+    server = await serve(plane, limits or GrpcLimits(), "127.0.0.1:0", recorder)  # type: ignore[arg-type]
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
+    try:
+        yield Front(plane, recorder, server, channel)
+    finally:
+        await channel.close(None)
+        await server.stop(0)

@@ -1,0 +1,230 @@
+"""The shallow scan reads what protobuf reads, touches no tensor, and survives any bytes."""
+
+import contextlib
+import time
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from server.core.errors import InvalidRequest
+from server.core.relay import InferHead
+from server.grpc.codec import (
+    InferScan,
+    scan_infer,
+    scan_model_name,
+    scan_repository_request,
+    unblocked_metadata,
+)
+
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp", "Cf", "Zs", "Co", "Cn")), max_size=8)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+def infer_request(model_name: str = "m", shape: tuple[int, ...] = (1, 2)) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=model_name)
+    request.inputs.add(name="x", datatype="FP32", shape=shape)
+    request.raw_input_contents.append(bytes(8))
+    return request
+
+
+def scan(request: service_pb2.ModelInferRequest) -> InferScan:
+    return scan_infer(request.SerializeToString())
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> service_pb2.InferParameter:
+    kind = draw(st.sampled_from(("bool_param", "int64_param", "string_param", "double_param", "uint64_param", "")))
+    values = {
+        "bool_param": st.booleans(),
+        "int64_param": int64s,
+        "string_param": texts,
+        "double_param": st.floats(allow_nan=False),
+        "uint64_param": st.integers(0, 2**64 - 1),
+    }
+    return service_pb2.InferParameter(**{kind: draw(values[kind])}) if kind else service_pb2.InferParameter()
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=draw(texts), model_version=draw(texts), id=draw(texts))
+    for key in draw(st.lists(st.sampled_from(("timeout", "priority", "x")), unique=True)):
+        request.parameters[key].CopyFrom(draw(parameters()))
+    for shape in draw(st.lists(st.lists(st.integers(0, 1000), max_size=4), max_size=3)):
+        tensor = request.inputs.add(name=draw(texts), datatype=draw(texts), shape=shape)
+        tensor.contents.fp32_contents.extend(draw(st.lists(st.floats(width=32), max_size=3)))
+        request.raw_input_contents.append(draw(st.binary(max_size=300)))
+    for name in draw(st.lists(texts, max_size=3)):
+        output = request.outputs.add(name=name)
+        if draw(st.booleans()):
+            output.parameters["classification"].int64_param = draw(int64s)
+        if draw(st.booleans()):
+            output.parameters["other"].CopyFrom(draw(parameters()))
+    return request
+
+
+def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferScan:
+    timeout = request.parameters["timeout"] if "timeout" in request.parameters else service_pb2.InferParameter()
+    kind = timeout.WhichOneof("parameter_choice")
+    timeout_us = getattr(timeout, kind) if kind in ("int64_param", "uint64_param") else None
+    head = InferHead(request.model_name, request.model_version, request.id, timeout_us)
+    return InferScan(head, tuple(o.name for o in request.outputs if "classification" in o.parameters))
+
+
+@given(requests())
+def test_scan_valid_message_agrees_with_protobuf(request: service_pb2.ModelInferRequest) -> None:
+    """Name, version, id, timeout and classified outputs are what the generated class reads."""
+    assert scan(request) == as_protobuf_reads(request)
+
+
+@given(requests(), requests())
+def test_scan_concatenated_messages_merge_as_protobuf_merges(
+    one: service_pb2.ModelInferRequest, other: service_pb2.ModelInferRequest
+) -> None:
+    """The last of a field wins: nobody can show the gateway one name and the engine another."""
+    message = one.SerializeToString() + other.SerializeToString()
+
+    assert scan_infer(message) == as_protobuf_reads(service_pb2.ModelInferRequest.FromString(message))
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200))
+def test_scan_any_bytes_are_read_or_refused(message: bytes) -> None:
+    """No bytes raise anything but InvalidRequest, and what is read is what protobuf reads, if it reads it."""
+    try:
+        scanned = scan_infer(message)
+    except InvalidRequest:
+        return
+    try:
+        parsed = service_pb2.ModelInferRequest.FromString(message)
+    except DecodeError:
+        return
+    assert scanned == as_protobuf_reads(parsed)
+
+
+@settings(max_examples=300)
+@given(requests(), st.data())
+def test_scan_damaged_message_is_read_or_refused(request: service_pb2.ModelInferRequest, data: st.DataObject) -> None:
+    """Cut short or with a byte changed, a message is read or refused, never anything else."""
+    message = bytearray(request.SerializeToString())
+    if message:
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(message[: data.draw(st.integers(0, len(message)))])
+
+    for scanner in (scan_infer, scan_model_name, scan_repository_request):
+        with contextlib.suppress(InvalidRequest):
+            scanner(cut)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2**31, 2**31), (1, 2**62), (2**32, 2**32), (2**40 + 1,), (2**62, 4, 0), (2**63 - 1,)],
+)
+def test_scan_shape_that_overflows_is_refused(shape: tuple[int, ...]) -> None:
+    """Every product that Triton would compute wrongly stops here, and before anything of that size is made."""
+    with pytest.raises(InvalidRequest, match=r"input 'x' has shape .* more than 2\^40 elements"):
+        scan(infer_request(shape=shape))
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2, -(2**63)), (0, -5)])
+def test_scan_negative_dimension_is_refused(shape: tuple[int, ...]) -> None:
+    """A request has sizes, not wildcards."""
+    with pytest.raises(InvalidRequest, match="no dimension may be negative"):
+        scan(infer_request(shape=shape))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1, 0), (2**40,), (1,) * 20])
+def test_scan_odd_but_possible_shape_passes(shape: tuple[int, ...]) -> None:
+    """Scalars and empty tensors are the engine's to judge."""
+    assert scan(infer_request(shape=shape)).head.model_name == "m"
+
+
+def test_scan_unpacked_shape_is_read_too() -> None:
+    """Old encoders write a repeated number one by one."""
+    request = b"\x0a\x01m\x2a\x0c\x0a\x01x" + b"\x18\xff\xff\xff\xff\xff\xff\xff\x7f"[:9]
+
+    with pytest.raises(InvalidRequest, match="more than 2"):
+        scan_infer(request)
+
+
+def test_scan_message_of_nothing_but_fields_is_refused_at_once() -> None:
+    """Thirty million empty fields cost the event loop milliseconds, not half a minute."""
+    message = b"\x0a\x01m" + b"\x2a\x00" * (16 << 20)
+    started = time.monotonic()
+
+    with pytest.raises(InvalidRequest, match="more than 50000 fields"):
+        scan_infer(message)
+
+    assert time.monotonic() - started < 1
+
+
+def test_scan_endless_shape_is_refused_at_once() -> None:
+    """A shape of millions of dimensions is no list of millions of numbers."""
+    inner = b"\x1a\x80\x80\x80\x04" + b"\x01" * (8 << 20)
+    message = b"\x2a" + b"\x85\x80\x80\x04" + inner
+
+    with pytest.raises(InvalidRequest, match="more than 50000 fields"):
+        scan_infer(message)
+
+
+def test_scan_large_tensor_is_not_read() -> None:
+    """Sixty-four megabytes of tensor cost nothing."""
+    request = infer_request()
+    request.raw_input_contents[0] = bytes(64 << 20)
+    message = request.SerializeToString()
+    started = time.monotonic()
+
+    assert scan_infer(message).head.model_name == "m"
+    assert time.monotonic() - started < 0.02
+
+
+@pytest.mark.parametrize("name", ["a\r\nb", "a\x00", "\x1b[31m", "a\u2028b"])
+def test_scan_control_characters_in_a_name_are_refused(name: str) -> None:
+    """No name breaks a log line or a header, whichever message it stands in."""
+    with pytest.raises(InvalidRequest, match="control characters"):
+        scan(infer_request(name))
+    with pytest.raises(InvalidRequest, match="control characters"):
+        scan_model_name(service_pb2.ModelReadyRequest(name=name).SerializeToString())
+    with pytest.raises(InvalidRequest, match="control characters"):
+        scan_repository_request(service_pb2.RepositoryModelLoadRequest(model_name=name).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("1/" + "f" * 256, "more than 255 bytes"),
+        ("1/" + "é" * 128, "more than 255 bytes"),
+        ("../../etc/passwd", "outside the model's folder"),
+        ("/etc/passwd", "outside the model's folder"),
+    ],
+)
+def test_scan_load_with_a_bad_file_is_refused(path: str, words: str) -> None:
+    """What kills Triton or would write elsewhere stays out."""
+    request = service_pb2.RepositoryModelLoadRequest(model_name="m")
+    request.parameters[f"file:{path}"].bytes_param = b"x"
+
+    with pytest.raises(InvalidRequest, match=words):
+        scan_repository_request(request.SerializeToString())
+
+
+def test_scan_load_with_good_files_passes() -> None:
+    """A config and files of the model's own folder."""
+    request = service_pb2.RepositoryModelLoadRequest(repository_name="r", model_name="m")
+    request.parameters["config"].string_param = "{}"
+    request.parameters["file:1/" + "f" * 255].bytes_param = b"x"
+
+    assert scan_repository_request(request.SerializeToString()) == "m"
+
+
+def test_metadata_blocked_extensions_are_not_advertised() -> None:
+    """Nobody is told of what stops here; the rest stays in its order."""
+    engine = service_pb2.ServerMetadataResponse(
+        name="triton", version="2.51.0", extensions=["sequence", "trace", "system_shared_memory", "statistics"]
+    )
+
+    ours = service_pb2.ServerMetadataResponse.FromString(unblocked_metadata(engine.SerializeToString()))
+
+    assert (ours.name, ours.version) == ("triton", "2.51.0")
+    assert list(ours.extensions) == ["sequence", "statistics"]
