@@ -1,0 +1,157 @@
+"""Tiny ONNX models, made on the spot, for the tests of the onnxruntime backend."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+Dims = Sequence[int | str]
+
+TYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}  # Triton's datatypes
+SLOW_SIDE = 256
+TABLE = np.arange(4, dtype=np.float32) * 10
+
+
+def save(model: onnx.ModelProto, repository: Path, name: str, *, version: int = 1, config: str | None = None) -> None:
+    """A version of a model in Triton's layout; without `config` the folder has no config.pbtxt."""
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")
+    if config is not None:
+        (folder.parent / "config.pbtxt").write_text(config)
+
+
+def identity(dims: Dims = ("N", 3), *, elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """x → y = x."""
+    return _model(
+        [helper.make_node("Identity", ["x"], ["y"])], [_value("x", elem_type, dims)], [("y", elem_type, dims)]
+    )
+
+
+def identities() -> onnx.ModelProto:
+    """One input in_T [N, 2] and output out_T for every datatype T."""
+    nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in TYPES]
+    inputs = [_value(f"in_{name}", elem_type, ("N", 2)) for name, elem_type in TYPES.items()]
+    return _model(nodes, inputs, [(f"out_{name}", elem_type, ("N", 2)) for name, elem_type in TYPES.items()])
+
+
+def add_and_multiply() -> onnx.ModelProto:
+    """a, b [N, 3] → sum = a + b, product = a · b."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Mul", ["a", "b"], ["product"])]
+    inputs = [_value(name, TensorProto.FLOAT, ("N", 3)) for name in ("a", "b")]
+    return _model(nodes, inputs, [(name, TensorProto.FLOAT, ("N", 3)) for name in ("sum", "product")])
+
+
+def plus(addend: float) -> onnx.ModelProto:
+    """x [N, 3] → y = x + addend."""
+    constant = numpy_helper.from_array(np.array([addend], np.float32), "addend")
+    node = helper.make_node("Add", ["x", "addend"], ["y"])
+    inputs, outputs = [_value("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, ("N", 3))]
+    return _model([node], inputs, outputs, initializers=[constant])
+
+
+def plus_optional() -> onnx.ModelProto:
+    """x [3] → y = x + bias, where bias [1] is 5 unless the request brings another."""
+    bias = numpy_helper.from_array(np.array([5], np.float32), "bias")
+    inputs = [_value("x", TensorProto.FLOAT, (3,)), _value("bias", TensorProto.FLOAT, (1,))]
+    node = helper.make_node("Add", ["x", "bias"], ["y"])
+    return _model([node], inputs, [("y", TensorProto.FLOAT, (3,))], initializers=[bias])
+
+
+def square(dims: Dims) -> onnx.ModelProto:
+    """x → y = x · x; dims () makes both scalars."""
+    node = helper.make_node("Mul", ["x", "x"], ["y"])
+    return _model([node], [_value("x", TensorProto.FLOAT, dims)], [("y", TensorProto.FLOAT, dims)])
+
+
+def lookup() -> onnx.ModelProto:
+    """index [N, 1] int64 → value [N, 1] = TABLE[index]; an index outside -4…3 makes the whole run fail."""
+    table = numpy_helper.from_array(TABLE, "table")
+    return _model(
+        [helper.make_node("Gather", ["table", "index"], ["value"], name="lookup")],
+        [_value("index", TensorProto.INT64, ("N", 1))],
+        [("value", TensorProto.FLOAT, ("N", 1))],
+        initializers=[table],
+    )
+
+
+def slow() -> onnx.ModelProto:
+    """trips [N, 1] int64 → done [N, 1] = trips, after max(trips) products of two matrices of SLOW_SIDE."""
+    shape = (SLOW_SIDE, SLOW_SIDE)
+    matrix = _value("kept", TensorProto.FLOAT, shape)
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["kept", "eye"], ["next"]), helper.make_node("Identity", ["go"], ["go_on"])],
+        "trip",
+        [_value("i", TensorProto.INT64, ()), _value("go", TensorProto.BOOL, ()), matrix],
+        [_value("go_on", TensorProto.BOOL, ()), _value("next", TensorProto.FLOAT, shape)],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["trips"], ["count"], keepdims=0),
+        helper.make_node("Loop", ["count", "true", "eye"], ["matrix"], body=body),
+        helper.make_node("ReduceMax", ["matrix"], ["one"], keepdims=0),
+        helper.make_node("Cast", ["one"], ["whole_one"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["trips", "whole_one"], ["done"]),
+    ]
+    initializers = [
+        numpy_helper.from_array(np.eye(SLOW_SIDE, dtype=np.float32), "eye"),
+        numpy_helper.from_array(np.array(True), "true"),
+    ]
+    dims = ("N", 1)
+    inputs, outputs = [_value("trips", TensorProto.INT64, dims)], [("done", TensorProto.INT64, dims)]
+    return _model(nodes, inputs, outputs, initializers=initializers)
+
+
+def running_total() -> onnx.ModelProto:
+    """x [N, 1], start [N, 1] int32 (Triton's control tensor) → y = x + 100 · start."""
+    hundred = numpy_helper.from_array(np.array([100], np.float32), "hundred")
+    nodes = [
+        helper.make_node("Cast", ["start"], ["flag"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["flag", "hundred"], ["marked"]),
+        helper.make_node("Add", ["x", "marked"], ["y"]),
+    ]
+    inputs = [_value("x", TensorProto.FLOAT, ("N", 1)), _value("start", TensorProto.INT32, ("N", 1))]
+    return _model(nodes, inputs, [("y", TensorProto.FLOAT, ("N", 1))], initializers=[hundred])
+
+
+def sequence_output() -> onnx.ModelProto:
+    """x [N, 3] → y, a sequence of tensors, which Triton cannot carry."""
+    output = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, ["N", 3])
+    node = helper.make_node("SequenceConstruct", ["x"], ["y"])
+    return _checked(helper.make_graph([node], "tiny", [_value("x", TensorProto.FLOAT, ("N", 3))], [output]))
+
+
+def _value(name: str, elem_type: int, dims: Dims) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem_type, list(dims))
+
+
+def _model(
+    nodes: list[NodeProto],
+    inputs: list[ValueInfoProto],
+    outputs: list[tuple[str, int, Dims]],
+    *,
+    initializers: Sequence[TensorProto] = (),
+) -> onnx.ModelProto:
+    values = [_value(*output) for output in outputs]
+    return _checked(helper.make_graph(nodes, "tiny", inputs, values, list(initializers)))
+
+
+def _checked(graph: onnx.GraphProto) -> onnx.ModelProto:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
