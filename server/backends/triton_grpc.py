@@ -168,8 +168,9 @@ def _channel_options(patience: Patience) -> list[tuple[str, int]]:
     """No limit on messages, a quick way back, and pings while calls are in flight.
 
     The ping timeout counts, not the keepalive's alone: gRPC's bandwidth probes are pings too, one is on its way at a
-    time, and by default gRPC waits a minute for it. Pings without calls are left out, and more than two without data are gRPC's own to hold back: an engine with
-    default settings takes them for an attack and ends the connection, calls and all ("too_many_pings").
+    time, and by default gRPC waits a minute for it. Pings without calls are left out, and more than two without data
+    are gRPC's own to hold back: an engine with default settings takes them for an attack and ends the connection,
+    calls and all ("too_many_pings").
     """
     return [
         ("grpc.max_send_message_length", -1),
