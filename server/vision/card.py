@@ -1,0 +1,206 @@
+"""How a model sees images: read from config.pbtxt's `parameters`, in nvinfer's words.
+
+A model is an image model when it says `network-type`. Booleans are 0 or 1, lists are separated by semicolons:
+
+    network-type            0 or detector, 1 or classifier
+    model-color-format      0 or RGB, 1 or BGR, 2 or GRAY                           default RGB
+    network-input-order     0 or NCHW, 1 or NHWC                                    default NCHW
+    net-scale-factor        y = net-scale-factor * (x - offset) * channel-factor    default 1
+    offsets                 one a channel, in the model's own colour order          default 0
+    channel-scale-factors   one a channel; ours, for models normalised by a std     default 1
+    maintain-aspect-ratio   pad with black at the right and the bottom              default 0
+    symmetric-padding       pad on all sides instead                                default 0
+    scaling-filter          nearest, bilinear, area or cubic                        default bilinear (no antialiasing)
+    max-side                of inputs of variable size: larger images shrink; ours  default none
+    scaled-decode           decode JPEGs at a fraction of their size; ours          default 0: see vision/decode.py
+    parse-bbox-func-name, parse-classifier-func-name                                default boxes, classification
+    labels                  person;bicycle;…; ours, by class id                     default none
+    pre-cluster-threshold   boxes at or under this score are dropped                default 0.2
+    nms-iou-threshold       of two boxes of a class that overlap more, the worse    default 0.3
+    topk                    results kept, -1 for all                                default -1, classifiers 5
+    classifier-threshold    classes under this score are dropped                    default none
+    apply-softmax           the scores are logits; ours                             default 0
+"""
+
+import difflib
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype
+from server.vision.parameters import Parameters
+from server.vision.parsers import CLASSIFIER_PARSERS, DETECTOR_PARSERS
+from server.vision.parsers.options import ParserOptions
+from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter, Triple
+
+_KEYS = (
+    "network-type",
+    "model-color-format",
+    "network-input-order",
+    "net-scale-factor",
+    "offsets",
+    "channel-scale-factors",
+    "maintain-aspect-ratio",
+    "symmetric-padding",
+    "scaling-filter",
+    "max-side",
+    "scaled-decode",
+    "parse-bbox-func-name",
+    "parse-classifier-func-name",
+    "labels",
+    "pre-cluster-threshold",
+    "nms-iou-threshold",
+    "topk",
+    "classifier-threshold",
+    "apply-softmax",
+)
+_TYPO_LIKENESS = 0.84
+_DEFAULT_CLASSES = 5
+
+
+class NetworkType(IntEnum):
+    """nvinfer's network-type, as far as the gateway knows it."""
+
+    DETECTOR = 0
+    CLASSIFIER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class VisionCard:
+    """An image model's facts. labels: by class id, may be empty. parser_name: a row of vision/parsers/__init__.py."""
+
+    network_type: NetworkType
+    input_name: str
+    prepare_spec: PrepareSpec
+    parser_name: str
+    parser_options: ParserOptions
+    labels: tuple[str, ...]
+
+
+def card_from_config(config: ModelConfig) -> VisionCard | None:
+    """The card, or None for a model that does not say how it sees images.
+
+    Raises InvalidRequest naming model, key, value and what is allowed; for a misspelled key, the one that was meant.
+    """
+    parameters = Parameters(config.name, config.parameters)
+    for key in config.parameters:
+        _refuse_typo(parameters, key)
+    if "network-type" not in config.parameters:
+        return None
+    network_type = parameters.choice("network-type", NetworkType, NetworkType.DETECTOR)
+    return VisionCard(
+        network_type=network_type,
+        input_name=_image_input(parameters, config).name,
+        prepare_spec=_prepare_spec(parameters, config),
+        parser_name=_parser_name(parameters, network_type),
+        parser_options=_parser_options(parameters, network_type, config),
+        labels=parameters.words("labels"),
+    )
+
+
+def _refuse_typo(parameters: Parameters, key: str) -> None:
+    if key in _KEYS:
+        return
+    plain = key.strip().lower().replace("_", "-")
+    meant = difflib.get_close_matches(plain, _KEYS, n=1, cutoff=_TYPO_LIKENESS)
+    if meant:
+        raise parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
+
+
+def _image_input(parameters: Parameters, config: ModelConfig) -> TensorSpec:
+    if len(config.inputs) != 1:
+        names = ", ".join(repr(spec.name) for spec in config.inputs) or "none"
+        raise parameters.refusal("network-type", f"needs a model with exactly one input, the image (inputs: {names})")
+    spec = config.inputs[0]
+    if spec.datatype not in (Datatype.FP32, Datatype.FP16, Datatype.UINT8):
+        raise parameters.refusal(
+            "network-type", f"needs an input of type FP32, FP16 or UINT8; {spec.name!r} is {spec.datatype}"
+        )
+    return spec
+
+
+def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
+    spec = _image_input(parameters, config)
+    color = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB)
+    layout = parameters.choice("network-input-order", Layout, Layout.NCHW)
+    width, height = _network_size(parameters, spec, color, layout)
+    scale = parameters.number("net-scale-factor", 1.0)
+    offsets = _per_channel(parameters, "offsets", color, 0.0)
+    factors = _per_channel(parameters, "channel-scale-factors", color, 1.0)
+    if scale == 0.0:
+        raise parameters.refusal("net-scale-factor", "leaves nothing of the image")
+    if 0.0 in factors:
+        raise parameters.refusal("channel-scale-factors", "leaves nothing of a channel")
+    if spec.datatype is Datatype.UINT8 and (scale != 1.0 or any(offsets) or factors != (1.0, 1.0, 1.0)):
+        raise parameters.refusal("net-scale-factor", "and offsets cannot be applied to a UINT8 input; leave them out")
+    return PrepareSpec(
+        width=width,
+        height=height,
+        color=color,
+        layout=layout,
+        fit=_fit(parameters, has_own_size=width == 0),
+        filter=parameters.choice("scaling-filter", ScalingFilter, ScalingFilter.BILINEAR),
+        datatype=spec.datatype,
+        scale=scale,
+        offsets=offsets,
+        channel_factors=factors,
+        max_side=_max_side(parameters, has_own_size=width == 0),
+        has_scaled_decode=parameters.flag("scaled-decode"),
+    )
+
+
+def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, layout: Layout) -> tuple[int, int]:
+    """(width, height), (0, 0) where both vary. A leading 1 of models without a batch dimension is no part of it."""
+    shape = spec.shape[1:] if len(spec.shape) == 4 and spec.shape[0] in (1, -1) else spec.shape
+    if len(shape) == 3:
+        channels, height, width = shape if layout is Layout.NCHW else (shape[2], shape[0], shape[1])
+        if channels == color.channels and (height == width == -1 or (height > 0 and width > 0)):
+            return max(width, 0), max(height, 0)
+    wanted = f"[{color.channels}, H, W]" if layout is Layout.NCHW else f"[H, W, {color.channels}]"
+    raise parameters.refusal(
+        "network-input-order",
+        f"{layout.name} with model-color-format {color.name} needs an input of shape {wanted}, H and W both given or "
+        f"both -1; {spec.name!r} has {list(spec.shape)}",
+    )
+
+
+def _per_channel(parameters: Parameters, key: str, color: ColorFormat, default: float) -> Triple:
+    numbers = parameters.numbers(key, count=color.channels, default=default)
+    return (numbers[0], numbers[0], numbers[0]) if color is ColorFormat.GRAY else (numbers[0], numbers[1], numbers[2])
+
+
+def _fit(parameters: Parameters, *, has_own_size: bool) -> Fit:
+    keeps_aspect, is_symmetric = parameters.flag("maintain-aspect-ratio"), parameters.flag("symmetric-padding")
+    if has_own_size:
+        return Fit.KEEP
+    if not keeps_aspect:
+        return Fit.STRETCH
+    return Fit.PAD_SYMMETRIC if is_symmetric else Fit.PAD_RIGHT_BOTTOM
+
+
+def _max_side(parameters: Parameters, *, has_own_size: bool) -> int:
+    side = parameters.count("max-side", 0)
+    if side and not has_own_size:
+        raise parameters.refusal("max-side", "is for inputs of variable size (H and W -1); this one has its own size")
+    return side
+
+
+def _parser_name(parameters: Parameters, network_type: NetworkType) -> str:
+    if network_type is NetworkType.DETECTOR:
+        return parameters.one_of("parse-bbox-func-name", tuple(DETECTOR_PARSERS), "boxes")
+    return parameters.one_of("parse-classifier-func-name", tuple(CLASSIFIER_PARSERS), "classification")
+
+
+def _parser_options(parameters: Parameters, network_type: NetworkType, config: ModelConfig) -> ParserOptions:
+    if not config.outputs:
+        raise parameters.refusal("network-type", "needs a model with outputs; config.pbtxt names none")
+    topk = parameters.count("topk", _DEFAULT_CLASSES if network_type is NetworkType.CLASSIFIER else -1, least=-1)
+    return ParserOptions(
+        output_names=tuple(output.name for output in config.outputs),
+        pre_cluster_threshold=parameters.share("pre-cluster-threshold", 0.2),
+        nms_iou_threshold=parameters.share("nms-iou-threshold", 0.3),
+        topk=None if topk == -1 else topk,
+        classifier_threshold=parameters.number("classifier-threshold", -math.inf),
+        has_softmax=parameters.flag("apply-softmax"),
+    )

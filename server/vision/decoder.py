@@ -1,0 +1,228 @@
+"""One decoder process, seen from its parent."""
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from server.core.tensor import Array
+from server.vision.preprocess import NUMPY_OF, Geometry
+from server.vision.protocol import READY, Job, Reply
+from server.vision.spec import PrepareSpec
+
+_CHUNK_BYTES = 4 << 20  # a large image is copied in steps, so that the event loop breathes
+_KEEP_BYTES = 32 << 20  # a memory file that one large image has grown past this is emptied after it
+_START_TIMEOUT_S = 20.0
+# One thread: the processes are the parallelism. malloc keeps what an ordinary image needs: giving it back to the kernel
+# each time costs 435 page faults an image (640 x 480: 2.70 → 1.83 ms); what is larger than 16 MiB is given back.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+# What Python needs to find itself and its libraries, and nothing that a stolen process could tell: no tokens.
+_INHERITED = {"PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TMPDIR"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One image as a network's input: array without batch axis, owned by the caller. Times in seconds."""
+
+    array: Array
+    geometry: Geometry
+    decode_s: float
+    preprocess_s: float
+
+
+class DecoderDied(Exception):
+    """The process ended, or spoke nonsense and was ended, before it answered."""
+
+
+class _Line(asyncio.Protocol):
+    """The socket: one answer awaited at a time, and word when the process is gone."""
+
+    def __init__(self) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._buffer = bytearray()
+        self._answer: asyncio.Future[bytes] | None = None
+        self._size_bytes = 0
+
+    def expect(self, size_bytes: int) -> asyncio.Future[bytes]:
+        """The next size_bytes that come; DecoderDied where they do not."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._size_bytes = size_bytes
+        if self.gone.done():
+            self._answer.set_exception(DecoderDied())
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._answer is not None and not self._answer.done() and len(self._buffer) >= self._size_bytes:
+            answer = bytes(self._buffer[: self._size_bytes])
+            del self._buffer[: self._size_bytes]
+            self._answer.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(DecoderDied())
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+
+class Decoder:
+    """A running decoder process. start() gives one that is ready; prepare() one image at a time."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], line: _Line, transport: asyncio.WriteTransport, memory_fd: int
+    ) -> None:
+        self._process = process
+        self._line = line
+        self._transport = transport
+        self._memory_fd = memory_fd
+
+    @classmethod
+    async def start(cls, memory_limit_bytes: int) -> Self:
+        """Raises OSError where no process can be had, DecoderDied or TimeoutError where it does not come up.
+
+        To be called on the thread that lives as long as the program: the process dies with the thread that began it.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            transport, line = await asyncio.get_running_loop().create_unix_connection(_Line, sock=ours)
+            try:
+                memory_fd = os.memfd_create("penstock-decoder", os.MFD_CLOEXEC)
+                with _closed_on_error(memory_fd):
+                    process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes)
+            except OSError:
+                transport.close()
+                raise
+        decoder = cls(process, line, transport, memory_fd)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await line.expect(len(READY))
+        except BaseException:
+            await decoder.aclose()
+            raise
+        return decoder
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended, as far as is known."""
+        return self._line.gone.done()
+
+    async def prepare(self, data: bytes | memoryview, spec: PrepareSpec, max_pixels: int) -> Prepared:
+        """Raises what the decoder refused the image with, DecoderDied where it ended over it.
+
+        OSError where there is no memory for the bytes.
+        """
+        try:
+            await self._write(memoryview(data))
+            answer = self._line.expect(Reply.WIRE_SIZE)
+            self._transport.write(Job(len(data), max_pixels, spec).pack())
+            reply = self._understand(await answer, spec, max_pixels)
+            if (error := reply.error()) is not None:
+                raise error
+            array = await self._read(reply, spec)
+        finally:
+            self._shrink()
+        return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s)
+
+    def _understand(self, wire: bytes, spec: PrepareSpec, max_pixels: int) -> Reply:
+        """What came may come from a process that an image has taken over: an impossible reply ends it."""
+        try:
+            reply = Reply.unpack(wire)
+        except ValueError:
+            self.kill()
+            raise DecoderDied from None
+        if math.prod(reply.shape) > 3 * max(max_pixels, spec.width * spec.height):
+            self.kill()
+            raise DecoderDied
+        return reply
+
+    async def _write(self, data: memoryview) -> None:
+        position = 0
+        while position < len(data):
+            position += os.pwrite(self._usable_fd(), data[position : position + _CHUNK_BYTES], position)
+            if position < len(data):
+                await asyncio.sleep(0)
+
+    async def _read(self, reply: Reply, spec: PrepareSpec) -> Array:
+        """A copy: the next image may come at once, and an array may wait long for its batch."""
+        array = np.empty(reply.shape, NUMPY_OF[spec.datatype])
+        view = array.reshape(-1).view(np.uint8).data
+        position = 0
+        while position < len(view):
+            chunk = view[position : position + _CHUNK_BYTES]
+            count = os.preadv(self._usable_fd(), [chunk], reply.offset + position)
+            if count == 0:
+                self.kill()
+                raise DecoderDied
+            position += count
+            if position < len(view):
+                await asyncio.sleep(0)
+        return array
+
+    def _shrink(self) -> None:
+        if not self.is_gone and os.fstat(self._memory_fd).st_size > _KEEP_BYTES:
+            os.ftruncate(self._memory_fd, 0)
+
+    def _usable_fd(self) -> int:
+        """The memory file's, which aclose() may have closed while a large image was between two steps."""
+        if self.is_gone:
+            raise DecoderDied
+        return self._memory_fd
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        self._process.kill()
+
+    async def ended(self) -> int:
+        """Waits for its end; the exit status, negative for a signal's number."""
+        await asyncio.shield(self._line.gone)
+        self.kill()  # its end of the line is closed: whatever is left of it is of no use
+        return await asyncio.to_thread(self._process.wait)
+
+    async def aclose(self) -> None:
+        """Leaves no process and no memory behind. May be called again."""
+        self.kill()
+        self._line.connection_lost(None)
+        self._transport.close()
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
+        await asyncio.to_thread(self._process.wait)
+
+
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def _spawn(socket_fd: int, memory_fd: int, memory_limit_bytes: int) -> subprocess.Popen[bytes]:
+    """Not asyncio's subprocess: it may lose the exit status of a process that is killed while it dies."""
+    inherited = {name: value for name, value in os.environ.items() if name in _INHERITED}
+    arguments = [str(number) for number in (socket_fd, memory_fd, os.getpid(), memory_limit_bytes)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "server.vision.worker", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(socket_fd, memory_fd),
+        env={**inherited, **_ENVIRONMENT},
+    )

@@ -1,0 +1,170 @@
+"""Pixels to a network's input, and the way back for boxes. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from server.core.result import FloatArray
+from server.core.tensor import Array, Datatype
+from server.vision.decode import Decoded, Image
+from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter
+
+Allocate = Callable[[tuple[int, ...], npt.DTypeLike], Array]
+
+NUMPY_OF = {Datatype.FP32: np.float32, Datatype.FP16: np.float16, Datatype.UINT8: np.uint8}
+_INTERPOLATION = {
+    ScalingFilter.NEAREST: cv2.INTER_NEAREST,
+    ScalingFilter.BILINEAR: cv2.INTER_LINEAR,
+    ScalingFilter.AREA: cv2.INTER_AREA,
+    ScalingFilter.CUBIC: cv2.INTER_CUBIC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the source lies in the network's image: network = source * scale + pad, in pixels, per axis."""
+
+    source_width: int
+    source_height: int
+    network_width: int
+    network_height: int
+    scale_x: float
+    scale_y: float
+    pad_x: int = 0
+    pad_y: int = 0
+
+    def to_source(self, xyxy: FloatArray) -> FloatArray:
+        """Boxes (n, 4) in network pixels, as boxes in source pixels, clipped to the source."""
+        shift = np.array([self.pad_x, self.pad_y] * 2, np.float64)
+        scale = np.array([self.scale_x, self.scale_y] * 2, np.float64)
+        limit = np.array([self.source_width, self.source_height] * 2, np.float64)
+        return np.clip((xyxy - shift) / scale, 0.0, limit).astype(np.float32)
+
+    def normalised_to_source(self, xyxy: FloatArray) -> FloatArray:
+        """Boxes (n, 4) in fractions of the network's width and height, as boxes in source pixels, clipped."""
+        return self.to_source(xyxy * np.array([self.network_width, self.network_height] * 2, np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The resized source's size, and where it lies in the network's image."""
+
+    width: int
+    height: int
+    network_width: int
+    network_height: int
+    pad_x: int = 0
+    pad_y: int = 0
+
+
+def prepare(decoded: Decoded, spec: PrepareSpec, allocate: Allocate = np.empty) -> tuple[Array, Geometry]:
+    """(the network's input without batch axis, where the source lies in it). decoded must be in spec's colour order.
+
+    The array is (C, H, W) or (H, W, C) as spec.layout says, of spec.datatype: scale * (pixel - offset) * factor,
+    computed in float64 and rounded once to float32. Padding is black before that. allocate(shape, dtype) gives the
+    array.
+    """
+    place = _place(decoded.source_width, decoded.source_height, spec)
+    pixels = _resize(decoded.pixels, place, spec.filter)
+    shape = _shape(place, spec)
+    array = allocate(shape, NUMPY_OF[spec.datatype])
+    _normalise(pixels, spec, array)
+    geometry = Geometry(
+        source_width=decoded.source_width,
+        source_height=decoded.source_height,
+        network_width=place.network_width,
+        network_height=place.network_height,
+        scale_x=place.width / decoded.source_width,
+        scale_y=place.height / decoded.source_height,
+        pad_x=place.pad_x,
+        pad_y=place.pad_y,
+    )
+    return array, geometry
+
+
+def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
+    """(width, height) under which a scaled decode must not go; None where the decode must be at full size.
+
+    Twice what the network sees: less changes the boxes four times as much for little more time (vision/decode.py).
+    """
+    if not spec.has_scaled_decode:
+        return None
+    if spec.fit is Fit.KEEP:
+        return (2 * spec.max_side, 2 * spec.max_side) if spec.max_side else None
+    return 2 * spec.width, 2 * spec.height
+
+
+def _place(source_width: int, source_height: int, spec: PrepareSpec) -> _Placement:
+    if spec.fit is Fit.STRETCH:
+        return _Placement(spec.width, spec.height, spec.width, spec.height)
+    if spec.fit is Fit.KEEP:
+        longest = max(source_width, source_height)
+        scale = spec.max_side / longest if 0 < spec.max_side < longest else 1.0
+        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+        return _Placement(width, height, width, height)
+    scale = min(spec.width / source_width, spec.height / source_height)
+    width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+    if spec.fit is Fit.PAD_RIGHT_BOTTOM:
+        return _Placement(width, height, spec.width, spec.height)
+    pad_x, pad_y = (spec.width - width) // 2, (spec.height - height) // 2
+    return _Placement(width, height, spec.width, spec.height, pad_x, pad_y)
+
+
+def _scaled(side: int, scale: float) -> int:
+    return max(round(side * scale), 1)
+
+
+def _resize(pixels: Image, place: _Placement, scaling_filter: ScalingFilter) -> Image:
+    resized = pixels
+    if pixels.shape[:2] != (place.height, place.width):
+        resized = cv2.resize(pixels, (place.width, place.height), interpolation=_INTERPOLATION[scaling_filter])
+    right = place.network_width - place.width - place.pad_x
+    bottom = place.network_height - place.height - place.pad_y
+    if place.pad_x or place.pad_y or right or bottom:
+        resized = cv2.copyMakeBorder(resized, place.pad_y, bottom, place.pad_x, right, cv2.BORDER_CONSTANT, value=0)
+    return resized
+
+
+def _shape(place: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:
+    channels, height, width = spec.color.channels, place.network_height, place.network_width
+    return (channels, height, width) if spec.layout is Layout.NCHW else (height, width, channels)
+
+
+def _normalise(pixels: Image, spec: PrepareSpec, out: Array) -> None:
+    """pixels (H, W, 3) or (H, W), into out. One table look-up a value: faster than arithmetic, and exact."""
+    if spec.datatype is Datatype.UINT8:
+        planar = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+        np.copyto(out, planar.transpose(2, 0, 1) if spec.layout is Layout.NCHW else planar)
+        return
+    if spec.datatype is Datatype.FP16:
+        wide = np.empty(out.shape, np.float32)
+        _look_up(pixels, spec, wide)
+        np.copyto(out, wide, casting="same_kind")
+        return
+    _look_up(pixels, spec, out)
+
+
+def _look_up(pixels: Image, spec: PrepareSpec, out: Array) -> None:
+    tables = _tables(spec.scale, spec.offsets, spec.channel_factors)
+    if spec.color is ColorFormat.GRAY:
+        plane = out[0] if spec.layout is Layout.NCHW else out[..., 0]
+        cv2.LUT(pixels, tables[0], dst=plane)
+    elif spec.layout is Layout.NCHW:
+        for channel, plane in enumerate(cv2.split(pixels)):
+            cv2.LUT(plane, tables[channel], dst=out[channel])
+    else:
+        cv2.LUT(pixels, np.ascontiguousarray(tables.T).reshape(1, 256, 3), dst=out)
+
+
+@lru_cache(maxsize=64)
+def _tables(
+    scale: float, offsets: tuple[float, float, float], factors: tuple[float, float, float]
+) -> npt.NDArray[np.float32]:
+    """(3, 256): what each channel's pixel values become."""
+    values = np.arange(256, dtype=np.float64)
+    rows = [scale * (values - offset) * factor for offset, factor in zip(offsets, factors, strict=True)]
+    return np.stack(rows).astype(np.float32)

@@ -1,0 +1,195 @@
+"""config.pbtxt's parameters become a card, or a refusal that names key, value and what is allowed."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from server.core.errors import InvalidRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype
+from server.vision.card import NetworkType, VisionCard, card_from_config
+from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter
+
+OUTPUTS = (TensorSpec("758", Datatype.FP32, (85, 22, 22)),)
+
+
+def config(
+    parameters: Mapping[str, str],
+    *,
+    shape: tuple[int, ...] = (3, 352, 640),
+    datatype: Datatype = Datatype.FP32,
+    outputs: tuple[TensorSpec, ...] = OUTPUTS,
+    extra_inputs: tuple[TensorSpec, ...] = (),
+) -> ModelConfig:
+    inputs = (TensorSpec("input.1", datatype, shape), *extra_inputs)
+    return ModelConfig("street", "onnxruntime", 8, inputs, outputs, parameters)
+
+
+def card(
+    parameters: Mapping[str, str], *, shape: tuple[int, ...] = (3, 352, 640), datatype: Datatype = Datatype.FP32
+) -> VisionCard:
+    made = card_from_config(config(parameters, shape=shape, datatype=datatype))
+    assert made is not None
+    return made
+
+
+def test_card_of_a_model_without_network_type_is_none() -> None:
+    """Such a model is served by its tensors; parameters of other people's are none of our business."""
+    assert card_from_config(config({})) is None
+    assert card_from_config(config({"EXECUTION_ENV_PATH": "/x", "intra_op_thread_count": "2", "labels": "a"})) is None
+
+
+def test_card_with_the_least_said_has_the_documented_defaults() -> None:
+    """The table in card.py's docstring."""
+    made = card({"network-type": "0"})
+    assert made.prepare_spec == PrepareSpec(width=640, height=352)
+    assert (made.network_type, made.input_name, made.parser_name, made.labels) == (
+        NetworkType.DETECTOR,
+        "input.1",
+        "boxes",
+        (),
+    )
+    options = made.parser_options
+    assert (options.output_names, options.pre_cluster_threshold, options.nms_iou_threshold) == (("758",), 0.2, 0.3)
+    assert (options.topk, options.classifier_threshold, options.has_softmax) == (None, -math.inf, False)
+    assert card({"network-type": "classifier"}).parser_options.topk == 5
+
+
+def test_card_takes_every_word() -> None:
+    """Every parameter reaches the place that it is for."""
+    made = card(
+        {
+            "network-type": "Detector",
+            "model-color-format": "1",
+            "network-input-order": "NHWC",
+            "net-scale-factor": "0.5",
+            "offsets": "1;2;3",
+            "channel-scale-factors": "4; 5; 6;",
+            "maintain-aspect-ratio": "1",
+            "symmetric-padding": "true",
+            "scaling-filter": "area",
+            "scaled-decode": "on",
+            "parse-bbox-func-name": "fastestdet",
+            "labels": "person; traffic light;",
+            "pre-cluster-threshold": "0.25",
+            "nms-iou-threshold": "0.45",
+            "topk": "20",
+            "classifier-threshold": "-1.5",
+            "apply-softmax": "1",
+        },
+        shape=(352, 640, 3),
+        datatype=Datatype.FP16,
+    )
+    assert made.prepare_spec == PrepareSpec(
+        width=640,
+        height=352,
+        color=ColorFormat.BGR,
+        layout=Layout.NHWC,
+        fit=Fit.PAD_SYMMETRIC,
+        filter=ScalingFilter.AREA,
+        datatype=Datatype.FP16,
+        scale=0.5,
+        offsets=(1.0, 2.0, 3.0),
+        channel_factors=(4.0, 5.0, 6.0),
+        has_scaled_decode=True,
+    )
+    assert (made.parser_name, made.labels) == ("fastestdet", ("person", "traffic light"))
+    options = made.parser_options
+    assert (options.pre_cluster_threshold, options.nms_iou_threshold, options.topk) == (0.25, 0.45, 20)
+    assert (options.classifier_threshold, options.has_softmax) == (-1.5, True)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shape", "expected"),
+    [
+        ({}, (1, 3, 352, 640), PrepareSpec(640, 352)),
+        ({}, (-1, 3, 352, 640), PrepareSpec(640, 352)),
+        ({"model-color-format": "GRAY"}, (1, 28, 28), PrepareSpec(28, 28, color=ColorFormat.GRAY)),
+        (
+            {"model-color-format": "2", "offsets": "128", "network-input-order": "1"},
+            (28, 30, 1),
+            PrepareSpec(30, 28, color=ColorFormat.GRAY, layout=Layout.NHWC, offsets=(128.0, 128.0, 128.0)),
+        ),
+        ({"max-side": "1280"}, (3, -1, -1), PrepareSpec(0, 0, fit=Fit.KEEP, max_side=1280)),
+        ({"maintain-aspect-ratio": "1"}, (3, 352, 640), PrepareSpec(640, 352, fit=Fit.PAD_RIGHT_BOTTOM)),
+    ],
+)
+def test_card_reads_the_network_size_from_the_input(
+    parameters: dict[str, str], shape: tuple[int, ...], expected: PrepareSpec
+) -> None:
+    """With and without a batch dimension of its own, in colour and grey, fixed and variable."""
+    assert card({"network-type": "1", **parameters}, shape=shape).prepare_spec == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("network-type", "2", "0 or detector, 1 or classifier"),
+        ("model-color-format", "YUV", "0 or rgb, 1 or bgr, 2 or gray"),
+        ("network-input-order", "CHW", "0 or nchw, 1 or nhwc"),
+        ("net-scale-factor", "1/255", "not a number"),
+        ("net-scale-factor", "nan", "not a number"),
+        ("net-scale-factor", "0", "leaves nothing"),
+        ("offsets", "1;2", "has 2 numbers; 3 are needed"),
+        ("offsets", "1;2;x", "not a number"),
+        ("channel-scale-factors", "1;0;1", "leaves nothing"),
+        ("maintain-aspect-ratio", "yes", "0, 1, false, true, off, on"),
+        ("scaling-filter", "lanczos", "nearest, .*bilinear, .*area, .*cubic"),
+        ("max-side", "640", "variable size"),
+        ("max-side", "many", "whole number"),
+        ("scaled-decode", "2", "off, on"),
+        ("parse-bbox-func-name", "NvDsInferParseYolo", "boxes, fastestdet"),
+        ("pre-cluster-threshold", "1.5", "between 0 and 1"),
+        ("nms-iou-threshold", "-0.1", "between 0 and 1"),
+        ("topk", "0", "1 or more, or -1"),
+        ("classifier-threshold", "high", "not a number"),
+        ("apply-softmax", "maybe", "off, on"),
+    ],
+)
+def test_card_with_a_bad_value_is_refused_with_what_is_allowed(key: str, value: str, allowed: str) -> None:
+    """The message names model, key, value and the way out."""
+    with pytest.raises(InvalidRequest, match=allowed) as refusal:
+        card_from_config(config({"network-type": "0", key: value}))
+    assert f"model 'street': parameter {key!r} = {value!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("network_type", "network-type"),
+        ("Network-Type", "network-type"),
+        ("offset", "offsets"),
+        ("net-scale-facter", "net-scale-factor"),
+        ("nms-iou-treshold", "nms-iou-threshold"),
+        ("post-cluster-threshold", "pre-cluster-threshold"),
+        ("model-colour-format", "model-color-format"),
+    ],
+)
+def test_card_with_a_misspelled_key_is_refused_with_the_one_that_was_meant(key: str, meant: str) -> None:
+    """A silently ignored threshold would cost somebody a day."""
+    with pytest.raises(InvalidRequest, match=f"'{meant}' is"):
+        card_from_config(config({key: "0"}))
+
+
+@pytest.mark.parametrize("key", ["network-mode", "batch-size", "gie-unique-id", "cluster-mode", "execution_mode"])
+def test_card_leaves_parameters_of_others_alone(key: str) -> None:
+    """nvinfer's words for the engine, and onnxruntime's, may stand in the same file."""
+    assert card({"network-type": "0", key: "1"}) == card({"network-type": "0"})
+
+
+def test_card_of_a_model_that_cannot_take_images_is_refused() -> None:
+    """Two inputs, a type that holds no pixels, a shape that fits no colour format, no outputs."""
+    says = {"network-type": "0"}
+    second = TensorSpec("size", Datatype.INT64, (2,))
+    with pytest.raises(InvalidRequest, match=r"exactly one input.*'size'"):
+        card_from_config(config(says, extra_inputs=(second,)))
+    with pytest.raises(InvalidRequest, match=r"'input.1' is INT64"):
+        card_from_config(config(says, datatype=Datatype.INT64))
+    with pytest.raises(InvalidRequest, match="names none"):
+        card_from_config(config(says, outputs=()))
+    for shape in [(352, 352, 3), (1, 352, 352), (3, -1, 352), (3, 352), (2, 3, 352, 352), (3, 0, 0), (-1, -1, -1)]:
+        with pytest.raises(InvalidRequest, match="input of shape"):
+            card_from_config(config(says, shape=shape))
+    with pytest.raises(InvalidRequest, match="UINT8"):
+        card_from_config(config({**says, "net-scale-factor": "0.5"}, datatype=Datatype.UINT8))

@@ -1,0 +1,253 @@
+"""Decoding in child processes: right results, a fair and bounded queue, and a clean start and end."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from server.core.errors import (
+    BackendUnavailable,
+    InferenceError,
+    Overloaded,
+    TooLarge,
+    UndecodableImage,
+    UnsupportedMedia,
+)
+from server.core.tensor import Datatype
+from server.vision.decode import decode
+from server.vision.pool import DecodePool, PoolStatistics, Prepared
+from server.vision.preprocess import prepare
+from server.vision.protocol import Reply, Status, reply_to
+from server.vision.spec import Fit, Layout, PrepareSpec
+from tests.vision import images
+from tests.vision.pools import (
+    FIRST,
+    SECOND,
+    SPEC,
+    THIRD,
+    assert_is,
+    begun,
+    open_pool,
+    stop_workers,
+    wake_workers,
+    workers,
+)
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+OWN_SIZE = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, datatype=Datatype.UINT8)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [SPEC, replace(SPEC, datatype=Datatype.FP16), replace(SPEC, layout=Layout.NHWC, fit=Fit.PAD_SYMMETRIC), OWN_SIZE],
+)
+async def test_pool_prepares_what_the_plain_functions_prepare(spec: PrepareSpec) -> None:
+    """Array, geometry and times come from the other process as from this one, image after image of any size."""
+    async with open_pool(workers=2) as pool:
+        for width, height in [(120, 90), (1, 1), (2000, 1500), (33, 77)]:
+            encoded = images.png(images.picture(width, height), color_type=2)
+            prepared = await pool.prepare(encoded, spec)
+            array, geometry = prepare(decode(encoded, spec.color), spec)
+            assert np.array_equal(prepared.array, array)
+            assert prepared.array.dtype == array.dtype
+            assert prepared.geometry == geometry
+            assert prepared.decode_s > 0
+            assert prepared.preprocess_s > 0
+
+
+async def test_pool_arrays_belong_to_the_caller() -> None:
+    """The next image does not write over the last one's result."""
+    async with open_pool() as pool:
+        results = [await pool.prepare(encoded, SPEC) for encoded in (FIRST, SECOND, FIRST)]
+        for prepared, encoded in zip(results, (FIRST, SECOND, FIRST), strict=True):
+            assert_is(prepared, encoded)
+            assert prepared.array.flags.writeable
+
+
+async def test_pool_serves_many_callers_at_once_each_with_its_own_image() -> None:
+    """Nobody gets somebody else's picture."""
+    pictures = [images.jpeg(images.picture(90 + number, 80, seed=number)) for number in range(40)]
+    async with open_pool(workers=2, max_waiting=40) as pool:
+        results = await asyncio.gather(*(pool.prepare(encoded, SPEC) for encoded in pictures))
+    for prepared, encoded in zip(results, pictures, strict=True):
+        assert_is(prepared, encoded)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "sentence"),
+    [
+        (b"", UndecodableImage, "no bytes"),
+        (b"GIF89a" + bytes(20), UnsupportedMedia, "a GIF"),
+        (FIRST[:-100], UndecodableImage, "Premature end"),
+        (images.jpeg(images.picture(130, 90)), TooLarge, re.escape("130 x 90 = 11700 pixels (limit 11000)")),
+    ],
+)
+async def test_pool_refuses_with_the_error_and_sentence_of_the_decoder(
+    data: bytes, error: type[InferenceError], sentence: str
+) -> None:
+    """The class and the text survive the hop, and the process is not worn out by it."""
+    async with open_pool(max_pixels=11_000) as pool:
+        for _ in range(3):
+            with pytest.raises(error, match=sentence) as refusal:
+                await pool.prepare(data, SPEC)
+            assert type(refusal.value) is error
+        small = images.png(images.picture(20, 20), color_type=2)
+        assert_is(await pool.prepare(small, SPEC), small)
+        assert pool.statistics() == PoolStatistics(waiting=0, busy=0, restarts=0, quarantined=0)
+
+
+@pytest.mark.parametrize("error", [UndecodableImage("a"), TooLarge("b"), UnsupportedMedia("c"), InferenceError("d")])
+def test_reply_carries_an_error_over_the_wire(error: InferenceError) -> None:
+    """Class and text come back; a sentence too long for the record is cut, not refused."""
+    back = Reply.unpack(reply_to(error).pack()).error()
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert len(str(Reply.unpack(Reply(Status.TOO_LARGE, text="ü" * 999).pack()).error())) == 200
+
+
+async def test_pool_of_a_decoder_that_fails_inside_answers_and_lives_on() -> None:
+    """A bug in the decoder is an internal error of that one job: here a size that no array can have."""
+    async with open_pool() as pool:
+        with pytest.raises(InferenceError) as failure:
+            await pool.prepare(FIRST, replace(SPEC, width=0))
+        assert "decoder failed" in str(failure.value)
+        assert_is(await pool.prepare(SECOND, SPEC), SECOND)
+        assert pool.statistics().restarts == 0
+
+
+# waiting and cancelling -----------------------------------------------------------------------------------------------
+
+
+async def test_pool_that_is_full_refuses_and_recovers() -> None:
+    """The queue has a bound; what waits in it is served in order."""
+    async with open_pool(max_waiting=2) as pool:
+        stop_workers()
+        jobs = [await begun(pool, pool.prepare(encoded, SPEC)) for encoded in (FIRST, SECOND, THIRD)]
+        assert pool.statistics() == PoolStatistics(waiting=2, busy=1, restarts=0, quarantined=0)
+        with pytest.raises(Overloaded, match=r"2 images wait for a decoder \(limit 2\)"):
+            await pool.prepare(FIRST, SPEC)
+        wake_workers()
+        for job, encoded in zip(jobs, (FIRST, SECOND, THIRD), strict=True):
+            assert_is(await job, encoded)
+        assert pool.statistics().waiting == 0
+
+
+async def test_pool_of_a_caller_that_leaves_the_queue_frees_its_place() -> None:
+    """Cancelled while waiting: the next caller may wait instead, and nobody else notices."""
+    async with open_pool(max_waiting=1) as pool:
+        stop_workers()
+        running = await begun(pool, pool.prepare(FIRST, SPEC))
+        leaving = await begun(pool, pool.prepare(SECOND, SPEC))
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert pool.statistics().waiting == 0
+        staying = await begun(pool, pool.prepare(THIRD, SPEC))
+        wake_workers()
+        assert_is(await running, FIRST)
+        assert_is(await staying, THIRD)
+
+
+async def test_pool_of_a_caller_that_leaves_a_running_job_finishes_it_for_nobody() -> None:
+    """Cancelled while decoding: the next image gets its own result, not the abandoned one."""
+    async with open_pool() as pool:
+        stop_workers()
+        leaving = await begun(pool, pool.prepare(FIRST, SPEC))
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        staying = await begun(pool, pool.prepare(SECOND, SPEC))
+        wake_workers()
+        assert_is(await staying, SECOND)
+        assert pool.statistics() == PoolStatistics(waiting=0, busy=0, restarts=0, quarantined=0)
+
+
+async def test_pool_of_a_caller_that_leaves_as_its_turn_comes_hands_it_on() -> None:
+    """Every interleaving of leaving and being served: no process is lost with the caller."""
+    async with open_pool(max_waiting=8) as pool:
+        for steps in range(12):
+            running = asyncio.create_task(_prepared(pool, FIRST))
+            leaving = asyncio.create_task(_prepared(pool, SECOND))
+            staying = asyncio.create_task(_prepared(pool, THIRD))
+            await running if steps % 2 else await asyncio.wait([running])
+            for _ in range(steps // 2):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            assert_is(await staying, THIRD)
+            await asyncio.wait([leaving])
+
+
+async def _prepared(pool: DecodePool, encoded: bytes) -> Prepared:
+    return await pool.prepare(encoded, SPEC)
+
+
+# start and end --------------------------------------------------------------------------------------------------------
+
+
+async def test_pool_that_closes_leaves_no_process_and_no_file() -> None:
+    """Whatever its processes are doing: idle, busy, stopped; whoever runs or waits is told."""
+    before = len(os.listdir("/proc/self/fd"))
+    async with open_pool(workers=2) as pool:
+        stop_workers()
+        jobs = [await begun(pool, pool.prepare(encoded, SPEC)) for encoded in (FIRST, SECOND, THIRD)]
+        assert len(workers()) == 2
+        await pool.aclose()
+        assert workers() == []
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        assert all(isinstance(result, BackendUnavailable | Overloaded) for result in results)
+        with pytest.raises(Overloaded, match="stopped") as refusal:
+            await pool.prepare(FIRST, SPEC)
+        assert refusal.value.reason == "draining"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_pool_that_closes_while_replacing_a_process_leaves_none() -> None:
+    """The replacement, half started, goes too."""
+    async with open_pool() as pool:
+        workers()[0].kill()
+        while pool.statistics().restarts == 0:
+            await asyncio.sleep(0)
+        await pool.aclose()
+    assert workers() == []
+
+
+async def test_pool_whose_processes_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One error at start, not a pool that never answers."""
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(RuntimeError, match=r"decoder process did not come up.*/nonexistent/python"):
+        await DecodePool(workers=2).start()
+    assert workers() == []
+
+
+PARENT = """
+import asyncio, sys
+from server.vision.pool import DecodePool
+
+async def main():
+    pool = DecodePool(workers=2)
+    await pool.start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_decoders_of_a_parent_that_is_killed_die_with_it() -> None:
+    """kill -9 of the gateway leaves no decoder behind, not even a stopped one."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=CHECKOUT, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        children = psutil.Process(parent.pid).children()
+        assert len(children) == 2
+        children[0].suspend()
+        parent.kill()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert alive == []
