@@ -1,0 +1,152 @@
+"""Whoever dies, hangs or leaves: the others go on, and service returns by itself."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import start_stack, stop_stack
+from tests.integration.living import (
+    SLOW_CONFIG,
+    SharedMemory,
+    family,
+    gateway_of,
+    infer_slow,
+    inflight,
+    is_serving,
+    running,
+    triton_of,
+    wait_for,
+)
+from tests.integration.web import call, post_json
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.xdist_group("lifecycle")
+
+
+SICK = '''"""Answers until a file appears; then every inference fails, as after a sticky CUDA error."""
+import http.client
+import json
+import os
+
+import triton_python_backend_utils as pb_utils
+
+FLAG = {flag!r}
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if os.path.exists(FLAG):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+            for r in requests
+        ]
+'''
+
+
+def test_triton_killed_is_503_within_a_second_and_back_by_itself(tmp_path: Path, repository: Path) -> None:
+    """kill -9 of tritonserver: waiting and new requests fail fast, nothing hangs, and service returns."""
+    with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
+        results: list[int | str] = []
+        thread = infer_slow(stack, 8000, results)
+        wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
+        killed = time.monotonic()
+        triton_of(stack).kill()
+        thread.join(2)
+        assert results == [503]
+        assert time.monotonic() - killed < 1.0
+        body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+        answer = post_json(f"{stack.http_url}/v2/models/identity/infer", body)
+        assert answer.status == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 1, "ready is 503")
+        assert call("GET", f"{stack.http_url}/v2/health/ready").json["reason"]
+        wait_for(lambda: is_serving(stack), 30, "the engine is back")
+        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+        assert "penstock_engine_restarts_total 1.0" in text
+        assert inflight(stack) == 0
+        assert stop_stack(stack) == 0
+    assert not memory.regions()
+
+
+def test_gateway_killed_is_replaced_and_triton_stays(tmp_path: Path, repository: Path) -> None:
+    """kill -9 of the gateway: a new one serves on the same ports in seconds, with the same Triton."""
+    with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
+        engine = triton_of(stack).pid
+        old = gateway_of(stack)
+        decoders = old.children(recursive=True)
+        assert decoders
+        old.kill()
+        wait_for(lambda: is_serving(stack), 15, "a new gateway serves")
+        assert triton_of(stack).pid == engine
+        assert gateway_of(stack).pid != old.pid
+        wait_for(lambda: not any(child.is_running() for child in decoders), 5, "old decoders are gone")
+        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+        assert "penstock_gateway_restarts_total 1.0" in text
+        assert stop_stack(stack) == 0
+    assert not memory.regions()
+
+
+def test_parent_killed_takes_everything_with_it(tmp_path: Path, repository: Path) -> None:
+    """kill -9 of `penstock up` itself leaves neither a gateway nor a Triton behind."""
+    with running(tmp_path, repository) as stack:
+        everyone = family(stack)
+        stack.process.kill()
+        stack.process.wait()
+        wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
+
+
+def test_hung_triton_is_503_and_serves_after_it_wakes(tmp_path: Path, repository: Path) -> None:
+    """SIGSTOP of tritonserver: ready turns 503 and requests are refused; SIGCONT brings service back."""
+    with running(tmp_path, repository) as stack:
+        triton = triton_of(stack)
+        triton.suspend()
+        try:
+            wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 15, "ready is 503")
+            assert not is_serving(stack)
+        finally:
+            triton.resume()
+        wait_for(lambda: is_serving(stack), 30, "service is back")
+
+
+def test_engine_that_lives_but_cannot_infer_is_restarted(tmp_path: Path, triton_environment: Path) -> None:
+    """Triton says live while every inference fails: ready turns 503, Triton is restarted, and service returns."""
+    flag, repository = tmp_path / "sick", tmp_path / "models"
+    write_model(repository, "identity", SICK.format(flag=str(flag)), SLOW_CONFIG)
+    environ = {"PENSTOCK_CANARY_INTERVAL_S": "0.2"}
+    stack = start_stack(tmp_path / "home", "--model-repository", str(repository), environ=environ)
+    try:
+        old = triton_of(stack).pid
+        flag.touch()
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 10, "ready is 503")
+        stack.wait_for_log("3 canary inferences in a row failed, the last on 'identity'.*illegal memory access")
+        wait_for(lambda: not psutil.pid_exists(old), 20, "the old Triton is gone")
+        flag.unlink()
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 200, 40, "ready again")
+        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+        assert "penstock_engine_restarts_total 0.0" not in text
+    finally:
+        assert stop_stack(stack) == 0
+
+
+def test_client_that_leaves_frees_its_place_without_an_error_line(tmp_path: Path, repository: Path) -> None:
+    """A disconnect while the engine works: nothing in flight at once, counted as cancelled, no error logged."""
+    with running(tmp_path, repository) as stack:
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [4000]}]})
+        address = stack.http_url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1]))) as client:
+            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            client.sendall(head.encode())
+            wait_for(lambda: inflight(stack) == 1, 5, "one request in flight")
+        wait_for(lambda: inflight(stack) == 0, 2, "nothing in flight")
+        text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+        assert 'penstock_cancelled_total{protocol="http"} 1.0' in text
+        assert not stack.logged("level='error'")

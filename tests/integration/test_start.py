@@ -1,0 +1,118 @@
+"""The stack starts, or says in one line why not."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of, wait_for
+from tests.integration.web import call
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.xdist_group("lifecycle")
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port", "--engine-grpc-port"])
+def test_port_in_use_is_one_line_with_the_flag(tmp_path: Path, flag: str) -> None:
+    """Which port, and which flag chooses another; nothing was started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = fails_to_start(tmp_path, *ANY_PORTS, flag, str(port))
+    assert code != 0
+    assert len(text.splitlines()) == 1
+    assert f"127.0.0.1:{port}" in text
+    assert flag in text
+
+
+def test_unknown_setting_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
+    """A typo in a variable does not start the stack."""
+    code, text = fails_to_start(tmp_path, environ={"PENSTOCK_HTPP_PORT": "1"})
+    assert code != 0
+    assert len(text.splitlines()) == 1
+    assert "did you mean PENSTOCK_HTTP_PORT?" in text
+
+
+def test_no_triton_binary_is_one_line_with_the_fix(tmp_path: Path) -> None:
+    """Where there is no Triton, the message says what to do."""
+    environ = {"PATH": "/nonexistent", "PENSTOCK_ENGINE_ENVIRONMENT": str(tmp_path / "none")}
+    code, text = fails_to_start(tmp_path, *ANY_PORTS, environ=environ)
+    assert code != 0
+    assert len(text.splitlines()) == 1
+    assert "Triton" in text
+    assert "make" in text or "--engine" in text
+
+
+def test_missing_repository_is_one_line(tmp_path: Path, triton_environment: Path) -> None:
+    """A model repository that is not there is named."""
+    code, text = fails_to_start(tmp_path, *ANY_PORTS, "--model-repository", str(tmp_path / "nowhere"))
+    assert code != 0
+    assert f"{tmp_path / 'nowhere'} cannot be read" in text
+    assert "Traceback" not in text
+
+
+def test_home_that_cannot_be_written_still_serves_shipped_models(tmp_path: Path, repository: Path) -> None:
+    """PENSTOCK_HOME under a file: a warning, and the shipped models are served."""
+    (tmp_path / "file").write_text("")
+    stack = start_stack(tmp_path / "file" / "home", "--model-repository", str(repository))
+    try:
+        assert is_serving(stack)
+        assert stack.logged("no folder for pulled models")
+    finally:
+        stop_stack(stack)
+
+
+def test_folder_for_run_files_that_cannot_be_written_is_one_line(tmp_path: Path, triton_environment: Path) -> None:
+    """No place for temporary files: one sentence with the fix."""
+    (tmp_path / f"penstock-{os.getuid()}").write_text("a file where the folder should be")
+    code, text = fails_to_start(tmp_path, *ANY_PORTS, environ={"TMPDIR": str(tmp_path)})
+    assert code != 0
+    assert len(text.splitlines()) == 1
+    assert "TMPDIR" in text
+
+
+def test_broken_model_is_unavailable_and_the_rest_is_served(tmp_path: Path, repository: Path) -> None:
+    """A model that cannot be loaded is said at start with its reason; the others serve."""
+    write_model(repository, "broken", "raise ValueError('broken on purpose')\n", SLOW_CONFIG)
+    with running(tmp_path, repository) as stack:
+        assert is_serving(stack)
+        said = [line for line in stack.output if line.startswith("cannot serve broken: ")]
+        assert said
+        assert "broken on purpose" in said[0]
+        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+
+
+def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path: Path, repository: Path) -> None:
+    """An engine given by URL that is not there yet: live 200, ready 503 with the reason; ready once it comes."""
+    with running(tmp_path, repository) as engine:
+        url = engine.engine_http_url
+        engine_grpc = engine.engine_grpc_address
+        triton = triton_of(engine)
+        triton.suspend()
+        try:
+            late = start_stack(tmp_path / "late", "--engine", url, "--engine-grpc", engine_grpc, wait=False)
+            port = late.wait_for_log("listening").split("http=")[1].split()[0]
+            ready = wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready")
+            assert ready == 503
+            assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
+        finally:
+            triton.resume()
+        wait_until_ready_at(late, f"http://127.0.0.1:{port}")
+        assert stop_stack(late) == 0
+
+
+def wait_for_answer(url: str) -> int:
+    wait_for(lambda: status_of(url) is not None, 15, f"an answer of {url}")
+    return status_of(url) or 0
+
+
+def status_of(url: str) -> int | None:
+    try:
+        return call("GET", url).status
+    except OSError:
+        return None
+
+
+def wait_until_ready_at(stack: RunningStack, url: str) -> None:
+    wait_for(lambda: status_of(f"{url}/v2/health/ready") == 200, 30, "ready")

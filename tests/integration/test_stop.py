@@ -1,0 +1,112 @@
+"""The stack ends as it promises: what was accepted is answered, and nothing is left."""
+
+import http.client
+import json
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc
+
+from tests.conftest import RunningStack
+from tests.integration.living import SharedMemory, family, infer_slow, inflight, is_serving, running, wait_for
+from tests.integration.web import call
+
+pytestmark = pytest.mark.xdist_group("lifecycle")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_under_load_answers_all_and_leaves_nothing(
+    tmp_path: Path, repository: Path, number: signal.Signals
+) -> None:
+    """Requests that were accepted are answered, exit code 0, and no process, port or shared memory is left."""
+    with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
+        everyone = family(stack)
+        grpc_client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
+        tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
+        tensor.set_data_from_numpy(np.array([700], np.float32))
+        answered: list[object] = []
+        grpc_client.async_infer("slow", [tensor], lambda result, error: answered.append(error))
+        results: list[int | str] = []
+        threads = [infer_slow(stack, 700, results) for _ in range(3)]
+        wait_for(lambda: inflight(stack) == 4, 10, "four requests in flight")
+        stack.process.send_signal(number)
+        assert stack.process.wait(20) == 0, "".join(stack.log)
+        for thread in threads:
+            thread.join()
+        wait_for(lambda: answered, 5, "the gRPC answer")
+        grpc_client.close()
+    assert results == [200, 200, 200]
+    assert answered == [None]
+    assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not memory.regions()
+    for url in (stack.http_url, stack.engine_http_url, stack.metrics_url):
+        with pytest.raises(OSError, match="refused"):
+            call("GET", url)
+
+
+def test_stop_under_steady_load_fails_no_accepted_request(tmp_path: Path, repository: Path) -> None:
+    """Clients that keep their connections and never pause see 200 until the port is closed, and nothing else."""
+    with running(tmp_path, repository, "--drain-delay-s", "1") as stack:
+        outcomes: list[str] = []
+        threads = [threading.Thread(target=_load_until_refused, args=(stack, outcomes)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(outcomes) > 50, 20, "load runs")
+        stack.process.terminate()
+        assert stack.process.wait(20) == 0
+        for thread in threads:
+            thread.join(10)
+    assert set(outcomes) == {"200", "refused"}, {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+    assert outcomes.count("refused") == len(threads)
+
+
+def _load_until_refused(stack: RunningStack, outcomes: list[str]) -> None:
+    """One keep-alive client, reconnecting when it is told to close."""
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [20]}]})
+    connection = http.client.HTTPConnection(stack.http_url.removeprefix("http://"), timeout=10)
+    while True:
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except ConnectionRefusedError:
+            outcomes.append("refused")
+            return
+        try:
+            connection.request("POST", "/v2/models/slow/infer", body)
+            response = connection.getresponse()
+            response.read()
+            outcomes.append(str(response.status))
+        except OSError as error:
+            outcomes.append(repr(error))
+            connection.close()
+
+
+def test_ready_says_no_at_once_while_the_drain_delay_serves(tmp_path: Path, repository: Path) -> None:
+    """After SIGTERM, ready is 503 at once, and until the delay is over requests are served."""
+    with running(tmp_path, repository, "--drain-delay-s", "1.5") as stack:
+        stack.process.terminate()
+        wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 1, "ready is 503")
+        assert is_serving(stack)
+        assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
+        assert stack.process.wait(20) == 0
+
+
+def test_second_signal_ends_at_once_with_an_error_code(tmp_path: Path, repository: Path) -> None:
+    """Who says stop twice does not wait for slow requests; the exit code tells that work was cut."""
+    with running(tmp_path, repository) as stack:
+        memory = SharedMemory(stack)
+        results: list[int | str] = []
+        thread = infer_slow(stack, 8000, results)
+        wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
+        stack.process.terminate()
+        stack.wait_for_log("draining")
+        stack.process.terminate()
+        assert stack.process.wait(5) != 0
+        thread.join()
+    assert results != [200]
+    wait_for(lambda: not memory.regions(), 5, "shared memory is clean")
