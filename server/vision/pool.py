@@ -6,8 +6,8 @@ process, and the array is copied out once, so that no process waits for a slow c
 
 Measured on two cores of an AMD EPYC that other work shared, Python 3.11, uvloop, a 640 x 480 JPEG of 91 kB to
 (3, 352, 352) float32, medians of 250 interleaved images, five runs: in this process 1.78-2.00 ms, through the pool
-2.10-2.44 ms. The way there and back is 0.35-0.44 ms of that (0.27 at best), 0.26 ms of CPU in this process, 0.09 of them
-for copying the array. Two processes, four callers: 495-888 images/s, where one loop in this process made 513-600.
+2.10-2.44 ms. The way there and back is 0.35-0.44 ms of that (0.27 at best), 0.26 ms of CPU in this process, 0.09 of
+them for copying the array. Two processes, four callers: 495-888 images/s, where one loop in this process made 513-600.
 """
 
 import asyncio
