@@ -5,6 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
+from server.grpc.server import AddressTaken
 from server.logs import configure_logs, get_logger
 from server.main import run_gateway
 from server.rest.listener import PortTaken
@@ -21,7 +22,7 @@ def main() -> int:
     os.set_inheritable(control_end.fileno(), False)
     try:
         return run_gateway(settings, control_end)
-    except PortTaken as error:
+    except (PortTaken, AddressTaken) as error:
         get_logger("gateway").error("cannot start", reason=str(error))
         return EXIT_CANNOT_START
 

@@ -59,6 +59,7 @@ def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> 
         *("--http-address", host, "--http-port", str(options.http_port)),
         *("--grpc-address", host, "--grpc-port", str(options.grpc_port)),
         *("--metrics-address", host, "--metrics-port", str(options.metrics_port)),
+        *("--grpc-http2-max-ping-strikes", "0"),  # the gateway's keep-alive pings are no attack
         *("--http-thread-count", str(options.http_threads)),
         *("--exit-timeout-secs", str(options.exit_timeout_s)),
         *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends),

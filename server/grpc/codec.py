@@ -4,13 +4,10 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
 
+from server.core.contract import BLOCKED_EXTENSIONS, MAX_ELEMENTS, MAX_FILE_NAME_BYTES
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
-
-MAX_ELEMENTS = 2**40
-MAX_FILE_NAME_BYTES = 255
-BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory", "trace", "logging"))
 
 _INT64_PARAM, _UINT64_PARAM = 2, 5
 _KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, 3: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}

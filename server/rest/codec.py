@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.relay import InferHead
@@ -23,9 +24,7 @@ from server.rest.json_members import (
 
 MAX_TENSORS = 1000
 MAX_RANK = 64
-MAX_FILE_NAME_BYTES = 255
 _MAX_DIGITS_OF_SHAPE = 4096
-_MAX_ELEMENTS = 2**60  # of 8 bytes each: 2**63 bytes
 _FILE_PREFIX = "file:"
 
 _STRING = msgspec.json.Decoder(str)
@@ -188,8 +187,8 @@ def _element_count(entry: _Entry) -> int:
     if min(shape) < 0:
         raise InvalidRequest(f"{entry.where}: its shape {shape} has a negative dimension")
     # A dimension of 0 does not make the others harmless: the engine multiplies from the left.
-    if math.prod(max(size, 1) for size in shape) >= _MAX_ELEMENTS:
-        raise InvalidRequest(f"{entry.where}: its shape asks for more bytes than 63 bits can count")
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise InvalidRequest(f"{entry.where}: its shape {shape} asks for more than {MAX_ELEMENTS} elements")
     return math.prod(shape)
 
 

@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.errors import NotSupported
 from server.core.relay import HttpAnswer, InferHead
 from server.dataplane import DataPlane, Verb
@@ -14,8 +15,6 @@ from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
 from server.rest.limits import RestLimits
 from server.rest.threads import run_scan
-
-BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory", "trace", "logging"))
 
 
 class ServerMetadata(msgspec.Struct):
