@@ -16,6 +16,7 @@ from server.core.result import VisionResult
 from server.core.tensor import tensor_from_numpy
 from server.metrics import Metrics
 from server.vision.card import VisionCard, card_from_config
+from server.vision.header import sniff
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
 
@@ -174,8 +175,5 @@ def seconds_left(deadline: float | None) -> float | None:
 
 def codec_label(data: bytes) -> str:
     """jpeg, png, webp or unknown, by the first bytes: a bounded label."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if data.startswith(b"\x89PNG"):
-        return "png"
-    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else "unknown"
+    image_format = sniff(data)
+    return image_format.value if image_format is not None else "unknown"

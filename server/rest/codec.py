@@ -185,10 +185,10 @@ def _element_count(entry: _Entry) -> int:
     if not shape or len(shape) > MAX_RANK:
         raise InvalidRequest(f"{entry.where}: its shape has {len(shape)} dimensions; 1 to {MAX_RANK} can be")
     if min(shape) < 0:
-        raise InvalidRequest(f"{entry.where}: its shape {shape} has a negative dimension")
+        raise InvalidRequest(f"{entry.where}: its shape {shown(str(shape))} has a negative dimension")
     # A dimension of 0 does not make the others harmless: the engine multiplies from the left.
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
-        raise InvalidRequest(f"{entry.where}: its shape {shape} asks for more than {MAX_ELEMENTS} elements")
+        raise InvalidRequest(f"{entry.where}: its shape {shown(str(shape))} asks for more than {MAX_ELEMENTS} elements")
     return math.prod(shape)
 
 
