@@ -229,7 +229,7 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
     python = backends / "python"
     python.mkdir(parents=True)
     for source in (wheel.server / "backends" / "python").iterdir():
-        if source.name != _STUB:
+        if source.is_file() and source.name != _STUB:
             shutil.copyfile(source, python / source.name)
     shutil.copyfile(wheel.stub, python / _STUB)
     (python / _STUB).chmod(0o755)
