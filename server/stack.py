@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,8 @@ GATEWAY_ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # decoders are started by exec; grpc's fork handlers only print warnings
     "GRPC_VERBOSITY": "ERROR",
 }
+MAX_FAILED_STARTS = 3  # of a gateway that has never served
+GATEWAY_PROGRAM = (sys.executable, "-m", "server")
 STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
 
 
@@ -126,14 +128,24 @@ def log_engine(level: int, event: str, /, **fields: str | int) -> None:
 class GatewayProcess:
     """The gateway as a child: started, restarted with growing pauses when it dies, drained by SIGTERM."""
 
-    def __init__(self, settings: Settings, run_dir: Path, on_news: Callable[[object], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: Path,
+        on_news: Callable[[object], None],
+        *,
+        program: Sequence[str] = GATEWAY_PROGRAM,
+    ) -> None:
         self._settings_file = run_dir / "settings.json"
+        self._settings_file.touch(mode=0o600)
         self._settings_file.write_text(settings.model_dump_json())
+        self._program = program
         self._on_news = on_news
         self._process: asyncio.subprocess.Process | None = None
         self._line: ControlLine | None = None
         self._last_news: EngineNews | None = None
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
+        self._has_served = False
         self.restarts = 0
 
     def tell(self, news: EngineNews) -> None:
@@ -145,23 +157,30 @@ class GatewayProcess:
     async def run(self) -> int:
         """Until stopped, or until it cannot start; its exit code."""
         backoff = RestartBackoff()
-        while True:
+        while not self._stopping.is_set():
             backoff.live(time.monotonic())
             code = await self._run_once()
-            if self._is_stopping or code == EXIT_CANNOT_START:
+            if self._stopping.is_set():
+                # It died of the signal itself: it did not listen for it yet, so it had accepted nothing.
+                return 0 if code == -signal.SIGTERM else code
+            if code == EXIT_CANNOT_START:
                 return code
             self.restarts += 1
+            if not self._has_served and self.restarts == MAX_FAILED_STARTS:
+                log.error("gateway cannot start; the lines above say why", code=code, starts=self.restarts)
+                return EXIT_CANNOT_START
             pause_s = backoff.next_delay_s(time.monotonic())
             log.error("gateway died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts)
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+        return 0
 
     async def _run_once(self) -> int:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "server",
+                *self._program,
                 str(self._settings_file),
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
@@ -169,6 +188,8 @@ class GatewayProcess:
                 env=os.environ | GATEWAY_ENVIRONMENT,
                 start_new_session=True,
             )
+        if self._stopping.is_set():  # told so while it was being made
+            self._process.terminate()
         self._line = await ControlLine.over(ours)
         if self._last_news is not None:
             self._line.send(replace(self._last_news, gateway_restarts=self.restarts))
@@ -181,11 +202,12 @@ class GatewayProcess:
 
     async def _read(self, line: ControlLine) -> None:
         async for news in line.receive():
+            self._has_served |= isinstance(news, GatewayServes)
             self._on_news(news)
 
     async def stop(self, patience_s: float) -> None:
         """SIGTERM, and SIGKILL when the patience is over. `run` then returns."""
-        self._is_stopping = True
+        self._stopping.set()
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
@@ -198,7 +220,7 @@ class GatewayProcess:
 
     def kill(self) -> None:
         """At once, with its children."""
-        self._is_stopping = True
+        self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -233,7 +255,8 @@ class Stack:
     async def _until_stopped(self) -> int:
         gateway_task = asyncio.create_task(self._gateway.run())
         stop_task = asyncio.create_task(self._stop_asked.wait())
-        await asyncio.wait({gateway_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        watched: set[asyncio.Task[object]] = {gateway_task, stop_task, *filter(None, [self._engine_task])}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
         await self._gateway.stop(self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S)
         code = await gateway_task

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MAX_LINE_BYTES = 64 << 10
+MAX_LINE_BYTES = 4 << 20  # GatewayReady names every model that cannot be served, with its reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,100 @@
+"""The parent's hold on its gateway process: started, started again, told to stop at the worst moment."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from server.settings import read_settings
+from server.stack import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
+
+COUNTED = "from pathlib import Path; p = Path({file!r}); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); "
+SERVES = (
+    "import os, sys; os.write(int(sys.argv[2]), "
+    """b'{"kind": "GatewayServes", "http_port": 1, "grpc_port": 2, "metrics_port": 3}\\n'); """
+)
+DIES = "raise SystemExit(3)"
+SLEEPS = "import time; time.sleep(60)"
+
+
+def gateway_that(tmp_path: Path, script: str) -> tuple[GatewayProcess, Path, list[object]]:
+    """The process, the file with one letter for each of its starts, and the news that came."""
+    starts, news = tmp_path / "starts", []
+    program = (sys.executable, "-c", COUNTED.format(file=str(starts)) + script)
+    settings = read_settings({}, environ={})
+    return GatewayProcess(settings, tmp_path, news.append, program=program), starts, news
+
+
+@asynccontextmanager
+async def in_time(timeout_s: float = 20.0) -> AsyncIterator[None]:
+    async with asyncio.timeout(timeout_s):
+        yield
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_gateway_process_told_to_stop_in_its_pause_is_not_started_again(tmp_path: Path) -> None:
+    """It had died and waits to be started: stop ends the waiting, and nothing is started behind its back."""
+    gateway, starts, _ = gateway_that(tmp_path, SERVES + DIES)
+    async with in_time():
+        task = asyncio.create_task(gateway.run())
+        await until(lambda: gateway.restarts == 3)  # the pause is now 0.6 s at least
+        had = starts.read_text()
+        await gateway.stop(5.0)
+        await task
+    assert starts.read_text() == had
+
+
+async def test_gateway_process_told_to_stop_before_it_listens_for_signals_ends_well(tmp_path: Path) -> None:
+    """SIGTERM while Python still imports: nothing was accepted, so nothing is wrong."""
+    gateway, starts, _ = gateway_that(tmp_path, SLEEPS)
+    async with in_time():
+        task = asyncio.create_task(gateway.run())
+        await until(starts.exists)
+        await gateway.stop(5.0)
+        assert await task == 0
+
+
+async def test_gateway_process_told_to_stop_while_it_is_made_ends_well(tmp_path: Path) -> None:
+    """Between the decision to start it and its process there is a moment too."""
+    gateway, _, _ = gateway_that(tmp_path, SLEEPS)
+    async with in_time():
+        task = asyncio.create_task(gateway.run())
+        await asyncio.sleep(0)
+        await gateway.stop(5.0)
+        assert await task == 0
+
+
+async def test_gateway_process_that_never_serves_is_given_up(tmp_path: Path) -> None:
+    """A start that cannot succeed ends the stack with a code that says so, and one line; it does not loop for ever."""
+    gateway, starts, _ = gateway_that(tmp_path, DIES)
+    with structlog.testing.capture_logs() as logged:
+        async with in_time():
+            assert await gateway.run() == EXIT_CANNOT_START
+    assert len(starts.read_text()) == MAX_FAILED_STARTS
+    assert logged[-1]["event"] == "gateway cannot start; the lines above say why"
+
+
+async def test_gateway_process_that_served_once_is_started_for_ever(tmp_path: Path) -> None:
+    """Who has served is worth more attempts than a broken installation."""
+    gateway, starts, news = gateway_that(tmp_path, SERVES + DIES)
+    async with in_time():
+        task = asyncio.create_task(gateway.run())
+        await until(lambda: gateway.restarts > MAX_FAILED_STARTS)
+        await gateway.stop(5.0)
+        await task
+    assert len(starts.read_text()) > MAX_FAILED_STARTS
+    assert len(news) > MAX_FAILED_STARTS
+
+
+async def test_gateway_process_keeps_its_settings_to_its_user(tmp_path: Path) -> None:
+    """The file with the settings is nobody else's to read."""
+    gateway_that(tmp_path, DIES)
+    assert (tmp_path / "settings.json").stat().st_mode & 0o077 == 0
