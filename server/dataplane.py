@@ -121,8 +121,8 @@ class DataPlane:
         self, verb: Verb, head: InferHead, size_bytes: int, deadline: float | None
     ) -> AsyncIterator[float | None]:
         """The way in and out of the engine's side: engine up, place taken, deadline known, failures counted."""
+        self._require_engine()
         try:
-            self._require_engine()
             if verb is not Verb.INFER:
                 yield deadline
                 return

@@ -82,9 +82,7 @@ class EngineWatch:
 
     def mark_down(self, reason: str) -> None:
         """Somebody saw the engine die: believe it at once and look again soon."""
-        if self._seen.is_up:
-            log.warning("engine is down", reason=reason)
-        self._seen.is_up, self._seen.reason = False, reason
+        self._set_down(reason)
         self._wake.set()
 
     def suspect(self) -> None:
@@ -121,7 +119,7 @@ class EngineWatch:
             try:
                 await self._look()
             except InferenceError as error:
-                self.mark_down(str(error))
+                self._set_down(str(error))
             interval_s = self._options.probe_interval_s if self._seen.is_up else self._options.down_interval_s
             try:
                 async with asyncio.timeout(interval_s):
@@ -130,10 +128,15 @@ class EngineWatch:
             except TimeoutError:
                 continue
 
+    def _set_down(self, reason: str) -> None:
+        if self._seen.is_up:
+            log.warning("engine is down", reason=reason)
+        self._seen.is_up, self._seen.reason = False, reason
+
     async def _look(self) -> None:
         if not await self._backend.ready():
             self._health.reset()
-            self.mark_down(self._seen.reason if not self._seen.is_up else "the engine does not answer")
+            self._set_down(self._seen.reason if not self._seen.is_up else "the engine does not answer")
             return
         if not self._seen.is_up:
             await self._greet()
@@ -211,7 +214,7 @@ class EngineWatch:
         verdict = self._health.verdict()
         if not verdict.is_healthy:
             self._health.reset()
-            self.mark_down(verdict.reason)
+            self._set_down(verdict.reason)
             if self._ask_restart is not None:
                 self._ask_restart(verdict.reason)
 

@@ -25,6 +25,7 @@ class ScriptedEngine:
     is_sick: bool = False
     loaded: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
+    looks: int = 0
 
     async def infer(self, request: InferRequest) -> InferResponse:
         self.calls.append(f"infer {request.model_name}")
@@ -41,6 +42,7 @@ class ScriptedEngine:
         return ModelConfig(model_name, "python", 0, (TensorSpec("x", Datatype.FP32, (1,)),), ())
 
     async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        self.looks += 1
         return self.is_alive
 
     async def repository_index(self) -> list[ModelState]:
@@ -159,3 +161,15 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
         assert (await watch.find("good")).name == "good"
         with pytest.raises(ModelNotFound):
             await watch.find("nobody")
+
+
+async def test_watch_of_a_sick_engine_looks_at_its_interval() -> None:
+    """What the watch finds out itself does not wake it: a sick engine is not asked fifty times a second."""
+    engine = ScriptedEngine(models={"good": ""}, is_sick=True)
+    async with watching(engine, [], WatchOptions(down_interval_s=60.0)) as watch:
+        await until(lambda: "no canary inference succeeded" in watch.reason)
+        watch.suspect()
+        await until(lambda: engine.calls.count("infer good") == 2)
+        await until(lambda: engine.looks == 2)
+        await asyncio.sleep(0.1)  # five times the pause that a wake-up takes
+        assert engine.looks == 2
