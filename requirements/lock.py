@@ -11,7 +11,7 @@ LOCKS: dict[str, list[str]] = {
     "bootstrap.txt": ["requirements/bootstrap.in"],
     "base.txt": ["pyproject.toml"],
     "dev.txt": ["pyproject.toml", "--extra", "dev", "-c", "requirements/base.txt"],
-    "load.txt": ["pyproject.toml", "--extra", "load", "-c", "requirements/base.txt"],
+    "load.txt": ["pyproject.toml", "--extra", "load", "-c", "requirements/dev.txt"],
     "triton.txt": ["requirements/triton.in"],
     "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],
 }
