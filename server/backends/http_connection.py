@@ -11,26 +11,13 @@ from typing import cast
 import httptools
 
 from server.core.errors import BackendFailed, InvalidRequest
-from server.core.relay import HttpAnswer, HttpCall, HttpHeaders
+from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
+from server.core.relay import HttpAnswer, HttpCall
 
 JOIN_LIMIT_BYTES = 64 << 10
 IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 2
 UNACKNOWLEDGED_MS = 15_000
 
-_HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-_OURS_TO_SAY = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f]*")
 _METHOD = re.compile(r"[A-Z]+")
@@ -52,20 +39,13 @@ def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
     if not _TARGET.fullmatch(call.target) or not _METHOD.fullmatch(call.method):
         raise InvalidRequest(f"malformed request line: {call.method} {call.target!r}")
     lines = [b"%s %s%s HTTP/1.1" % (call.method.encode(), base_path, call.target), b"host: " + host]
-    lines += [b"%s: %s" % header for header in _end_to_end(call.headers, _OURS_TO_SAY)]
+    lines += [b"%s: %s" % header for header in end_to_end(call.headers, OF_THE_CONNECTION)]
     if call.body or call.method not in _BODILESS:
         lines.append(b"content-length: %d" % len(call.body))
     head = b"\r\n".join(lines)
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
         raise InvalidRequest("a header holds a line break")
     return head + b"\r\n\r\n"
-
-
-def _end_to_end(headers: HttpHeaders, dropped: frozenset[bytes]) -> HttpHeaders:
-    """The headers meant for the other end: without those of the connection and those that `connection` names."""
-    named = [token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")]
-    gone = dropped.union(named) if named else dropped
-    return tuple(header for header in headers if header[0] not in gone)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -171,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
     def _finish(self) -> None:
         self._ends_at_close = False
         if self._answer is not None and not self._answer.done():
-            headers = _end_to_end(tuple(self._headers), _HOP_BY_HOP)
+            headers = end_to_end(tuple(self._headers), HOP_BY_HOP)
             self._answer.set_result(HttpAnswer(self._parser.get_status_code(), headers, b"".join(self._body)))
             self._is_complete = True
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from server.backends.http_connection import ConnectionBroken, HttpConnection, request_head
 from server.backends.patience import Patience
+from server.core.address import authority
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer, HttpCall
 
@@ -26,8 +27,7 @@ class Origin:
 
     @property
     def authority(self) -> bytes:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}".encode()
+        return authority(self.host, self.port).encode()
 
 
 def origin_of(url: str) -> Origin:

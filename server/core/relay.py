@@ -18,7 +18,7 @@ class HttpCall:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """Hop-by-hop headers are gone; everything else is as the engine sent it."""
+    """Hop-by-hop headers are gone, names in lower case; everything else is as the engine sent it."""
 
     status: int
     headers: HttpHeaders

@@ -1,30 +1,15 @@
 """Requests that pass through as bytes, and the answers to them."""
 
 import re
-from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.core.errors import InvalidRequest
-from server.core.relay import HttpAnswer, HttpCall, HttpHeaders, InferHead
+from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
+from server.core.relay import HttpAnswer, HttpCall, InferHead
 
-_HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-# The relay's own connection has its own; the body is whole by now.
-_OURS = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -35,11 +20,7 @@ class AnswerResponse(Response):
         self.status_code = answer.status
         self.body = answer.body
         self.background = None
-        self.raw_headers = [
-            (name.lower(), value)
-            for name, value in answer.headers
-            if name.lower() not in _HOP_BY_HOP and name.lower() != b"content-length"
-        ]
+        self.raw_headers = list(end_to_end(answer.headers, HOP_BY_HOP | {b"content-length"}))
         self.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
 
 
@@ -62,10 +43,4 @@ def call_of(request: Request, body: bytes) -> HttpCall:
     scope = request.scope
     query: bytes = scope["query_string"]
     target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
-    return HttpCall(scope["method"], target, _end_to_end(scope["headers"]), body)
-
-
-def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> HttpHeaders:
-    listed = list(headers)
-    named = {token.strip().lower() for name, value in listed if name == b"connection" for token in value.split(b",")}
-    return tuple((name, value) for name, value in listed if name not in _OURS and name not in named)
+    return HttpCall(scope["method"], target, end_to_end(tuple(scope["headers"]), OF_THE_CONNECTION), body)
