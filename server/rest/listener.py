@@ -6,9 +6,13 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.core.address import authority
+from server.rest.errors import error_response
 
 BACKLOG = 2048
+CUT_PATIENCE_S = 1.0  # for the last answers to leave
 
 
 class PortTaken(Exception):
@@ -22,12 +26,13 @@ def bind(host: str, port: int, *, flag: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise PortTaken(
-            f"cannot listen on {host}:{port} ({error.strerror}); stop what holds it, or choose another port with {flag}"
+            f"cannot listen on {authority(host, port)} ({error.strerror}); "
+            f"stop what holds it, or choose another port with {flag}"
         ) from error
-    listener.listen(BACKLOG)
     return listener
 
 
@@ -35,8 +40,9 @@ class HttpListener:
     """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket, *, keep_alive_s: int = 75) -> None:
+        self._cuttable = _Cuttable(app)
         config = uvicorn.Config(
-            app,
+            self._cuttable,
             http="httptools",
             loop="none",
             ws="none",
@@ -61,7 +67,7 @@ class HttpListener:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self, grace_s: float) -> bool:
-        """Whether every running request ended within the grace; those that did not are cut."""
+        """Whether every running request ended within the grace; those that did not are cut, with a 503."""
         self._server.should_exit = True
         if self._task is None:
             return True
@@ -69,10 +75,54 @@ class HttpListener:
             async with asyncio.timeout(grace_s):
                 await asyncio.shield(self._task)
         except TimeoutError:
-            self._server.force_exit = True
-            await self._task
+            await self._cut(self._task)
             return False
         return True
+
+    async def _cut(self, serving: asyncio.Task[None]) -> None:
+        self._cuttable.cut()
+        await asyncio.wait({serving}, timeout=CUT_PATIENCE_S)
+        self._server.force_exit = True
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        await serving
+
+
+class _Cuttable:
+    """The app, its running requests known, so that the end of a drain can answer them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._running: set[asyncio.Timeout] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        limit = asyncio.timeout(None)
+        self._running.add(limit)
+        try:
+            async with limit:
+                await self._app(scope, receive, noting)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if not has_begun:
+                text = "this gateway stopped before the answer came; send to another one"
+                cut = error_response(text, 503, {"Retry-After": "1", "Connection": "close"})
+                await cut(scope, receive, send)
+        finally:
+            self._running.discard(limit)
+
+    def cut(self) -> None:
+        """End every running request now."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._running:
+            limit.reschedule(now)
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,90 @@
+"""The listener's end: running requests get their grace, and what outlasts it is cut with an answer."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.rest.listener import HttpListener, bind
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+HALF = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"
+
+
+class Holding:
+    """Reads the body, then holds the answer until it is released."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.released = asyncio.Event()
+        self.was_cancelled = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.entered.set()
+        try:
+            await Request(scope, receive).body()
+            await self.released.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        await Response(b"done")(scope, receive, send)
+
+
+@asynccontextmanager
+async def listening(
+    app: Holding, sent: bytes
+) -> AsyncIterator[tuple[HttpListener, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A listener and a client that has sent its bytes."""
+    listener = HttpListener(app, bind("127.0.0.1", 0, flag="--http-port"))
+    listener.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    try:
+        async with asyncio.timeout(10):
+            writer.write(sent)
+            await app.entered.wait()
+            yield listener, reader, writer
+    finally:
+        await listener.stop(0.0)
+        writer.close()
+
+
+async def test_listener_lets_a_running_request_end_within_the_grace() -> None:
+    """Its answer comes, the connection closes, and the stop is clean."""
+    app = Holding()
+    async with listening(app, GET) as (listener, reader, _):
+        stopping = asyncio.create_task(listener.stop(5.0))
+        await asyncio.sleep(0)
+        app.released.set()
+        assert (await reader.read()).endswith(b"done")
+        assert await stopping is True
+
+
+@pytest.mark.parametrize("sent", [GET, HALF], ids=["at work", "half-read body"])
+async def test_listener_cuts_what_outlasts_the_grace_with_an_answer(sent: bytes) -> None:
+    """503 with a sentence, the work cancelled, within the grace and a little."""
+    app = Holding()
+    async with listening(app, sent) as (listener, reader, _):
+        started = time.monotonic()
+        assert await listener.stop(0.2) is False
+        assert time.monotonic() - started < 2.0
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'{"error":"this gateway stopped before the answer came; send to another one"}' in answer
+        assert b"retry-after: 1" in answer.lower()
+        assert app.was_cancelled
+
+
+async def test_listener_does_not_wait_for_connections_without_a_request() -> None:
+    """Idle ones, and heads that never end, are closed at once."""
+    app = Holding()
+    app.entered.set()
+    async with listening(app, GET[:-2]) as (listener, reader, _):
+        started = time.monotonic()
+        assert await listener.stop(5.0) is True
+        assert time.monotonic() - started < 1.0
+        assert await reader.read() == b""
