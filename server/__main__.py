@@ -25,6 +25,9 @@ def main() -> int:
     except (PortTaken, AddressTaken) as error:
         get_logger("gateway").error("cannot start", reason=str(error))
         return EXIT_CANNOT_START
+    except Exception:  # noqa: BLE001 - the process's root: the parent starts another one
+        get_logger("gateway").exception("gateway failed")
+        return 1
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | 
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -56,7 +57,7 @@ class _ToStructlog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         logger = get_logger(record.name)
-        text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
-            text = f"{text}: {record.exc_info[1]!r}"
-        logger.log(record.levelno, text)
+            logger.log(record.levelno, f"{record.getMessage()}: {record.exc_info[1]!r}", exc_info=record.exc_info)
+        else:
+            logger.log(record.levelno, record.getMessage())

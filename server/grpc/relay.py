@@ -121,6 +121,7 @@ class CallRelay:
 
     def _refusal(self, error: InferenceError) -> Status:
         self._record.rejected(error.reason)
+        log.debug("request refused", reason=error.reason, error=error.message)
         return status_of(error)
 
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
+from server.logs import get_logger
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
@@ -25,6 +26,8 @@ from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
 
 __all__ = ["RequestRecorder", "RestLimits", "create_app"]
+
+log = get_logger("rest")
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]"
@@ -88,15 +91,16 @@ class _Documented(FastAPI):
 
 
 class _Refusals:
-    """What the gateway refused or failed itself: counted and told."""
+    """What the gateway refused or failed itself: counted, told, and logged for who debugs."""
 
     def __init__(self, record: RequestRecorder) -> None:
         self._record = record
 
-    async def answer(self, _: Request, error: Exception) -> Response:
+    async def answer(self, request: Request, error: Exception) -> Response:
         if not isinstance(error, InferenceError):
             raise error
         self._record.rejected(error.reason)
+        log.debug("request refused", reason=error.reason, error=error.message, path=request.scope["path"])
         return response_of(error)
 
 

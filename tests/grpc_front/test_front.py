@@ -5,6 +5,7 @@ import time
 
 import grpc
 import pytest
+import structlog
 from tritonclient.grpc import service_pb2
 
 from server.core.errors import (
@@ -62,9 +63,13 @@ async def test_error_of_the_plane_becomes_its_status(
     """The one table, with the error's own text, counted by reason and by code."""
     front.plane.error = error
 
-    refused = await refusal(front)
+    with structlog.testing.capture_logs() as logged:
+        refused = await refusal(front)
 
     assert (refused.code(), refused.details()) == (code, "bad")
+    assert [(line["event"], line["log_level"], line["reason"]) for line in logged] == [
+        ("request refused", "debug", error.reason)
+    ]
     assert front.recorder.reasons == [error.reason]
     assert front.recorder.done == [("double", "grpc", code.name)]
 

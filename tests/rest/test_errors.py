@@ -31,7 +31,7 @@ TABLE = [
 async def test_error_of_the_tree_becomes_its_status(
     front: Front, error: errors.InferenceError, status: int, retry_after: str | None, suffix: str
 ) -> None:
-    """{"error": text} and nothing else; 503 says when to come back; the reason is counted; nothing is logged."""
+    """{"error": text} and nothing else; 503 says when to come back; the reason is counted and logged (debug)."""
     front.plane.error = error
     with structlog.testing.capture_logs() as logged:
         reply = await front.ask("POST", f"/v2/models/ident/{suffix}", VALID_INFER, ((b"content-type", b"image/png"),))
@@ -40,7 +40,9 @@ async def test_error_of_the_tree_becomes_its_status(
     assert reply.headers.get("retry-after") == retry_after
     assert front.recorder.done == [("ident", "http", str(status))]
     assert front.recorder.reasons == [error.reason]
-    assert logged == []
+    assert [(line["event"], line["log_level"], line["reason"]) for line in logged] == [
+        ("request refused", "debug", error.reason)
+    ]
 
 
 def test_error_table_covers_the_whole_tree() -> None:
