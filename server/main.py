@@ -7,13 +7,14 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import uvloop
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.triton import TritonBackend
+from server.backends.triton_http import origin_of
 from server.backends.watch import EngineWatch, WatchOptions
+from server.core.address import authority
 from server.dataplane import DataPlane
 from server.grpc.server import GrpcLimits, GrpcServer, serve
 from server.image_flow import ImageFlow
@@ -46,10 +47,10 @@ def engine_address(settings: Settings) -> EngineAddress:
             f"127.0.0.1:{settings.engine_grpc_port}",
             f"http://127.0.0.1:{settings.engine_metrics_port}/metrics",
         )
-    url = urlsplit(settings.engine)
-    port = url.port or 8000
-    grpc_address = settings.engine_grpc or f"{url.hostname}:{port + 1}"
-    return EngineAddress(settings.engine.rstrip("/"), grpc_address, f"http://{url.hostname}:{port + 2}/metrics")
+    origin = origin_of(settings.engine)
+    grpc_address = settings.engine_grpc or authority(origin.host, origin.port + 1)
+    metrics_url = f"http://{authority(origin.host, origin.port + 2)}/metrics"
+    return EngineAddress(settings.engine.rstrip("/"), grpc_address, metrics_url)
 
 
 class Gateway:
@@ -142,7 +143,8 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
     rest = HttpListener(create_app(gateway.plane, limits, gateway.metrics), http_socket)
     exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.backend.metrics), metrics_socket)
     grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
-    grpc_server = await serve(gateway.plane, grpc_limits, f"{settings.host}:{settings.grpc_port}", gateway.metrics)
+    grpc_address = authority(settings.host, settings.grpc_port)
+    grpc_server = await serve(gateway.plane, grpc_limits, grpc_address, gateway.metrics)
     rest.start()
     exposition.start()
     if control is not None:
@@ -171,15 +173,17 @@ async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -
 
 
 async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:
-    """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace."""
+    """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace.
+
+    Whether nothing was cut.
+    """
     started = time.monotonic()
     gateway.plane.announce_stop()
     log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=settings.drain_delay_s)
     await asyncio.sleep(settings.drain_delay_s)
-    ended, _ = await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s))
-    left = gateway.admission.statistics().requests
-    log.info("drained", seconds=round(time.monotonic() - started, 3), cut=left)
-    return ended and left == 0
+    is_clean = all(await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s)))
+    log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
+    return is_clean
 
 
 async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:

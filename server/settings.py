@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -64,6 +65,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"engine is {self.engine!r}; it takes auto, triton, or the http:// address of a Triton that runs"
             )
+        if self.engine_is_external and not _has_host(self.engine):
+            raise ValueError(f"engine is {self.engine!r}; a Triton's address looks like http://host:8000")
         if self.engine_grpc and not self.engine_is_external:
             raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
         ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
@@ -105,6 +108,14 @@ class Settings(BaseSettings):
         return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
 
 
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, brackets that do not match
+        return False
+
+
 def read_settings(
     flags: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> Settings:
@@ -134,7 +145,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         table = tomllib.loads(text)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); give an existing TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     lines = {name: f"{path}:{_line_of(text, name)}" for name in table}
     for name in table:

@@ -20,6 +20,7 @@ from server.backends.triton_backoff import RestartBackoff
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
 from server.backends.triton_status import EngineState, EngineStatus
+from server.core.address import authority
 from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.logs import get_logger
 from server.rest.listener import PortTaken, bind
@@ -323,11 +324,11 @@ class Stack:
 
 def announcement(host: str, ports: GatewayServes, news: GatewayReady) -> Announcement:
     """The URLs as somebody on this machine types them."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return Announcement(
-        f"http://{shown}:{ports.http_port}",
-        f"{shown}:{ports.grpc_port}",
-        f"http://{shown}:{ports.metrics_port}/metrics",
+        f"http://{authority(shown, ports.http_port)}",
+        authority(shown, ports.grpc_port),
+        f"http://{authority(shown, ports.metrics_port)}/metrics",
         tuple(news.models),
         news.unavailable,
     )

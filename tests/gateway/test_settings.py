@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from server.local.control import GatewayReady, GatewayServes
+from server.main import engine_address
 from server.settings import Settings, SettingsError, read_settings
+from server.stack import announcement
 
 
 def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> None:
@@ -25,6 +28,9 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_HTTP_PORT": "x"}, "PENSTOCK_HTTP_PORT: http_port is 'x'"),
         ({"PENSTOCK_HTTP_PORT": "70000"}, "less than or equal to 65535"),
         ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, or the http:// address"),
+        ({"PENSTOCK_ENGINE": "http://"}, "engine is 'http://'; a Triton's address looks like http://host:8000"),
+        ({"PENSTOCK_ENGINE": "http://h:99999"}, "a Triton's address looks like"),
+        ({"PENSTOCK_ENGINE": "http://[::1"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc goes with an engine given by URL"),
         ({"PENSTOCK_HTTP_PORT": "9000"}, "port 9000 is given twice"),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
@@ -65,3 +71,37 @@ def test_settings_survive_the_way_to_the_gateway_process() -> None:
     """What the parent writes is what the gateway reads."""
     settings = read_settings({"models": ("a",), "engine": "http://h:1"}, environ={})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_settings_in_a_file_that_is_no_text_are_refused(tmp_path: Path) -> None:
+    """A binary file is a sentence with its path, not a traceback."""
+    file = tmp_path / "penstock.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match=f"{file}: not valid TOML"):
+        read_settings({}, environ={}, file=file)
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("http://h:7000", ("http://h:7000", "h:7001", "http://h:7002/metrics")),
+        ("http://h:7000/", ("http://h:7000", "h:7001", "http://h:7002/metrics")),
+        ("http://h", ("http://h", "h:81", "http://h:82/metrics")),
+        ("https://h", ("https://h", "h:444", "http://h:445/metrics")),
+        ("http://[::1]:7000", ("http://[::1]:7000", "[::1]:7001", "http://[::1]:7002/metrics")),
+        ("auto", ("http://127.0.0.1:9000", "127.0.0.1:9001", "http://127.0.0.1:9002/metrics")),
+    ],
+)
+def test_engine_address_is_the_urls_port_and_the_two_behind_it(engine: str, expected: tuple[str, str, str]) -> None:
+    """REST, gRPC and metrics of one Triton agree, whatever the URL leaves out."""
+    address = engine_address(read_settings({"engine": engine}, environ={}))
+    assert (address.http_url, address.grpc_address, address.metrics_url) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:1"), ("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")],
+)
+def test_announcement_shows_addresses_that_can_be_typed(host: str, url: str) -> None:
+    """The address of all interfaces is none to connect to, and IPv6 stands in brackets."""
+    assert announcement(host, GatewayServes(1, 2, 3), GatewayReady([], {})).http_url == url
