@@ -4,7 +4,10 @@ import sysconfig
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-COMMAND = """#!{python}
+# A shell starts the interpreter: a kernel's #! line takes no path with a space in it, and none over 127 bytes.
+COMMAND = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 from server.cli import main
 
 raise SystemExit(main())
