@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
+from server.backends.shell_paths import is_special, plain_paths
 from server.backends.triton_backoff import RestartBackoff
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
@@ -75,7 +76,10 @@ def resolve_ports(settings: Settings) -> Settings:
 
 
 def check_repositories(settings: Settings) -> tuple[Path, ...]:
-    """The model repositories that can be read. Raises CannotStart where one is missing or a model stands in two."""
+    """The model repositories that can be read.
+
+    Raises CannotStart where one is missing, where a model stands in two, or has a name that Triton cannot start.
+    """
     home = settings.home_path / "models"
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -85,13 +89,20 @@ def check_repositories(settings: Settings) -> tuple[Path, ...]:
     repositories = tuple(path for path in settings.repositories if path != home or home.is_dir())
     for repository in repositories:
         try:
-            names = sorted(entry.name for entry in repository.iterdir() if entry.is_dir())
+            names = sorted(
+                item.name for item in repository.iterdir() if item.is_dir() and not item.name.startswith(".")
+            )
         except OSError as error:
             raise CannotStart(
                 f"the model repository {repository} cannot be read ({error.strerror}); "
                 "give an existing folder with --model-repository"
             ) from error
         for name in names:
+            if is_special(name):
+                raise CannotStart(
+                    f"Triton cannot start a model whose folder is named {name!r}, as the one in {repository}; "
+                    "rename it, with no spaces and none of a shell's signs"
+                )
             if name in owners:
                 raise CannotStart(
                     f"the model {name!r} stands in {owners[name]} and in {repository}; remove one, names must be unique"
@@ -275,13 +286,14 @@ class Stack:
             self._gateway.tell(EngineNews(is_running=True, reason="", restarts=0))
             return
         environment = self._settings.engine_environment or default_environment(Path(sys.prefix))
+        repositories = check_repositories(self._settings)
         try:
             launch = find_triton(environment=environment).prepare(self._run_dir.path)
         except TritonUnavailable as error:
             raise CannotStart(str(error)) from error
         options = TritonOptions(
             engine_id=self._run_dir.engine_id,
-            repositories=check_repositories(self._settings),
+            repositories=plain_paths(repositories, self._run_dir.path / "repositories"),
             http_port=self._settings.engine_http_port,
             grpc_port=self._settings.engine_grpc_port,
             metrics_port=self._settings.engine_metrics_port,

@@ -52,6 +52,22 @@ def test_missing_repository_is_one_line(tmp_path: Path, triton_environment: Path
     assert "Traceback" not in text
 
 
+def test_model_whose_name_a_shell_would_split_is_one_line(tmp_path: Path, triton_environment: Path) -> None:
+    """Triton would wait for such a model for ever: the folder is named, with the fix."""
+    (tmp_path / "home" / "models" / "my model").mkdir(parents=True)
+    code, text = fails_to_start(tmp_path, *ANY_PORTS)
+    assert code != 0
+    assert len(text.splitlines()) == 1
+    assert f"'my model', as the one in {tmp_path / 'home' / 'models'}; rename it" in text
+
+
+def test_repository_with_a_space_in_its_path_is_served(tmp_path: Path, repository: Path) -> None:
+    """Where the checkout or the models lie makes no difference."""
+    spaced = repository.rename(tmp_path / "my models")
+    with running(tmp_path, spaced) as stack:
+        assert is_serving(stack)
+
+
 def test_home_that_cannot_be_written_still_serves_shipped_models(tmp_path: Path, repository: Path) -> None:
     """PENSTOCK_HOME under a file: a warning, and the shipped models are served."""
     (tmp_path / "file").write_text("")
