@@ -36,6 +36,7 @@ GATEWAY_ENVIRONMENT = {
 }
 MAX_FAILED_STARTS = 3  # of a gateway that has never served
 GATEWAY_PROGRAM = (sys.executable, "-m", "server")
+ENGINE_GRACE_S = 5.0  # once the gateway has drained, only a model that still loads keeps the engine
 STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
 
 
@@ -273,7 +274,7 @@ class Stack:
         await self._gateway.stop(self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S)
         code = await gateway_task
         if self._engine is not None and not self._is_hurried:
-            await self._engine.stop(self._settings.grace_s)
+            await self._engine.stop(min(self._settings.grace_s, ENGINE_GRACE_S))
         if self._engine_task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._engine_task

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -10,12 +11,29 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack
-from tests.integration.living import SharedMemory, family, infer_slow, inflight, is_serving, running, wait_for
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.living import (
+    SLOW_CONFIG,
+    SharedMemory,
+    family,
+    infer_slow,
+    inflight,
+    is_serving,
+    running,
+    wait_for,
+)
 from tests.integration.web import call
+from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("lifecycle")
+
+
+def _sleeping(ms: float) -> tritonclient.grpc.InferInput:
+    tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
+    tensor.set_data_from_numpy(np.array([ms], np.float32))
+    return tensor
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -27,10 +45,8 @@ def test_stop_under_load_answers_all_and_leaves_nothing(
         memory = SharedMemory(stack)
         everyone = family(stack)
         grpc_client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
-        tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
-        tensor.set_data_from_numpy(np.array([700], np.float32))
         answered: list[object] = []
-        grpc_client.async_infer("slow", [tensor], lambda result, error: answered.append(error))
+        grpc_client.async_infer("slow", [_sleeping(700)], lambda result, error: answered.append(error))
         results: list[int | str] = []
         threads = [infer_slow(stack, 700, results) for _ in range(3)]
         wait_for(lambda: inflight(stack) == 4, 10, "four requests in flight")
@@ -94,6 +110,41 @@ def test_ready_says_no_at_once_while_the_drain_delay_serves(tmp_path: Path, repo
         assert is_serving(stack)
         assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
         assert stack.process.wait(20) == 0
+
+
+def test_grace_exceeded_answers_what_it_cuts_and_exits_with_an_error_code(tmp_path: Path, repository: Path) -> None:
+    """Work that outlasts the grace is told so over both protocols, in time, and the exit code tells it too."""
+    with running(tmp_path, repository, "--grace-s", "1") as stack:
+        memory = SharedMemory(stack)
+        results: list[int | str] = []
+        thread = infer_slow(stack, 8000, results)
+        cut: list[object] = []
+        with tritonclient.grpc.InferenceServerClient(stack.grpc_address) as client:
+            client.async_infer("slow", [_sleeping(8000)], lambda result, error: cut.append(error))
+            wait_for(lambda: inflight(stack) == 2, 10, "two requests in flight")
+            stack.process.terminate()
+            assert stack.process.wait(10) == 1, "".join(stack.log)
+            thread.join()
+            wait_for(lambda: cut, 5, "the gRPC answer")
+    assert results == [503]
+    assert isinstance(cut[0], InferenceServerException)
+    assert cut[0].status() == "StatusCode.UNAVAILABLE"
+    wait_for(lambda: not memory.regions(), 5, "shared memory is clean")
+
+
+@pytest.mark.parametrize("moment", ["'engine process'", "Started HTTPService", "'listening'", "loading: sleeper"])
+def test_stop_before_the_stack_is_ready_ends_well(tmp_path: Path, repository: Path, moment: str) -> None:
+    """SIGTERM while the engine starts, while the gateway imports, while models load: exit 0, and nothing is left."""
+    write_model(repository, "sleeper", "import time\n\ntime.sleep(60)\n", SLOW_CONFIG)
+    stack = start_stack(
+        tmp_path / "home", "--model-repository", str(repository), environ={"TMPDIR": str(tmp_path)}, wait=False
+    )
+    stack.wait_for_log(moment)
+    everyone = family(stack)
+    assert stop_stack(stack, 15) == 0, "".join(stack.log)
+    assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not list((tmp_path / f"penstock-{os.getuid()}").glob("run-*"))
+    assert not any("Traceback" in line for line in stack.log)
 
 
 def test_second_signal_ends_at_once_with_an_error_code(tmp_path: Path, repository: Path) -> None:
