@@ -1,6 +1,7 @@
 """Whoever dies, hangs or leaves: the others go on, and service returns by itself."""
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -49,16 +50,17 @@ class TritonPythonModel:
 
 
 def test_triton_killed_is_503_within_a_second_and_back_by_itself(tmp_path: Path, repository: Path) -> None:
-    """kill -9 of tritonserver: waiting and new requests fail fast, nothing hangs, and service returns."""
+    """kill -9 of tritonserver: running, waiting and new requests fail fast, nothing hangs, and service returns."""
     with running(tmp_path, repository) as stack:
         memory = SharedMemory(stack)
         results: list[int | str] = []
-        thread = infer_slow(stack, 8000, results)
-        wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
+        threads = [infer_slow(stack, 8000, results) for _ in range(6)]  # two instances: two run, four wait
+        wait_for(lambda: inflight(stack) == 6, 10, "six requests in flight")
         killed = time.monotonic()
         triton_of(stack).kill()
-        thread.join(2)
-        assert results == [503]
+        for thread in threads:
+            thread.join(2)
+        assert results == [503] * 6
         assert time.monotonic() - killed < 1.0
         body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
         answer = post_json(f"{stack.http_url}/v2/models/identity/infer", body)
@@ -96,12 +98,22 @@ def test_gateway_killed_is_replaced_and_triton_stays(tmp_path: Path, repository:
 
 
 def test_parent_killed_takes_everything_with_it(tmp_path: Path, repository: Path) -> None:
-    """kill -9 of `penstock up` itself leaves neither a gateway nor a Triton behind."""
-    with running(tmp_path, repository) as stack:
-        everyone = family(stack)
-        stack.process.kill()
-        stack.process.wait()
-        wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
+    """kill -9 of `penstock up` itself leaves neither a gateway nor a Triton behind; the next start clears the rest."""
+    arguments, environ = ("--model-repository", str(repository)), {"TMPDIR": str(tmp_path)}
+    killed = start_stack(tmp_path / "home", *arguments, environ=environ)
+    memory, everyone = SharedMemory(killed), family(killed)
+    killed.process.kill()
+    killed.process.wait()
+    wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
+    runs = tmp_path / f"penstock-{os.getuid()}"
+    (left,) = runs.glob("run-*")
+
+    following = start_stack(tmp_path / "home", *arguments, environ=environ)
+    assert not left.exists()
+    assert not memory.regions()
+    assert len(list(runs.glob("run-*"))) == 1
+    assert stop_stack(following) == 0
+    assert not list(runs.glob("run-*"))
 
 
 def test_hung_triton_is_503_and_serves_after_it_wakes(tmp_path: Path, repository: Path) -> None:
