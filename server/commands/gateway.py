@@ -55,6 +55,10 @@ class ImageResult(msgspec.Struct, frozen=True, omit_defaults=True):
     detections: tuple[Detection, ...] | None = None
     classes: tuple[ClassScore, ...] | None = None
 
+    def __bool__(self) -> bool:
+        """Whether anything was found."""
+        return bool(self.detections or self.classes)
+
     def above(self, threshold: float) -> "ImageResult":
         """Without the scores below the threshold."""
         return ImageResult(
@@ -141,6 +145,10 @@ class Gateway:
             raise NothingAnswers(f"nothing answers at {self.url}: start it with `make up`") from error
         except TimeoutError as error:
             raise GatewayError(f"{self.url} did not answer within {timeout_s:g} s") from error
+        except http.client.RemoteDisconnected as error:
+            raise GatewayError(f"{self.url} closed the connection without an answer: try again") from error
+        except http.client.BadStatusLine as error:
+            raise GatewayError(f"what answers at {self.url} does not speak HTTP: check the address") from error
         except (http.client.HTTPException, OSError) as error:
             raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
         finally:
@@ -169,6 +177,8 @@ def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes) -> str
         text = _REFUSAL.decode(answer).error
     except msgspec.DecodeError:
         return f"what answers at {url} is no gateway (HTTP {response.status} {response.reason}): check the address"
+    if response.status == http.HTTPStatus.NOT_FOUND:
+        return f"{text}; `penstock models list` shows what there is"
     wait_s = response.headers.get("retry-after")
     return f"{text} (retry after {wait_s} s)" if wait_s else text
 

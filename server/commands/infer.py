@@ -23,7 +23,7 @@ NO_PIXEL_LIMIT = 1 << 62  # the gateway has its own; here a person draws into a 
 def infer(
     model: Annotated[str, typer.Argument(help="a model of the running gateway")],
     files: Annotated[list[Path], typer.Argument(help="pictures (JPEG, PNG, WebP), or folders of them")],
-    url: Annotated[str | None, typer.Option(help="the gateway: http://127.0.0.1:8000", show_default=False)] = None,
+    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON line a picture, and nothing else")] = False,
     draw: Annotated[Path | None, typer.Option(help="draw into this file, or into this folder")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=1, help="deadline of each request")] = None,

@@ -1,5 +1,6 @@
 """The rows of `penstock models list`: folders, catalogue and running gateway brought together by name."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from rich.table import Table
 from server.catalogue.catalogue import CatalogueEntry
 from server.catalogue.installed import InstalledModel, batching_owner
 from server.commands.gateway import IndexRow
+from server.commands.terminal import one_line
 from server.settings import CHECKOUT
 
 NOT_LOADED = "not loaded"
+_STACK = re.compile(r"\s+At:\s")
 
 
 class ModelRow(msgspec.Struct, frozen=True):
@@ -55,16 +58,22 @@ def model_rows(
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
-    """The rows for a person; the column of reasons only where there is one."""
-    table = Table()
-    headings = ("model", "where", "versions", "state", "batching")
-    has_reasons = any(row.reason for row in rows)
-    for heading in (*headings, "reason") if has_reasons else headings:
-        table.add_column(heading)
+    """The rows for a person, without the reasons, which are too long for a column."""
+    table = Table("model", "where", "versions", "state", "batching")
     for row in rows:
         cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.batching or "?")
-        table.add_row(*(escape(cell) for cell in ((*cells, row.reason) if has_reasons else cells)))
+        table.add_row(*map(escape, cells))
     return table
+
+
+def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
+    """Why a model is not served, one line a model that has a reason."""
+    return [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
+
+
+def in_short(reason: str) -> str:
+    """Triton's reason in one line, without the interpreter's stack that it appends for a Python model."""
+    return one_line(_STACK.split(reason)[0])
 
 
 class _States:

@@ -16,17 +16,19 @@ from server.catalogue.pull import pull as pull_model
 from server.catalogue.pull import repository_of
 from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, IndexRow, NothingAnswers
-from server.commands.model_rows import model_rows, model_table
+from server.commands.model_rows import in_short, model_rows, model_table, reason_lines
 from server.commands.terminal import fail
+
+TRITONS_POLL_FAILURE = "failed to poll from model repository"
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-Url = Annotated[str | None, typer.Option(help="the gateway: http://127.0.0.1:8000", show_default=False)]
-Home = Annotated[Path | None, typer.Option(help="where pulled models are: ~/.penstock", show_default=False)]
+Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
+Home = Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)]
 Name = Annotated[str, typer.Argument(help="the model's name")]
 
 
-@app.command("list")
+@app.command("list", short_help="What is here, in the catalogue and in the running gateway.")
 def list_models(
     url: Url = None,
     home: Home = None,
@@ -44,10 +46,13 @@ def list_models(
     if as_json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
     else:
-        Console(highlight=False).print(model_table(rows))
+        console = Console(highlight=False)
+        console.print(model_table(rows))
+        for line in reason_lines(rows):
+            console.print(line, markup=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(short_help="Fetch a model of the catalogue, verify it, load it.")
 def pull(
     name: Name,
     source: Annotated[
@@ -70,19 +75,20 @@ def pull(
     except NothingAnswers:
         typer.echo(f"no gateway runs at {gateway.url}: {name} will be loaded at the next `penstock up`")
     except GatewayError as error:
-        fail(f"{name} is in place, but the gateway at {gateway.url} did not load it: {error}", code=1)
+        why = _load_failure(name, str(error))
+        fail(f"{name} is in place, but the gateway at {gateway.url} did not load it: {why}", code=1)
     else:
         typer.echo(f"{name} is loaded at {gateway.url}: penstock infer {name} photo.jpg")
 
 
-@app.command()
+@app.command(short_help="Load a model, or load it again after a change.")
 def load(name: Name, url: Url = None) -> None:
     """Load a model of the gateway's repositories, or load it again after a change."""
     gateway = Gateway(gateway_url(url))
     try:
         gateway.load(name)
     except GatewayError as error:
-        fail(str(error), code=1)
+        fail(_load_failure(name, str(error)), code=1)
     typer.echo(f"{name} is loaded at {gateway.url}")
 
 
@@ -91,10 +97,25 @@ def unload(name: Name, url: Url = None) -> None:
     """Take a model out of service; it stays on disk."""
     gateway = Gateway(gateway_url(url))
     try:
+        if all(row.name != name for row in gateway.repository_index()):
+            raise GatewayError(
+                f"there is no model {name!r} at {gateway.url}; `penstock models list` shows what there is"
+            )
         gateway.unload(name)
     except GatewayError as error:
         fail(str(error), code=1)
     typer.echo(f"{name} is unloaded at {gateway.url}")
+
+
+def _load_failure(name: str, refusal: str) -> str:
+    """The refusal, and where the engine found no such model or could not read it, what this machine's folders tell."""
+    if TRITONS_POLL_FAILURE not in refusal:
+        return in_short(refusal)
+    repositories = settings_or_fail().repositories
+    found = [model for model in scan(repositories) if model.name == name]
+    if not found:
+        return f"{refusal}: there is no folder {name} in {' or '.join(map(str, repositories))}"
+    return ": ".join(filter(None, (refusal, found[0].problem)))
 
 
 def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:

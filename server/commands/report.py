@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from server.commands.gateway import ImageAnswer, ImageResult
+from server.commands.terminal import say_failure
 
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
@@ -43,11 +44,11 @@ class Tables:
         title = f"{picture} · {answer.model_name} {answer.model_version}"
         self._console.print(escape(title), soft_wrap=True)  # a table's own title would be as narrow as the table
         for result in answer.results:
-            self._console.print(_table(result))
+            self._console.print(_table(result) if result else "nothing found")
         self._console.print(_timings(answer.timings_ms), style="dim", soft_wrap=True)
 
     def failure(self, picture: Path, why: str) -> None:
-        sys.stderr.write(f"penstock: {' '.join(why.split())}\n")
+        say_failure(why)
 
 
 def _write_line(row: Mapping[str, object]) -> None:
@@ -56,7 +57,7 @@ def _write_line(row: Mapping[str, object]) -> None:
 
 
 def _table(result: ImageResult) -> Table:
-    table = Table(caption_justify="left")
+    table = Table()
     table.add_column("label")
     table.add_column("score", justify="right")
     if result.detections is None:
@@ -67,8 +68,6 @@ def _table(result: ImageResult) -> Table:
         table.add_column(corner, justify="right")
     for box in result.detections:
         table.add_row(escape(box.name), f"{box.score:.3f}", *(f"{value:.1f}" for value in box.xyxy))
-    if not result.detections:
-        table.caption = "nothing found"
     return table
 
 

@@ -8,5 +8,15 @@ import typer
 
 def fail(message: str, *, code: int = 2) -> NoReturn:
     """Say what is wrong and end with the code."""
-    sys.stderr.write(f"penstock: {' '.join(message.split())}\n")
+    say_failure(message)
     raise typer.Exit(code)
+
+
+def say_failure(message: str) -> None:
+    """One line, whatever is in the message: what answered may have sent anything."""
+    sys.stderr.write(f"penstock: {one_line(message)}\n")
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, runs of blanks, and control characters that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(text.split()))

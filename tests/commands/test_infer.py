@@ -1,6 +1,8 @@
 """`penstock infer`: what is asked of the gateway, what is printed, and how failures end."""
 
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,7 @@ def test_infer_nothing_found_says_so(penstock: Call, stand_in: StandIn, photo: P
     stand_in.result = {"detections": []}
     answer = penstock("infer", "people", photo, "--url", stand_in.url)
     assert answer.exit_code == 0
-    assert "nothing found" in answer.stdout
+    assert answer.stdout.splitlines()[1] == "nothing found"
 
 
 def test_infer_sends_the_bytes_with_their_type_and_deadline(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
@@ -165,6 +167,45 @@ def test_infer_something_else_answers_is_one_sentence(
     assert answer.exit_code == 1
     assert why in answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+def test_infer_unknown_model_says_where_names_are(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """The engine's words, and the command that lists what there is."""
+    stand_in.refusals["/image"] = (404, json.dumps({"error": "Request for unknown model: 'x' is not found"}), {})
+    answer = penstock("infer", "x", photo, "--url", stand_in.url)
+    assert answer.stderr == (
+        f"penstock: {photo}: Request for unknown model: 'x' is not found; `penstock models list` shows what there is\n"
+    )
+
+
+def test_infer_error_with_control_characters_reaches_no_terminal(
+    penstock: Call, stand_in: StandIn, photo: Path
+) -> None:
+    """What answers may be anything: its bytes are shown, not obeyed."""
+    stand_in.refusals["/image"] = (400, json.dumps({"error": "\x1b[2Jgone\x00\nand more"}), {})
+    answer = penstock("infer", "x", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: \\x1b[2Jgone\\x00 and more\n"
+
+
+def test_infer_at_a_port_that_speaks_no_http_says_so(penstock: Call, photo: Path) -> None:
+    """The gRPC port, mistaken for the REST port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_speak_http2, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answer = penstock("infer", "people", photo, "--url", url)
+        thread.join()
+    assert answer.exit_code == 1
+    assert answer.stderr == f"penstock: {photo}: what answers at {url} does not speak HTTP: check the address\n"
+
+
+def _speak_http2(listener: socket.socket) -> None:
+    caller, _ = listener.accept()
+    with caller:
+        caller.recv(1 << 16)
+        caller.sendall(b"\x00\x00\x18\x04\x00\x00\x00\x00\x00\r\n")
+        while caller.recv(1 << 16):  # reads on to the end: a reset would come before the answer is read
+            pass
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://a:b"])

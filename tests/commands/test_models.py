@@ -134,24 +134,65 @@ def test_home_flag_wins_over_the_variable(penstock: Call, stand_in: StandIn, sha
 
 @pytest.mark.parametrize(("verb", "done"), [("load", "loaded"), ("unload", "unloaded")])
 def test_load_and_unload_ask_the_gateway(penstock: Call, stand_in: StandIn, verb: str, done: str) -> None:
-    """One call each; the answer is said in a line."""
+    """The answer is said in a line."""
+    stand_in.index = [{"name": "people", "version": "1", "state": "READY"}]
     answer = penstock("models", verb, "people", "--url", stand_in.url)
     assert answer.exit_code == 0
     assert answer.stdout == f"people is {done} at {stand_in.url}\n"
-    assert [asked.path for asked in stand_in.asked] == [f"/v2/repository/models/people/{verb}"]
+    assert stand_in.asked[-1].path == f"/v2/repository/models/people/{verb}"
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
 def test_load_and_unload_pass_refusals_on(penstock: Call, stand_in: StandIn, verb: str) -> None:
     """What the gateway says is the sentence; no gateway is one too."""
-    stand_in.refusals[f"/{verb}"] = (404, json.dumps({"error": "no model 'x'"}), {})
+    stand_in.index = [{"name": "x"}]
+    stand_in.refusals[f"/{verb}"] = (400, json.dumps({"error": "not now"}), {})
     answer = penstock("models", verb, "x", "--url", stand_in.url)
-    assert (answer.exit_code, answer.stderr) == (1, "penstock: no model 'x'\n")
+    assert (answer.exit_code, answer.stderr) == (1, "penstock: not now\n")
     answer = penstock("models", verb, "x", "--url", NOBODY)
     assert (answer.exit_code, answer.stderr) == (
         1,
         f"penstock: nothing answers at {NOBODY}: start it with `make up`\n",
     )
+
+
+def test_unload_of_a_model_that_nobody_knows_is_a_failure(penstock: Call, stand_in: StandIn) -> None:
+    """Triton calls that done; a person has misspelt a name and should know."""
+    stand_in.index = [{"name": "people", "version": "1", "state": "READY"}]
+    answer = penstock("models", "unload", "poeple", "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith(f"penstock: there is no model 'poeple' at {stand_in.url};")
+    assert [asked.path for asked in stand_in.asked] == ["/v2/repository/index"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("bad", "config.pbtxt:1:"), ("absent", ": there is no folder absent in ")],
+)
+def test_load_that_the_engine_cannot_explain_tells_what_the_folders_do(
+    penstock: Call, stand_in: StandIn, name: str, why: str
+) -> None:
+    """Triton's words are the same for a folder that is not there and for a config.pbtxt that it cannot read."""
+    write_model("bad", "this is no config")
+    refusal = f"failed to load '{name}', failed to poll from model repository"
+    stand_in.refusals["/load"] = (400, json.dumps({"error": refusal}), {})
+    answer = penstock("models", "load", name, "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith(f"penstock: {refusal}: ")
+    assert why in answer.stderr
+
+
+def test_list_tells_reasons_in_a_line_each(penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the terminal: whole paths, no cells of one word a line, and not the interpreter's own frames."""
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = (
+        "Internal: ModuleNotFoundError: No module named 'torch'\n\nAt:\n  /m/1/model.py(1): <module>\n  <frozen>(2)\n"
+    )
+    stand_in.index = [{"name": "mine", "version": "1", "state": "UNAVAILABLE", "reason": reason}]
+    write_model("bad", "this is no config")
+    lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
+    assert lines[-1] == "mine: Internal: ModuleNotFoundError: No module named 'torch'"
+    assert lines[-2].startswith(f"bad: {home() / 'models' / 'bad' / 'config.pbtxt'}:1:")
 
 
 def test_models_with_an_unknown_setting_is_refused(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
