@@ -1,11 +1,10 @@
-"""Who may come in: caps on requests and bytes in flight, and the refusal to new work while draining. Sans-IO."""
+"""Who may come in: caps on requests and bytes in flight. Sans-IO."""
 
 from dataclasses import dataclass
 
 from server.core.errors import Overloaded
 
 FULL_RETRY_AFTER_S = 0.2
-DRAINING_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class AdmissionStatistics:
 
     requests: int
     size_bytes: int
-    is_draining: bool
 
 
 class Admission:
@@ -32,16 +30,9 @@ class Admission:
         self._limits = limits
         self._requests = 0
         self._size_bytes = 0
-        self._is_draining = False
 
     def enter(self, size_bytes: int) -> None:
         """Take a place; every enter that returned is owed one leave. Raises Overloaded where there is none."""
-        if self._is_draining:
-            raise Overloaded(
-                "this gateway is draining and takes no new work; send to another one",
-                reason="draining",
-                retry_after_s=DRAINING_RETRY_AFTER_S,
-            )
         if self._requests >= self._limits.max_requests:
             raise Overloaded(
                 f"{self._requests} requests in flight (limit {self._limits.max_requests}); "
@@ -62,13 +53,8 @@ class Admission:
         self._requests -= 1
         self._size_bytes -= size_bytes
 
-    def drain(self) -> None:
-        """Refuse everything from now on; what is in flight goes on."""
-        self._is_draining = True
-
     def statistics(self) -> AdmissionStatistics:
-        return AdmissionStatistics(self._requests, self._size_bytes, self._is_draining)
+        return AdmissionStatistics(self._requests, self._size_bytes)
 
     def __repr__(self) -> str:
-        state = "draining" if self._is_draining else "open"
-        return f"<Admission {state} {self._requests}/{self._limits.max_requests} requests, {self._size_bytes} bytes>"
+        return f"<Admission {self._requests}/{self._limits.max_requests} requests, {self._size_bytes} bytes>"

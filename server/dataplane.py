@@ -70,11 +70,6 @@ class DataPlane:
         """Say not ready from now on, and go on serving."""
         self._is_stopping = True
 
-    def refuse_new_work(self) -> None:
-        """Take nothing new; what is in flight goes on."""
-        self.announce_stop()
-        self._admission.drain()
-
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
         return model_name if model_name in self._watch.models else UNKNOWN_MODEL
@@ -103,7 +98,10 @@ class DataPlane:
         size_bytes = sum(len(image) for image in request.images)
         async with self._passage(Verb.INFER, head, size_bytes, request.deadline) as until:
             model = await self._images.model(request.model_name)
-            return await self._images.run(replace(request, deadline=until), model, self.model_label(request.model_name))
+            label = self.model_label(request.model_name)
+            response = await self._images.run(replace(request, deadline=until), model, label)
+            self._watch.note_served(request.model_name)
+            return response
 
     async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
         """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
@@ -158,7 +156,9 @@ class DataPlane:
         return done
 
     async def _note(self, verb: Verb, model_name: str, *, is_done: bool) -> None:
-        if is_done and verb is Verb.LOAD:
+        if is_done and verb is Verb.INFER:
+            self._watch.note_served(model_name)
+        elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)

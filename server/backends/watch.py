@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from server.backends.canary import CanaryHealth, canary_request
 from server.core.backend import Backend
-from server.core.errors import BackendUnavailable, InferenceError
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
 from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
@@ -62,6 +62,7 @@ class EngineWatch:
         self._health = CanaryHealth(options.canary_failures)
         self._canary_turn = 0
         self._canary_at = 0.0
+        self._served_at: dict[str, float] = {}
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._wake = asyncio.Event()
@@ -88,6 +89,11 @@ class EngineWatch:
     def suspect(self) -> None:
         """A call could not reach the engine: look now, not at the next interval."""
         self._wake.set()
+
+    def note_served(self, model_name: str) -> None:
+        """A client's inference succeeded: a canary that waits behind many of them is no sign of sickness."""
+        if model_name in self._seen.models:
+            self._served_at[model_name] = time.monotonic()
 
     async def note_loaded(self, model_name: str) -> None:
         """A client had the engine load a model: it is wanted from now on, after a restart too."""
@@ -185,6 +191,7 @@ class EngineWatch:
             rows.setdefault(row.name, []).append(row)
         for name in set(self._seen.models) - set(rows):
             del self._seen.models[name]
+            self._served_at.pop(name, None)
         for name, versions in rows.items():
             known = self._seen.models.get(name)
             is_ready = any(row.state == "READY" for row in versions)
@@ -222,15 +229,18 @@ class EngineWatch:
         return sorted(name for name, known in self._seen.models.items() if known.is_ready)
 
     async def _probe(self, model_name: str) -> bool | None:
-        """Whether the model's canary passed; None where it has none."""
+        """Whether the model's canary passed; None where it has none, or where it only was too slow in a crowd."""
         config = self._seen.models[model_name].config
-        deadline = time.monotonic() + self._options.canary_timeout_s
+        started = time.monotonic()
+        deadline = started + self._options.canary_timeout_s
         request = canary_request(config, deadline=deadline) if config is not None else None
         if request is None:
             return None
         try:
             await self._backend.infer(request)
         except InferenceError as error:
+            if isinstance(error, DeadlineExceeded) and self._served_at.get(model_name, 0.0) > started:
+                return None
             log.warning("canary inference failed", model=model_name, reason=str(error))
             self._health.failed(model_name, str(error))
             return False

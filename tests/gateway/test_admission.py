@@ -34,11 +34,8 @@ def test_admission_of_one_oversized_request_when_idle_lets_it_in() -> None:
     assert admission.statistics().size_bytes == 500
 
 
-def test_admission_while_draining_refuses_with_its_own_reason() -> None:
-    """Draining is told apart from being full."""
+def test_admission_tells_the_truth_about_itself() -> None:
+    """Its text is what is in flight."""
     admission = Admission(AdmissionLimits())
-    admission.drain()
-    with pytest.raises(Overloaded) as refusal:
-        admission.enter(1)
-    assert refusal.value.reason == "draining"
-    assert repr(admission) == "<Admission draining 0/512 requests, 0 bytes>"
+    admission.enter(7)
+    assert repr(admission) == "<Admission 1/512 requests, 7 bytes>"

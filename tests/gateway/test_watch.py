@@ -1,14 +1,14 @@
 """The watch knows whether the engine can work, and has it load what is wanted."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
 
 from server.backends.watch import EngineWatch, WatchOptions
-from server.core.errors import BackendFailed, BackendUnavailable, ModelNotFound, ModelNotReady
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
 from server.core.tensor import Datatype
@@ -23,12 +23,17 @@ class ScriptedEngine:
     models: dict[str, str] = field(default_factory=lambda: {"good": "", "bad": "no such file"})
     is_alive: bool = True
     is_sick: bool = False
+    is_hung: bool = False
     loaded: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     looks: int = 0
+    on_infer: Callable[[str], None] = lambda _: None
 
     async def infer(self, request: InferRequest) -> InferResponse:
         self.calls.append(f"infer {request.model_name}")
+        self.on_infer(request.model_name)
+        if self.is_hung:
+            raise DeadlineExceeded("the engine did not answer within 30 s")
         if self.is_sick:
             raise BackendFailed("CUDA error: an illegal memory access was encountered")
         return InferResponse(request.model_name, "1", ())
@@ -161,6 +166,23 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
         assert (await watch.find("good")).name == "good"
         with pytest.raises(ModelNotFound):
             await watch.find("nobody")
+
+
+@pytest.mark.parametrize("is_crowded", [True, False])
+async def test_watch_of_an_engine_whose_canary_is_late_restarts_it_only_where_nobody_is_served(
+    is_crowded: bool,
+) -> None:
+    """Behind a long queue a canary is late though the engine works; late with nobody served is hung."""
+    engine, asked = ScriptedEngine(models={"good": ""}), []
+    async with watching(engine, asked) as watch:
+        await watch.first_ready.wait()
+        if is_crowded:
+            engine.on_infer = watch.note_served  # answers to others come while the canary waits
+        engine.is_hung = True
+        before = len(engine.calls)
+        await until(lambda: asked or len(engine.calls) > before + 10)
+        assert bool(asked) is not is_crowded
+        assert watch.is_up is is_crowded
 
 
 async def test_watch_of_a_sick_engine_looks_at_its_interval() -> None:
