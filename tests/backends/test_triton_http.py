@@ -1,12 +1,14 @@
 """The HTTP relay: bytes pass untouched both ways, and every way in which a connection can fail has its error."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from server.backends.http_connection import HttpConnection
 from server.backends.patience import Patience
 from server.backends.triton_http import TritonHttp, origin_of
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InvalidRequest
@@ -257,3 +259,17 @@ async def test_relay_base_path_stands_before_every_target(fake: FakeTriton) -> N
     await http.aclose()
 
     assert fake.http_requests[0].startswith(b"GET /triton/v2 HTTP/1.1\r\n")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has this option")
+async def test_relay_connection_finds_out_that_its_peer_vanished(fake: FakeTriton) -> None:
+    """The kernel probes a silent peer after 10 s, gives it up 10 s later, and waits 15 s for what it must confirm."""
+    _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, "127.0.0.1", fake.http_port)
+    try:
+        assert connection._transport is not None
+        connected = connection._transport.get_extra_info("socket")
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        assert [connected.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 2, 15_000]
+    finally:
+        connection.close()
