@@ -139,9 +139,12 @@ def test_stop_before_the_stack_is_ready_ends_well(tmp_path: Path, repository: Pa
     stack = start_stack(
         tmp_path / "home", "--model-repository", str(repository), environ={"TMPDIR": str(tmp_path)}, wait=False
     )
-    stack.wait_for_log(moment)
-    everyone = family(stack)
-    assert stop_stack(stack, 15) == 0, "".join(stack.log)
+    try:
+        stack.wait_for_log(moment)
+        everyone = family(stack)
+        assert stop_stack(stack, 15) == 0, "".join(stack.log)
+    finally:
+        stack.process.kill()  # takes everything with it, where the test failed
     assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not list((tmp_path / f"penstock-{os.getuid()}").glob("run-*"))
     assert not any("Traceback" in line for line in stack.log)
