@@ -19,8 +19,11 @@ from server.vision.card import VisionCard, card_from_config
 from server.vision.header import sniff
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
+from server.vision.spec import PrepareSpec
 
 T = TypeVar("T")
+WAVE_BYTES = 64 << 20
+OWN_SIZE_WAVE = 4  # images at once of a model that takes them at their own size
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,15 @@ class ImageModel:
     card: VisionCard
 
 
+@dataclass(frozen=True, slots=True)
+class _Wave:
+    """What some of a request's images came to."""
+
+    model_version: str
+    results: tuple[VisionResult, ...]
+    timings: Timings
+
+
 class ImageFlow:
     """The image endpoint without its transport."""
 
@@ -80,9 +92,31 @@ class ImageFlow:
         return self._models[model_name]
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
-        """Raises of the InferenceError tree. label: the model's name as metrics may show it."""
+        """Raises of the InferenceError tree. label: the model's name as metrics may show it.
+
+        Many images pass in waves, so that the arrays of one request never take more than WAVE_BYTES at once.
+        """
         started = time.monotonic()
-        prepared = await self._prepare(request, model)
+        size = wave_size(model.card.prepare_spec)
+        waves = [
+            await self._wave(request, range(first, min(first + size, len(request.images))), model, label)
+            for first in range(0, len(request.images), size)
+        ]
+        timings = _sum_of([wave.timings for wave in waves])
+        self._metrics.stages(label, timings)
+        return ImageResponse(
+            request.model_name,
+            waves[0].model_version,
+            tuple(result for wave in waves for result in wave.results),
+            model.card.labels,
+            timings,
+            time.monotonic() - started,
+        )
+
+    async def _wave(self, request: ImageRequest, which: range, model: ImageModel, label: str) -> _Wave:
+        """The images of these indices, side by side."""
+        started = time.monotonic()
+        prepared = await self._prepare(request, which, model)
         at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
         queue_s = max(time.monotonic() - started - at_work_s, 0.0)
         calls = merge(
@@ -94,27 +128,18 @@ class ImageFlow:
         responses = await self._infer(request, model, calls, label)
         parse_started = time.monotonic()
         results = _parse(model.card, prepared, calls, responses)
-        finished = time.monotonic()
         timings = Timings(
             decode=max(item.decode_s for item in prepared),
             preprocess=max(item.preprocess_s for item in prepared),
             queue=queue_s,
             infer=parse_started - infer_started,
-            postprocess=finished - parse_started,
+            postprocess=time.monotonic() - parse_started,
             batch_size=max(len(call.members) for call in calls),
         )
-        self._metrics.stages(label, timings)
-        return ImageResponse(
-            request.model_name,
-            responses[0].model_version,
-            results,
-            model.card.labels,
-            timings,
-            finished - started,
-        )
+        return _Wave(responses[0].model_version, results, timings)
 
-    async def _prepare(self, request: ImageRequest, model: ImageModel) -> list[Prepared]:
-        jobs = [self._one(data, model, number, request) for number, data in enumerate(request.images, start=1)]
+    async def _prepare(self, request: ImageRequest, which: range, model: ImageModel) -> list[Prepared]:
+        jobs = [self._one(request.images[index], model, index + 1, request) for index in which]
         try:
             async with asyncio.timeout(seconds_left(request.deadline)):
                 return await _together(jobs)
@@ -140,6 +165,24 @@ class ImageFlow:
         return await _together(
             [self._backend.infer(replace(base, inputs=(tensor_from_numpy(name, call.array),))) for call in calls]
         )
+
+
+def wave_size(spec: PrepareSpec) -> int:
+    """How many images of one request are in memory at once, prepared for this network."""
+    image_bytes = spec.width * spec.height * spec.color.channels * (spec.datatype.size_bytes or 1)
+    return max(1, WAVE_BYTES // image_bytes) if image_bytes else OWN_SIZE_WAVE
+
+
+def _sum_of(timings: Sequence[Timings]) -> Timings:
+    """One after the other; the largest batch counts."""
+    return Timings(
+        decode=sum(item.decode for item in timings),
+        preprocess=sum(item.preprocess for item in timings),
+        queue=sum(item.queue for item in timings),
+        infer=sum(item.infer for item in timings),
+        postprocess=sum(item.postprocess for item in timings),
+        batch_size=max(item.batch_size for item in timings),
+    )
 
 
 def _parse(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from server.backends.canary import CanaryHealth, canary_request
 from server.core.backend import Backend
@@ -158,6 +158,8 @@ class EngineWatch:
         if self._options.loads:
             for name in names:
                 await self._load(name, is_loaded=any(row.name == name and row.state == "READY" for row in index))
+        for name, known in self._seen.models.items():  # a config may have changed while the engine was away
+            self._seen.models[name] = replace(known, is_ready=False)
         await self._refresh()
         outcomes = [await self._probe(name) for name in self._ready_names()]
         if any(outcome is False for outcome in outcomes) and not any(outcome is True for outcome in outcomes):

@@ -29,7 +29,10 @@ def create_metrics_app(own: Callable[[], bytes], engine: Callable[[], Awaitable[
         text = f"no such page: {request.url.path!r}; there are /metrics, /metrics/penstock and /metrics/engine"
         return JSONResponse({"error": text}, status_code=404)
 
+    async def wrong_method(request: Request, _: Exception) -> Response:
+        return JSONResponse({"error": f"{request.method} is not served here, GET is"}, status_code=405)
+
     return Starlette(
         routes=[Route("/metrics", both), Route("/metrics/penstock", ours), Route("/metrics/engine", engines)],
-        exception_handlers={404: not_found},
+        exception_handlers={404: not_found, 405: wrong_method},
     )

@@ -143,6 +143,19 @@ async def test_image_request_of_three_makes_two_calls_and_keeps_order(rig: Rig) 
     assert response.timings.batch_size == 2
 
 
+async def test_many_images_pass_in_waves_and_keep_their_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's arrays are bounded: five pictures of which two fit at once take three waves."""
+    monkeypatch.setattr("server.image_flow.WAVE_BYTES", 2 * 3 * 8 * 8 * 4)
+    before = len(rig.backend.calls)
+    images = tuple(picture(level) for level in (255, 0, 250, 5, 0))
+    response = await rig.plane.infer_images(ImageRequest("classes", "", images, None))
+    tops = [int(result.class_id[0]) for result in response.results if isinstance(result, Classes)]
+    assert tops == [2, 0, 2, 0, 0]
+    assert [call.inputs[0].shape[0] for call in rig.backend.calls[before:]] == [2, 2, 1]
+    with pytest.raises(UndecodableImage, match="image 4 of 4: "):
+        await rig.ask("classes", picture(1), picture(1), picture(1), b"\x89PNG\r\n\x1a\n")
+
+
 async def test_one_bad_image_of_several_is_named_by_its_number(rig: Rig) -> None:
     """The whole request is refused, and the message says which picture and why."""
     with pytest.raises(UndecodableImage, match="image 2 of 2: "):

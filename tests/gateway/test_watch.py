@@ -42,6 +42,7 @@ class ScriptedEngine:
         raise ModelNotFound(model_name)
 
     async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        self.calls.append(f"config {model_name}")
         if model_name not in self.loaded:
             raise ModelNotFound(f"no model {model_name!r}")
         return ModelConfig(model_name, "python", 0, (TensorSpec("x", Datatype.FP32, (1,)),), ())
@@ -122,6 +123,20 @@ async def test_watch_after_engine_restart_loads_again_what_a_client_loaded() -> 
         engine.is_alive = True
         await until(lambda: watch.is_up)
         assert engine.loaded == {"good", "later"}
+
+
+async def test_watch_after_engine_restart_reads_the_configs_again() -> None:
+    """A config.pbtxt that was changed while the engine was away counts from its return."""
+    engine = ScriptedEngine(models={"good": ""})
+    async with watching(engine, [], WatchOptions(None, True, 0.01, 0.01, 60.0)) as watch:
+        await watch.first_ready.wait()
+        engine.is_alive = False
+        await until(lambda: not watch.is_up)
+        engine.calls.clear()
+        engine.is_alive = True
+        await until(lambda: watch.is_up)
+        assert "config good" in engine.calls
+        assert watch.models["good"].is_ready
 
 
 async def test_watch_of_engine_that_lives_but_cannot_infer_asks_for_restart() -> None:
