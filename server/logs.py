@@ -1,7 +1,9 @@
-"""One logger for the whole program: key=value lines (or JSON) on standard error."""
+"""One logger for the whole program: lines for people (or JSON) on standard error."""
 
 import logging
+import re
 import sys
+from collections.abc import MutableMapping
 from enum import StrEnum
 from typing import Any, TextIO
 
@@ -9,13 +11,14 @@ import structlog
 
 
 class LogFormat(StrEnum):
-    """text: key=value for people and grep. json: one object a line for collectors."""
+    """text: `time level component: event key=value …`, for people and grep. json: one object a line for collectors."""
 
     TEXT = "text"
     JSON = "json"
 
 
-_KEYS = ("timestamp", "level", "event")
+_BARE = re.compile(r"[\w.:/+,@%-]+")
+_MILLISECONDS = len("2026-11-21T03:41:13.010")
 
 
 def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | None = None) -> None:
@@ -23,11 +26,7 @@ def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | 
 
     Values are quoted and control characters escaped, so that a client's text cannot forge a line.
     """
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
-        if log_format is LogFormat.JSON
-        else structlog.processors.KeyValueRenderer(key_order=list(_KEYS), drop_missing=True, repr_native_str=True)
-    )
+    renderer: Any = structlog.processors.JSONRenderer() if log_format is LogFormat.JSON else _render_text
     target = stream if stream is not None else sys.stderr
     threshold = getattr(logging, level.upper())
     structlog.configure(
@@ -50,6 +49,22 @@ def get_logger(component: str) -> structlog.typing.FilteringBoundLogger:
     """The logger of a part of the program."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
     return logger
+
+
+def _render_text(_: object, __: str, entry: MutableMapping[str, Any]) -> str:
+    """The entry as one line, whatever is in it."""
+    time, level = str(entry.pop("timestamp")).rstrip("Z")[:_MILLISECONDS] + "Z", str(entry.pop("level"))
+    head = f"{time} {level:<7} {entry.pop('component', 'penstock')}: {_printable(str(entry.pop('event')))}"
+    return " ".join([head, *(f"{key}={_shown(str(value))}" for key, value in entry.items())])
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+def _shown(value: str) -> str:
+    """The value, in quotes where it would not be one word."""
+    return value if _BARE.fullmatch(value) else repr(value)
 
 
 class _ToStructlog(logging.Handler):

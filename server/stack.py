@@ -280,6 +280,7 @@ class Stack:
                 await self._engine_task
         if self._failure:
             raise CannotStart(self._failure)
+        log.info("stopped")
         return 1 if self._is_hurried else code
 
     def _start_engine(self) -> None:

@@ -108,7 +108,7 @@ def wait_until_ready(stack: RunningStack) -> None:
 
 def _read_engine_ports(stack: RunningStack) -> None:
     """The supervised Triton's, from the log; none where the engine is somebody else's."""
-    for line in stack.logged("'engine process'"):
+    for line in stack.logged(": engine process "):
         ports = dict(re.findall(r"(http_port|grpc_port)=(\d+)", line))
         stack.engine_http_url = f"http://127.0.0.1:{ports['http_port']}"
         stack.engine_grpc_address = f"127.0.0.1:{ports['grpc_port']}"

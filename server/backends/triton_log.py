@@ -36,6 +36,8 @@ _WITHOUT_GPU = (
     "Error: Failed to initialize NVML",
     "Unable to allocate pinned system memory",
 )
+# The server's own notes of its start, its instances and its end; what a model says, and what becomes of it, is kept.
+_CHATTER = re.compile(r"(?!model_lifecycle\.)\w+\.cc:\d+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -164,6 +166,11 @@ class LogAssembler:
         return [LogEntry(block.level, block.source, message)] if message else []
 
 
+def _shown_level(entry: LogEntry) -> int:
+    """Its own, but debug for what the server tells of itself where nothing is wrong."""
+    return logging.DEBUG if entry.level == logging.INFO and _CHATTER.fullmatch(entry.source) else entry.level
+
+
 def _unquote(message: str) -> tuple[str, str]:
     """The text of the JSON string, and what a model printed behind it before Triton's newline came."""
     try:
@@ -230,7 +237,7 @@ class LogSink:
         if self._in_second > MAX_ENTRIES_PER_S:
             self._dropped += 1
         elif entry.source:
-            self._write(entry.level, entry.message, source=entry.source)
+            self._write(_shown_level(entry), entry.message, source=entry.source)
         else:
             self._write(entry.level, entry.message)
 

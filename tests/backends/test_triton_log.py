@@ -173,6 +173,24 @@ def test_sink_emits_with_source_and_remembers_the_last_errors() -> None:
     assert sink.last_words() == "third"
 
 
+@pytest.mark.parametrize(
+    ("head", "source", "level"),
+    [
+        ("I", "python_be.cc:2249", logging.DEBUG),
+        ("I", "server.cc:345", logging.DEBUG),
+        ("W", "server.cc:333", logging.WARNING),
+        ("E", "backend_model.cc:692", logging.ERROR),
+        ("I", "model_lifecycle.cc:839", logging.INFO),
+        ("I", "model.py:67", logging.INFO),
+    ],
+)
+def test_sink_leaves_the_servers_notes_of_itself_to_who_debugs(head: str, source: str, level: int) -> None:
+    """A start shows which models are loaded and what they say, not sixty lines in which nothing is wrong."""
+    recorder = Recorder()
+    LogSink(recorder, has_gpu=True).feed(f'{head}{STAMP} {source}] "text"\n'.encode(), 0.0)
+    assert recorder.lines == [(level, "text", {"source": source})]
+
+
 def test_sink_over_its_rate_drops_counts_and_still_remembers_errors() -> None:
     """A model that prints in a loop fills no log; the next second says how much is missing."""
     recorder = Recorder()

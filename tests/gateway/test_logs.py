@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -30,10 +31,11 @@ def lines_of(log_format: LogFormat, level: str = "info") -> io.StringIO:
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("log_format", LogFormat)
 def test_log_of_a_clients_text_stays_one_line(log_format: LogFormat) -> None:
-    """Line breaks and control characters in a value cannot forge a second line."""
+    """Line breaks and control characters, in a value or in the event, cannot forge a second line."""
     stream = lines_of(log_format)
-    get_logger("rest").info("request failed", path="/v2\nlevel='info' event='all is well'\x1b[2J")
-    assert stream.getvalue().count("\n") == 1
+    get_logger("rest").info("request failed", path="/v2\n2026-11-21T00:00:00.000Z info\x1b[2J")
+    get_logger("rest").info("the model says\n2026-11-21T00:00:00.000Z info    engine: all is well\x1b[2J")
+    assert stream.getvalue().count("\n") == 2
     assert "\x1b" not in stream.getvalue()
 
 
@@ -70,4 +72,16 @@ def test_log_below_its_level_is_silent() -> None:
     assert stream.getvalue() == ""
     stream = lines_of(LogFormat.TEXT, "debug")
     get_logger("rest").debug("request refused", reason="invalid")
-    assert "reason='invalid'" in stream.getvalue()
+    assert stream.getvalue().endswith(" rest: request refused reason=invalid\n")
+
+
+@pytest.mark.usefixtures("_restored")
+def test_log_as_text_reads_as_time_level_component_and_event() -> None:
+    """What a person looks for stands in front; a value is quoted where it is not one word."""
+    stream = lines_of(LogFormat.TEXT)
+    get_logger("engine").warning("engine is down", reason="no answer", port=9000, models="a,b")
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z warning engine: engine is down "
+        r"reason='no answer' port=9000 models=a,b\n",
+        stream.getvalue(),
+    )
