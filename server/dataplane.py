@@ -1,5 +1,6 @@
 """The one plane under every transport: who may pass, what is relayed as bytes, what the gateway computes itself."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -52,6 +53,9 @@ class DataPlane:
         self._admission = admission
         self._metrics = metrics
         self._is_stopping = False
+        self._waiting: set[asyncio.Task[object]] = set()
+        self._cut_for: dict[asyncio.Task[object], str] = {}
+        watch.when_silent(self._cut)
 
     def readiness(self) -> Readiness:
         """Whether to send requests here."""
@@ -129,12 +133,36 @@ class DataPlane:
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
             self._admission.enter(size_bytes)
             try:
-                yield until
+                async with self._cuttable():
+                    yield until
             finally:
                 self._admission.leave(size_bytes)
         except BackendUnavailable:
             self._watch.suspect()
             raise
+
+    @asynccontextmanager
+    async def _cuttable(self) -> AsyncIterator[None]:
+        """Work that ends as BackendUnavailable when the engine has fallen silent."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("requests are served by tasks")
+        self._waiting.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            reason = self._cut_for.get(task)
+            if reason is None or task.uncancel() > 0:  # somebody else cancelled it, too
+                raise
+            raise BackendUnavailable(f"the engine fell silent over this request: {reason}") from None
+        finally:
+            self._waiting.discard(task)
+            self._cut_for.pop(task, None)
+
+    def _cut(self, reason: str) -> None:
+        for task in self._waiting:
+            self._cut_for[task] = reason
+            task.cancel()
 
     def _require_engine(self) -> None:
         if not self._watch.is_up:

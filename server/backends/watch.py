@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from server.backends.canary import CanaryHealth, canary_request
+from server.backends.silence import Due, Silence
 from server.core.backend import Backend
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
 from server.core.model import ModelConfig, ModelState
@@ -20,7 +21,7 @@ class WatchOptions:
     """wanted: names to load at start; None for every model in the repository.
 
     loads: whether we may load (an engine of ours, in explicit mode) or only look at what somebody else loaded.
-    Intervals in seconds.
+    Intervals in seconds. silence_cut_s, silence_restart_s: see server.backends.silence.
     """
 
     wanted: tuple[str, ...] | None = None
@@ -30,6 +31,8 @@ class WatchOptions:
     canary_interval_s: float = 5.0
     canary_timeout_s: float = 30.0
     canary_failures: int = 3
+    silence_cut_s: float = 5.0
+    silence_restart_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class EngineWatch:
         self._ask_restart = ask_restart
         self._seen = _Seen()
         self._health = CanaryHealth(options.canary_failures)
+        self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
+        self._cut: Callable[[str], None] | None = None
         self._canary_turn = 0
         self._canary_at = 0.0
         self._served_at: dict[str, float] = {}
@@ -80,6 +85,10 @@ class EngineWatch:
     @property
     def models(self) -> Mapping[str, KnownModel]:
         return self._seen.models
+
+    def when_silent(self, cut: Callable[[str], None]) -> None:
+        """Whom to tell, with the reason, that calls in flight will not be answered any more."""
+        self._cut = cut
 
     def mark_down(self, reason: str) -> None:
         """Somebody saw the engine die: believe it at once and look again soon."""
@@ -143,13 +152,21 @@ class EngineWatch:
         if not await self._backend.ready():
             self._health.reset()
             self._set_down(self._seen.reason if not self._seen.is_up else "the engine does not answer")
+            self._answer_silence(self._silence.unheard(time.monotonic()))
             return
+        self._silence.heard()
         if not self._seen.is_up:
             await self._greet()
             return
         await self._refresh()
         if time.monotonic() >= self._canary_at:
             await self._run_canary()
+
+    def _answer_silence(self, due: Due) -> None:
+        if due is Due.CUT and self._cut is not None:
+            self._cut(self._seen.reason)
+        elif due is Due.RESTART and self._ask_restart is not None:
+            self._ask_restart(self._seen.reason)
 
     async def _greet(self) -> None:
         """The engine is new, or back: load what is wanted, run a canary through each model, then call it up."""

@@ -249,6 +249,24 @@ async def test_unreachable_engine_is_unavailable_and_looked_at_again(rig: Rig) -
         await rig.plane.relay_http(Verb.READ, InferHead(""), CALL)
 
 
+async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Rig) -> None:
+    """A hung engine does not hold a request without a deadline for ever; a client that left stays cancelled."""
+    rig.backend.mode = FakeMode.SLOW
+    stays = asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL))
+    sees = asyncio.create_task(rig.ask("boxes", picture(1)))
+    leaves = asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("plain"), CALL))
+    async with asyncio.timeout(5):
+        while rig.admission.statistics().requests < 3 or len(rig.backend.calls) < 1:
+            await asyncio.sleep(0.005)
+        leaves.cancel()
+        rig.plane._cut("the engine does not answer")
+        for task in (stays, sees):
+            with pytest.raises(BackendUnavailable, match="fell silent over this request: the engine does not answer"):
+                await task
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+
+
 async def test_classification_of_bytes_output_is_refused_by_its_name(rig: Rig) -> None:
     """Only the combination that kills Triton 2.51 is refused."""
     await rig.plane.refuse_classification_of_bytes(InferHead("classes"), ("p",))
