@@ -7,13 +7,14 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import uvloop
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
-from server.backends.watch import EngineWatch, WatchOptions
+from server.backends.watch import EngineWatch, KnownModel, WatchOptions
 from server.core.address import authority
 from server.dataplane import DataPlane
 from server.grpc.server import GrpcLimits, GrpcServer, serve
@@ -28,6 +29,7 @@ from server.settings import Settings
 from server.vision.pool import DecodePool
 
 log = get_logger("gateway")
+WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine that is awaited; the last one goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Gateway:
         self._settings = settings
         self._control = control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
-        address = engine_address(settings)
+        self._address = address = engine_address(settings)
         self.metrics = Metrics()
         self.backend = TritonBackend(
             http_url=address.http_url,
@@ -113,12 +115,21 @@ class Gateway:
         stop()
 
     async def tell_ready(self) -> None:
-        """Say once, when it is so, that requests will be served."""
-        await self.watch.first_ready.wait()
+        """Say once, when it is so, that requests will be served; until then, now and then, what is waited for."""
+        for pause_s in chain(WAITS_TOLD_S, repeat(WAITS_TOLD_S[-1])):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.watch.first_ready.wait()
+                break
+            log.warning("waiting for the engine", grpc=self._address.grpc_address, reason=self.watch.reason)
         models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
-        unavailable = {name: known.reason for name, known in self.watch.models.items() if not known.is_ready}
+        unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
         if self._control is not None:
             self._control.send(GatewayReady(models, unavailable))
+
+    def _is_missed(self, known: KnownModel) -> bool:
+        """Whether it should serve and does not: what --models leaves out is no loss."""
+        return not known.is_ready and (self._settings.models is None or known.name in self._settings.models)
 
 
 def _watch_options(settings: Settings) -> WatchOptions:

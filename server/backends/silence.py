@@ -12,7 +12,7 @@ class Due(Enum):
 
 
 class Silence:
-    """Calls in flight are cut after cut_s of silence, once; a restart is due every restart_s. now: monotonic seconds."""
+    """Calls are cut after cut_s of silence, once; a restart is due every restart_s. now: monotonic seconds."""
 
     def __init__(self, *, cut_s: float, restart_s: float) -> None:
         self._cut_s = cut_s

@@ -170,6 +170,7 @@ class EngineWatch:
 
     async def _greet(self) -> None:
         """The engine is new, or back: load what is wanted, run a canary through each model, then call it up."""
+        self._seen.reason = "loading models"
         index = await self._backend.repository_index()
         names = self._wanted(row.name for row in index)
         if self._options.loads:

@@ -58,10 +58,12 @@ async def _run(settings: Any) -> int:
 
 def announce(ready: Announcement) -> None:
     """The last lines a person reads: which models, which not and why, and the URLs."""
-    lines = [f"cannot serve {name}: {reason}" for name, reason in sorted(ready.unavailable.items())]
+    lines = [
+        f"cannot serve {name}: {reason.removeprefix(f'model {name!r} cannot be loaded: ')}"
+        for name, reason in sorted(ready.unavailable.items())
+    ]
     lines.append(f"serving {', '.join(ready.models) or 'no model yet (penstock models pull fastestdet)'}")
-    lines.append(
-        f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}  (Ctrl-C stops)"
-    )
+    lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}")
+    lines.append("Ctrl-C drains and stops")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

@@ -117,13 +117,18 @@ def test_parent_killed_takes_everything_with_it(tmp_path: Path, repository: Path
 
 
 def test_hung_triton_is_503_and_serves_after_it_wakes(tmp_path: Path, repository: Path) -> None:
-    """SIGSTOP of tritonserver: ready turns 503 and requests are refused; SIGCONT brings service back."""
+    """SIGSTOP of tritonserver: ready turns 503, waiting requests end, new ones are refused; SIGCONT: service."""
     with running(tmp_path, repository) as stack:
         triton = triton_of(stack)
+        results: list[int | str] = []
+        thread = infer_slow(stack, 3000, results)
+        wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
         triton.suspend()
         try:
             wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 15, "ready is 503")
             assert not is_serving(stack)
+            thread.join(15)
+            assert results == [503]
         finally:
             triton.resume()
         wait_for(lambda: is_serving(stack), 30, "service is back")

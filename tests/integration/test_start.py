@@ -96,6 +96,7 @@ def test_broken_model_is_unavailable_and_the_rest_is_served(tmp_path: Path, repo
         said = [line for line in stack.output if line.startswith("cannot serve broken: ")]
         assert said
         assert "broken on purpose" in said[0]
+        assert "cannot be loaded" not in said[0]  # said already
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
 
 
@@ -111,6 +112,7 @@ def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path:
             port = late.wait_for_log("listening").split("http=")[1].split()[0]
             ready = wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready")
             assert ready == 503
+            late.wait_for_log(f"waiting for the engine grpc={engine_grpc} reason=")
             assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
         finally:
             triton.resume()
