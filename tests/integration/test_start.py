@@ -100,6 +100,14 @@ def test_broken_model_is_unavailable_and_the_rest_is_served(tmp_path: Path, repo
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
 
 
+def test_model_that_nobody_wants_is_not_missed(tmp_path: Path, repository: Path) -> None:
+    """What --models leaves out is not told as a failure."""
+    with running(tmp_path, repository, "--models", "identity") as stack:
+        assert is_serving(stack)
+        assert "serving identity\n" in stack.output
+        assert not [line for line in stack.output if line.startswith("cannot serve")]
+
+
 def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path: Path, repository: Path) -> None:
     """An engine given by URL that is not there yet: live 200, ready 503 with the reason; ready once it comes."""
     with running(tmp_path, repository) as engine:
