@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
@@ -16,6 +16,14 @@ from server.logs import LogFormat
 PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
 OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"}
+
+
+_FIXES = {
+    "int_parsing": "it should be a whole number",
+    "int_from_float": "it should be a whole number",
+    "float_parsing": "it should be a number",
+    "tuple_type": 'it should be a list, such as ["people"]',
+}
 
 
 class SettingsError(Exception):
@@ -57,7 +65,7 @@ class Settings(BaseSettings):
     grace_s: float = Field(30.0, gt=0)
 
     log_format: LogFormat = LogFormat.TEXT
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "Settings":
@@ -192,4 +200,7 @@ def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     if not location:
         return text
     name = str(location[0])
-    return f"{origins.get(name, name)}: {name} is {item.get('input')!r}: {text}"
+    origin = origins.get(name, name)
+    subject = f"{origin}: {name}" if ":" in origin else origin  # a line of a file names no setting by itself
+    fix = _FIXES.get(str(item["type"]), text.replace("Input should", "it should", 1))
+    return f"{subject} is {item.get('input')!r}: {fix}"

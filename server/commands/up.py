@@ -38,6 +38,10 @@ def up(
     """Start Triton and the gateway and stay in the foreground; Ctrl-C drains and stops both.
 
     Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
+
+    Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
+    [512], max_inflight_bytes [1 GiB], decoders [one a core], decode_timeout_s [5], canary_interval_s [5],
+    canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None

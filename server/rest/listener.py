@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -29,11 +30,16 @@ def bind(host: str, port: int, *, flag: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise PortTaken(
-            f"cannot listen on {authority(host, port)} ({error.strerror}); "
-            f"stop what holds it, or choose another port with {flag}"
-        ) from error
+        raise PortTaken(f"cannot listen on {authority(host, port)} ({error.strerror}); {_fix(error, flag)}") from error
     return listener
+
+
+def _fix(error: OSError, flag: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"stop what holds it, or choose another port with {flag}"
+    if error.errno == errno.EACCES:
+        return f"choose a port over 1023 with {flag}"
+    return "give an address of this machine with --host"
 
 
 class HttpListener:

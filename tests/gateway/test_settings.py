@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from server.cli import build_app
 from server.local.control import GatewayReady, GatewayServes
 from server.main import engine_address
 from server.settings import Settings, SettingsError, read_settings
@@ -25,7 +27,9 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
     [
         ({"PENSTOCK_HTP_PORT": "1"}, "PENSTOCK_HTP_PORT: unknown setting 'htp_port'; did you mean PENSTOCK_HTTP_PORT?"),
         ({"PENSTOCK_ZZZ": "1"}, "unknown setting 'zzz'; `penstock up --help`"),
-        ({"PENSTOCK_HTTP_PORT": "x"}, "PENSTOCK_HTTP_PORT: http_port is 'x'"),
+        ({"PENSTOCK_HTTP_PORT": "x"}, "PENSTOCK_HTTP_PORT is 'x': it should be a whole number"),
+        ({"PENSTOCK_GRACE_S": "x"}, "PENSTOCK_GRACE_S is 'x': it should be a number"),
+        ({"PENSTOCK_LOG_LEVEL": "loud"}, "it should be 'debug', 'info', 'warning' or 'error'"),
         ({"PENSTOCK_HTTP_PORT": "70000"}, "less than or equal to 65535"),
         ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, or the http:// address"),
         ({"PENSTOCK_ENGINE": "http://"}, "engine is 'http://'; a Triton's address looks like http://host:8000"),
@@ -57,6 +61,25 @@ def test_settings_bad_value_in_file_names_its_line(tmp_path: Path) -> None:
     file.write_text('http_port = 1\ngrace_s = "soon"\n')
     with pytest.raises(SettingsError, match=rf"{file}:2: grace_s is 'soon'"):
         read_settings({}, environ={}, file=file)
+
+
+def test_settings_text_for_a_list_in_file_shows_how_a_list_is_written(tmp_path: Path) -> None:
+    """TOML has lists of its own; the error shows one."""
+    file = tmp_path / "penstock.toml"
+    file.write_text('models = "people"\n')
+    with pytest.raises(SettingsError, match=r':1: models is \'people\': it should be a list, such as \["people"\]'):
+        read_settings({}, environ={}, file=file)
+
+
+def test_help_of_up_names_every_setting() -> None:
+    """What can be set can be found: as a flag, or among the limits."""
+    answer = CliRunner().invoke(build_app(["up"]), ["up", "--help"])
+    missing = {
+        name
+        for name in Settings.model_fields
+        if f"--{name.replace('_', '-')} " not in answer.stdout and f"{name} " not in " ".join(answer.stdout.split())
+    }
+    assert not missing
 
 
 def test_settings_lists_in_variables_are_split() -> None:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.rest.listener import HttpListener, bind
+from server.rest.listener import HttpListener, PortTaken, bind
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"
@@ -88,3 +88,13 @@ async def test_listener_does_not_wait_for_connections_without_a_request() -> Non
         assert await listener.stop(5.0) is True
         assert time.monotonic() - started < 1.0
         assert await reader.read() == b""
+
+
+def test_bind_where_it_cannot_says_which_flag_helps() -> None:
+    """A port that is held needs another port; an address of another machine needs another address."""
+    with bind("127.0.0.1", 0, flag="--http-port") as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(PortTaken, match=rf"127\.0\.0\.1:{port} \(.*stop what holds it.* with --http-port$"):
+            bind("127.0.0.1", port, flag="--http-port")
+    with pytest.raises(PortTaken, match=r"203\.0\.113\.1:0 \(.*; give an address of this machine with --host$"):
+        bind("203.0.113.1", 0, flag="--http-port")
