@@ -30,6 +30,7 @@ def build_app(words: Sequence[str]) -> typer.Typer:
         name="penstock",
         help="Inference serving: Triton behind a batching gateway, from a laptop's CPU to a shared GPU.",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # [8000] in a help text is a default, not markup

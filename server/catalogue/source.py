@@ -134,5 +134,6 @@ def _broken(url: str, error: Exception) -> PullFailed:
     reason = getattr(error, "reason", None) or error
     why = f"nothing came for {SILENCE_TIMEOUT_S:g} s" if isinstance(reason, TimeoutError) else str(reason)
     return PullFailed(
-        f"{url} cannot be reached or broke off ({why}): run the same command again, it goes on from there"
+        f"{url} cannot be reached or broke off ({why}): run the same command again, it goes on from there, "
+        "or fetch the file otherwise and name its folder with --from"
     )
