@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from server.core.infer import Timings
@@ -77,6 +77,7 @@ class Metrics:
     """The gateway's registry. Not a singleton: the composer makes one and hands it on."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # the library's own series beside each counter: when it began, which nobody asks
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}

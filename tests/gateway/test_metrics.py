@@ -1,5 +1,6 @@
 """The metrics are one table, and Prometheus' own linter finds nothing wrong with them."""
 
+import re
 import shutil
 import subprocess
 
@@ -48,3 +49,11 @@ def test_metrics_pass_promtool() -> None:
         pytest.skip("no promtool here: Debian's package prometheus has it")
     done = subprocess.run([promtool, "check", "metrics"], input=filled().text(), capture_output=True, check=False)
     assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
+
+
+def test_metrics_have_no_series_that_the_table_does_not_declare() -> None:
+    """A person who reads the page finds our names and nothing of the library's."""
+    declared = {f"penstock_{row.name}" for row in TABLE}
+    lines = [line for line in filled().text().decode().splitlines() if not line.startswith("#")]
+    names = {re.sub(r"_(bucket|sum|count)$", "", re.split(r"[ {]", line)[0]) for line in lines}
+    assert names <= declared
