@@ -14,7 +14,7 @@ import uvloop
 from server.admission import Admission, AdmissionLimits
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
-from server.backends.watch import EngineWatch, KnownModel, WatchOptions
+from server.backends.watch import LOADING, EngineWatch, KnownModel, WatchOptions
 from server.core.address import authority
 from server.dataplane import DataPlane
 from server.grpc.server import GrpcLimits, GrpcServer, serve
@@ -121,7 +121,8 @@ class Gateway:
                 async with asyncio.timeout(pause_s):
                     await self.watch.first_ready.wait()
                 break
-            log.warning("waiting for the engine", grpc=self._address.grpc_address, reason=self.watch.reason)
+            if self.watch.reason != LOADING:  # the engine's own log tells of that
+                log.warning("waiting for the engine", grpc=self._address.grpc_address, reason=self.watch.reason)
         models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
         unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
         if self._control is not None:

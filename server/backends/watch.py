@@ -13,6 +13,7 @@ from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
 log = get_logger("engine")
+LOADING = "loading models"  # the reason of an engine that answers and is not up yet
 SUSPICION_PAUSE_S = 0.02  # many calls fail together; one look answers them all
 
 
@@ -170,7 +171,7 @@ class EngineWatch:
 
     async def _greet(self) -> None:
         """The engine is new, or back: load what is wanted, run a canary through each model, then call it up."""
-        self._seen.reason = "loading models"
+        self._seen.reason = LOADING
         index = await self._backend.repository_index()
         names = self._wanted(row.name for row in index)
         if self._options.loads:
