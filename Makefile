@@ -29,7 +29,7 @@ check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and com
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
 	@if [ -f compose.yaml ]; then $(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml; fi
 
