@@ -5,9 +5,15 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # A shell starts the interpreter: a kernel's #! line takes no path with a space in it, and none over 127 bytes.
+# Ctrl-C amid the imports ends it without a word; main() listens for it again.
 COMMAND = """#!/bin/sh
 '''exec' "{python}" "$0" "$@"
 ' '''
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from server.cli import main
 
 raise SystemExit(main())

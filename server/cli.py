@@ -1,6 +1,7 @@
 """The command `penstock`, the only place that knows every program; a sub-command is imported when it is called."""
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +59,10 @@ def _listed_only() -> None:
 
 def main() -> int:
     """The exit code: 0 done, 1 something failed, 2 wrong usage."""
-    build_app(sys.argv[1:])(prog_name="penstock")
+    app = build_app(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here the script that calls this had it end us
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    app(prog_name="penstock")
     return 0
 
 

@@ -1,5 +1,6 @@
 """The command that `make` puts into the environment."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +11,34 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SAYS_ITS_ARGUMENTS = "import sys\n\ndef main():\n    print(sys.argv[1:])\n    return 3\n"
 
 
-@pytest.mark.parametrize("folder", ["plain", "my projects", "deep" * 40])
-def test_command_runs_wherever_the_checkout_lies(tmp_path: Path, folder: str) -> None:
-    """A path that no #! line could hold is fine too; arguments and exit code pass unchanged."""
-    checkout = tmp_path / folder
+IMPORTS_FOR_LONG = "import time\n\nprint('importing', flush=True)\ntime.sleep(60)\n"
+
+
+def linked_command(checkout: Path, cli: str) -> Path:
+    """The command of a checkout whose server/cli.py is the given text, in an environment of its own."""
     for name in ("requirements", "server"):
         (checkout / name).mkdir(parents=True)
     (checkout / "requirements" / "link.py").write_text((CHECKOUT / "requirements" / "link.py").read_text())
-    (checkout / "server" / "cli.py").write_text(SAYS_ITS_ARGUMENTS)
+    (checkout / "server" / "cli.py").write_text(cli)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / ".venv"], check=True, timeout=60)
     subprocess.run([checkout / ".venv/bin/python", checkout / "requirements/link.py"], check=True, timeout=60)
-    done = subprocess.run(
-        [checkout / ".venv/bin/penstock", "infer", "a b.jpg"], capture_output=True, text=True, timeout=60, check=False
-    )
+    return checkout / ".venv/bin/penstock"
+
+
+@pytest.mark.parametrize("folder", ["plain", "my projects", "deep" * 40])
+def test_command_runs_wherever_the_checkout_lies(tmp_path: Path, folder: str) -> None:
+    """A path that no #! line could hold is fine too; arguments and exit code pass unchanged."""
+    command = linked_command(tmp_path / folder, SAYS_ITS_ARGUMENTS)
+    done = subprocess.run([command, "infer", "a b.jpg"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (3, "['infer', 'a b.jpg']\n"), done.stderr
+
+
+def test_command_interrupted_amid_its_imports_ends_without_a_traceback(tmp_path: Path) -> None:
+    """Ctrl-C in the first half second is no crash."""
+    command = linked_command(tmp_path / "checkout", IMPORTS_FOR_LONG)
+    with subprocess.Popen([command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGINT, "")
