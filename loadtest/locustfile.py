@@ -7,6 +7,7 @@ import logging
 from argparse import ArgumentParser
 from typing import Any
 
+import gevent
 import grpc.experimental.gevent  # type: ignore[import-not-found]  # the stubs leave it out
 from locust import events
 
@@ -31,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def let_grpc_wait_in_greenlets(**_: Any) -> None:
     """Makes a waiting gRPC call give way to the other users."""
     grpc.experimental.gevent.init_gevent()
+    gevent.get_hub().loop.update_now()  # its clock stood still while modules were imported: --run-time counts from here
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]

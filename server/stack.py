@@ -18,6 +18,7 @@ from pathlib import Path
 from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
 from server.backends.shell_paths import is_special, plain_paths
 from server.backends.triton_backoff import RestartBackoff
+from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
 from server.backends.triton_status import EngineState, EngineStatus
@@ -65,7 +66,8 @@ def resolve_ports(settings: Settings) -> Settings:
     try:
         for name in names:
             host = "127.0.0.1" if name.startswith("engine") else settings.host
-            listener = bind(host, getattr(settings, name), flag="--" + name.replace("_", "-"))
+            port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
+            listener = bind(host, port, flag="--" + name.replace("_", "-"))
             held.append(listener)
             ports[name] = listener.getsockname()[1]
     except PortTaken as error:

@@ -2,8 +2,42 @@
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import Mapping
+from pathlib import Path
+
+LOWEST_PORT = 10_000
+DEFAULT_FIRST_EPHEMERAL = 32_768
+PORT_TRIES = 64
+
+
+def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
+    """Ports that nobody listens on right now, for a program that cannot say which one the system gave it.
+
+    They lie below the range that the system hands to outgoing connections, so that none of those takes one before
+    the program does.
+    """
+    candidates = random.SystemRandom().sample(range(LOWEST_PORT, _first_ephemeral_port()), PORT_TRIES)
+    with contextlib.ExitStack() as held:
+        picked: list[int] = []
+        for port in candidates:
+            if len(picked) == count:
+                break
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server((host, port)))
+                picked.append(port)
+    if len(picked) < count:
+        raise OSError(f"{count} free ports on {host} cannot be had")
+    return tuple(picked)
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return DEFAULT_FIRST_EPHEMERAL
+    return first if first >= LOWEST_PORT + PORT_TRIES else DEFAULT_FIRST_EPHEMERAL
 
 
 def port_in_use(host: str, ports: Mapping[str, int]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from server.backends.reaper import RunDirectory, claim_run_directory, reap, region_prefix
 from server.backends.triton_backoff import RestartBackoff
+from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import Launch
 from server.backends.triton_status import EngineState, EngineStatus
@@ -59,11 +60,7 @@ def claimed_options(tmp_path: Path) -> Iterator[tuple[RunDirectory, TritonOption
     run_dir, _ = claim_run_directory(tmp_path / "runs")
     models = tmp_path / "models"
     models.mkdir()
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        http_port, grpc_port, metrics_port = (each.getsockname()[1] for each in sockets)
+    http_port, grpc_port, metrics_port = pick_free_ports("127.0.0.1", 3)
     with run_dir:
         yield run_dir, TritonOptions(run_dir.engine_id, (models,), http_port, grpc_port, metrics_port)
         reap(run_dir.engine_id)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from typing import Any
 
 from onnx import TensorProto
 
+from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_runtime import Launch
 from tests.backends import onnx_models
 
@@ -120,7 +120,7 @@ def _x_and_y(*, data_type: str = "TYPE_FP32", dims: str = "[ 3 ]", labels: str =
 @contextlib.contextmanager
 def running_triton(launch: Launch, models: Path, folder: Path) -> Iterator[RunningTriton]:
     """Triton with every model of `models` loaded as far as it can be; `folder` takes its log and is where it works."""
-    ports = _free_ports(3)
+    ports = pick_free_ports("127.0.0.1", 3)
     triton = RunningTriton(
         f"http://127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", f"http://127.0.0.1:{ports[2]}", folder / "triton.log"
     )
@@ -145,19 +145,11 @@ def launch_with(launch: Launch, environment: Path) -> Launch:
     return dataclasses.replace(launch, env={**launch.env, **env})
 
 
-def _arguments(models: Path, ports: list[int]) -> list[str]:
+def _arguments(models: Path, ports: tuple[int, ...]) -> list[str]:
     addresses = zip(("http", "grpc", "metrics"), ports, strict=True)
     listening = [flag for name, port in addresses for flag in (f"--{name}-port={port}", f"--{name}-address=127.0.0.1")]
     loading = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
     return [f"--model-repository={models}", *listening, *loading, "--metrics-interval-ms=100"]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _wait_until_live(triton: RunningTriton, process: subprocess.Popen[bytes]) -> None:

@@ -65,20 +65,50 @@ def test_stop_under_load_answers_all_and_leaves_nothing(
             call("GET", url)
 
 
-def test_stop_under_steady_load_fails_no_accepted_request(tmp_path: Path, repository: Path) -> None:
-    """Clients that keep their connections and never pause see 200 until the port is closed, and nothing else."""
-    with running(tmp_path, repository, "--drain-delay-s", "1") as stack:
+COUNTED = '''"""Writes down each request that it executes."""
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            with open({ledger!r}, "a") as ledger:
+                ledger.write("1")
+            time.sleep(0.02)
+            array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
+        return answers
+'''
+
+
+def test_stop_under_steady_load_answers_everything_it_executed(tmp_path: Path, repository: Path) -> None:
+    """Clients that never pause see 200 for each request that was executed, until the port is closed.
+
+    A connection that the kernel took and the gateway did not is reset with the port, as a refused one.
+    """
+    ledger = tmp_path / "executed"
+    write_model(repository, "counted", COUNTED.format(ledger=str(ledger)), SLOW_CONFIG)
+    no_canaries = {"PENSTOCK_CANARY_INTERVAL_S": "600"}  # but the one at the start
+    arguments = ("--model-repository", str(repository), "--drain-delay-s", "1")
+    stack = start_stack(tmp_path / "home", *arguments, environ=no_canaries)
+    try:
+        already = len(ledger.read_text())
         outcomes: list[str] = []
         threads = [threading.Thread(target=_load_until_refused, args=(stack, outcomes)) for _ in range(4)]
         for thread in threads:
             thread.start()
         wait_for(lambda: len(outcomes) > 50, 20, "load runs")
-        stack.process.terminate()
-        assert stack.process.wait(20) == 0
-        for thread in threads:
-            thread.join(10)
-    assert set(outcomes) == {"200", "refused"}, {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
-    assert outcomes.count("refused") == len(threads)
+    finally:
+        assert stop_stack(stack) == 0
+    for thread in threads:
+        thread.join(10)
+    told = {outcome: outcomes.count(outcome) for outcome in set(outcomes)}
+    assert set(told) <= {"200", "refused", "reset at its first request"}, told
+    assert told["refused"] == len(threads)
+    assert told["200"] == len(ledger.read_text()) - already
 
 
 def _load_until_refused(stack: RunningStack, outcomes: list[str]) -> None:
@@ -86,17 +116,18 @@ def _load_until_refused(stack: RunningStack, outcomes: list[str]) -> None:
     body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [20]}]})
     connection = http.client.HTTPConnection(stack.http_url.removeprefix("http://"), timeout=10)
     while True:
+        is_first = connection.sock is None
         try:
-            if connection.sock is None:
-                connection.connect()
-        except ConnectionRefusedError:
-            outcomes.append("refused")
-            return
-        try:
-            connection.request("POST", "/v2/models/slow/infer", body)
+            connection.request("POST", "/v2/models/counted/infer", body)
             response = connection.getresponse()
             response.read()
             outcomes.append(str(response.status))
+        except ConnectionRefusedError:
+            outcomes.append("refused")
+            return
+        except ConnectionResetError as error:
+            outcomes.append("reset at its first request" if is_first else repr(error))
+            connection.close()
         except OSError as error:
             outcomes.append(repr(error))
             connection.close()

@@ -1,7 +1,6 @@
 """A real Triton that serves copies of single shipped models."""
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tritonclient import http as triton_http
 
+from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_runtime import find_triton
 
 SHIPPED = Path(__file__).resolve().parents[2] / "model_repository"
@@ -35,7 +35,7 @@ def _served(name: str, environment: Path, folder: Path) -> Iterator[triton_http.
     """A copy of the model is served: Python leaves bytecode beside what it runs."""
     shutil.copytree(SHIPPED / name, folder / "models" / name, ignore=shutil.ignore_patterns("__pycache__"))
     launch = find_triton(environment=environment).prepare(folder)
-    ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
+    ports = dict(zip(("http", "grpc", "metrics"), pick_free_ports("127.0.0.1", 3), strict=True))
     listening = [
         flag for kind, port in ports.items() for flag in (f"--{kind}-port={port}", f"--{kind}-address=127.0.0.1")
     ]
@@ -51,12 +51,6 @@ def _served(name: str, environment: Path, folder: Path) -> Iterator[triton_http.
         client.close()
         process.terminate()
         process.wait(STOP_TIMEOUT_S)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _wait_until_ready(client: triton_http.InferenceServerClient, process: subprocess.Popen[bytes], log: Path) -> None:
