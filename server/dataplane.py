@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
+from urllib.parse import unquote
 
 from server.admission import Admission
+from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import Relay
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
@@ -124,6 +126,8 @@ class DataPlane:
     ) -> AsyncIterator[float | None]:
         """The way in and out of the engine's side: engine up, place taken, deadline known, failures counted."""
         self._require_engine()
+        if verb is Verb.LOAD:
+            refuse_special_name(head.model_name)
         try:
             if verb is not Verb.INFER:
                 yield deadline
@@ -190,3 +194,14 @@ class DataPlane:
             await self._watch.note_loaded(model_name)
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
+
+
+def refuse_special_name(model_name: str) -> None:
+    """Raises InvalidRequest for a model that Triton must not load: its Python backend puts the name into a shell line.
+
+    model_name: as it stood on the wire, where a path may have it percent-encoded.
+    """
+    if is_special(model_name) or is_special(unquote(model_name)):
+        raise InvalidRequest(
+            f"a model named {unquote(model_name)!r} cannot be loaded; use no spaces and none of a shell's signs"
+        )

@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import grpc
 import numpy as np
 import psutil
 import pytest
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.conftest import RunningStack
 from tests.integration.pictures import frames, jpeg
@@ -271,6 +271,20 @@ def test_file_name_of_256_characters_in_a_load_is_refused_before_it_kills_triton
         answer = post_json(f"{stack.http_url}/v2/repository/models/identity_fp32/load", payload)
         assert answer.status == 400
         assert "256" in answer.json["error"] or "255" in answer.json["error"]
+
+
+@pytest.mark.parametrize("name", ["a b", "a;touch pwned", "$(id)", "a`id`", "a|b"])
+def test_load_of_a_name_that_a_shell_would_read_is_refused(stack: RunningStack, name: str) -> None:
+    """Triton's Python backend starts a model by a shell line with its name in it: such a name never gets there."""
+    payload = {"parameters": {"config": "{}", "file:1/model.py": "eA=="}}
+    request = service_pb2.RepositoryModelLoadRequest(model_name=name)
+    with unharmed(stack), grpc.insecure_channel(stack.grpc_address) as channel:
+        answer = post_json(f"{stack.http_url}/v2/repository/models/{quote(name)}/load", payload)
+        assert answer.status == 400, answer.body
+        assert "shell" in answer.json["error"]
+        with pytest.raises(grpc.RpcError) as refusal:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).RepositoryModelLoad(request, timeout=10)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
