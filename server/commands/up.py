@@ -9,7 +9,7 @@ import typer
 
 from server.commands.terminal import fail
 from server.logs import LogFormat, configure_logs
-from server.settings import SettingsError, read_settings
+from server.settings import Settings, SettingsError, read_settings
 from server.stack import Announcement, CannotStart, Stack, resolve_ports
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
@@ -56,7 +56,7 @@ def up(
     raise typer.Exit(code)
 
 
-async def _run(settings: Any) -> int:
+async def _run(settings: Settings) -> int:
     return await Stack(settings, announce=announce).run()
 
 
@@ -67,7 +67,7 @@ def announce(ready: Announcement) -> None:
         for name, reason in sorted(ready.unavailable.items())
     ]
     lines.append(f"serving {', '.join(ready.models) or 'no model yet (penstock models pull fastestdet)'}")
-    lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}")
     lines.append("Ctrl-C drains and stops")
+    lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
