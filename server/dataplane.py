@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -137,7 +137,7 @@ class DataPlane:
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
             self._admission.enter(size_bytes)
             try:
-                async with self._cuttable():
+                with self._cuttable():
                     yield until
             finally:
                 self._admission.leave(size_bytes)
@@ -145,8 +145,8 @@ class DataPlane:
             self._watch.suspect()
             raise
 
-    @asynccontextmanager
-    async def _cuttable(self) -> AsyncIterator[None]:
+    @contextmanager
+    def _cuttable(self) -> Iterator[None]:
         """Work that ends as BackendUnavailable when the engine has fallen silent."""
         task = asyncio.current_task()
         if task is None:

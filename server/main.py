@@ -85,7 +85,7 @@ class Gateway:
         self._read_metrics()
 
     def _read_metrics(self) -> None:
-        read: Callable[[str, Callable[[], object]], None] = self.metrics.read  # type: ignore[assignment]
+        read = self.metrics.read
         read("inflight_requests", lambda: self.admission.statistics().requests)
         read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
         read("queue_depth", lambda: {("decode",): self.pool.statistics().waiting})

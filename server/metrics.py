@@ -1,6 +1,6 @@
 """Every metric of the gateway, declared in one table, and the one object that the other rooms record with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -70,7 +70,7 @@ TABLE = (
     Declaration("model_ready", Kind.READ_GAUGE, "1 for a model that is loaded, 0 for one that failed.", ("model",)),
 )
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
-Readings = dict[tuple[str, ...], float]
+Readings = Mapping[tuple[str, ...], float]
 
 
 class Metrics:
@@ -98,7 +98,7 @@ class Metrics:
 
         def readings() -> Readings:
             value = reader()
-            return value if isinstance(value, dict) else {(): value}
+            return value if isinstance(value, Mapping) else {(): value}
 
         self._readers[name] = readings
 
