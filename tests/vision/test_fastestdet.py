@@ -9,6 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 import pytest
 
 from server.core.infer import InferResponse
@@ -20,8 +21,6 @@ from server.vision.decode import decode
 from server.vision.postprocess import parse
 from server.vision.preprocess import prepare
 from tests.vision import images
-
-onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install penstock[bench]")
 
 THRESHOLD, IOU_THRESHOLD = 0.3, 0.45
 Grid = npt.NDArray[np.float32]
