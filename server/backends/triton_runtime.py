@@ -10,6 +10,7 @@ from pathlib import Path
 
 MIN_GLIBC = (2, 35)
 _OUR_BACKENDS = Path(__file__).resolve().parent / "triton_backends"
+_BESIDE_OUR_MODEL_PY = Path(__file__).resolve().parent / "ort_serving"
 _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
 # One thread an instance and library: instances are what a model scales by, and each would else take every core.
@@ -233,9 +234,12 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
             shutil.copyfile(source, python / source.name)
     shutil.copyfile(wheel.stub, python / _STUB)
     (python / _STUB).chmod(0o755)
+    no_bytecode = shutil.ignore_patterns("__pycache__")
     for ours in _OUR_BACKENDS.iterdir():
         if (ours / "model.py").is_file():
-            shutil.copytree(ours, backends / ours.name, ignore=shutil.ignore_patterns("__pycache__"))
+            laid_out = backends / ours.name
+            shutil.copytree(ours, laid_out, ignore=no_bytecode)
+            shutil.copytree(_BESIDE_OUR_MODEL_PY, laid_out / _BESIDE_OUR_MODEL_PY.name, ignore=no_bytecode)
     return backends
 
 

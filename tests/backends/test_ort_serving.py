@@ -1,6 +1,5 @@
 """What the onnxruntime backend decides without Triton: groups, configurations, threads, options."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,20 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from server.backends.ort_serving.batch import Ask, BatchRunner
+from server.backends.ort_serving.config import complete, validate
+from server.backends.ort_serving.errors import LoadError, RequestError
+from server.backends.ort_serving.session import (
+    OrtModel,
+    model_path,
+    open_for_reading,
+    ort_sentence,
+    place,
+    session_options,
+)
+from server.backends.ort_serving.signature import Signature, TensorSpec, read_signature
+from server.backends.ort_serving.threads import ThreadBudget, available_cores, cgroup_quota, thread_budget
 from tests.backends import onnx_models
-from tests.backends.triton_of_onnx_models import BACKEND
-
-sys.path.append(str(BACKEND))  # as Triton does it
-from ort_serving.batch import Ask, BatchRunner
-from ort_serving.config import complete, validate
-from ort_serving.errors import LoadError, RequestError
-from ort_serving.session import OrtModel, model_path, open_for_reading, ort_sentence, place, session_options
-from ort_serving.signature import Signature, TensorSpec, read_signature
-from ort_serving.threads import ThreadBudget, available_cores, cgroup_quota, thread_budget
 
 ALONE, SHARED = ThreadBudget(cores=8, instances=1), ThreadBudget(cores=8, instances=2)
 

@@ -18,7 +18,6 @@ from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_runtime import Launch
 from tests.backends import onnx_models
 
-BACKEND = Path(__file__).resolve().parents[2] / "server" / "backends" / "triton_backends" / "onnxruntime"
 READY_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 30.0
 
 CONFIG = """backend: "onnxruntime"

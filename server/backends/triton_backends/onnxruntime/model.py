@@ -1,7 +1,7 @@
 """Triton's Python-based backend `onnxruntime`: models written for NGC's C++ backend of that name, served on the CPU.
 
 Runs in Triton's own interpreter, one process per model instance. Triton puts this folder on sys.path. What ONNX Runtime
-needs is in ort_serving/; here stands what Triton's Python API needs.
+needs is in ort_serving/, which triton_runtime lays beside this file; here stands what Triton's Python API needs.
 """
 
 import json

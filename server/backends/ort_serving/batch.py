@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_serving.errors import RequestError
+from .errors import RequestError
 
 Arrays = dict[str, Any]  # name → ndarray
 Run = Callable[[Sequence[str], Mapping[str, Any]], Sequence[Any]]  # (output names, inputs) → arrays in their order

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ort_serving.errors import LoadError
+from .errors import LoadError
 
 TRITON_TYPES = {
     "tensor(bool)": "TYPE_BOOL",

@@ -6,8 +6,8 @@ configuration that loads here loads there; only the sentences are ours.
 
 from typing import Any
 
-from ort_serving.errors import LoadError
-from ort_serving.signature import Signature, TensorSpec
+from .errors import LoadError
+from .signature import Signature, TensorSpec
 
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's --backend-config default-max-batch-size does not reach a Python-based backend
 

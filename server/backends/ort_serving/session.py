@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from ort_serving.config import Config
-from ort_serving.errors import LoadError, RequestError
-from ort_serving.signature import Signature
-from ort_serving.threads import ThreadBudget
+from .config import Config
+from .errors import LoadError, RequestError
+from .signature import Signature
+from .threads import ThreadBudget
 
 CALLERS_FAULT = (ort_state.InvalidArgument, ValueError)
 ORT_ERRORS = (

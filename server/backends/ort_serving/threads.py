@@ -39,7 +39,7 @@ def thread_budget(config: dict[str, Any]) -> ThreadBudget:
 
 def available_cores() -> int:
     """The cores that this process may use: its affinity, or its cgroup's CPU quota where that is less."""
-    affinity = len(os.sched_getaffinity(0))
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(CGROUP_ROOT, Path("/proc/self/cgroup"))
     return affinity if quota is None else max(1, min(affinity, int(quota)))
 
