@@ -1,7 +1,7 @@
 # Every target bootstraps what it needs, with nothing but python3 (3.11 or 3.12) and make on the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test test-long check lock clean
+.PHONY: help up test test-long check lock clean no-triton
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	"$$p" -c 'import sys; raise SystemExit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -12,17 +12,21 @@ BIN := $(VENV)/bin
 install = $(BIN)/uv pip install -q --python $(1)/bin/python --require-hashes $(2) || $(BIN)/pip --python $(1)/bin/python install -q --require-hashes $(2)
 LOCKS := requirements/bootstrap.txt requirements/base.txt
 TRITON_LOCKS := requirements/triton.txt requirements/triton-server.txt
+# Triton's wheel is for Linux on x86-64 with glibc 2.35 or newer.
+RUNS_TRITON := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && \
+	printf '%s\n' 2.35 "$$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)" | sort -V -C && echo yes)
+TRITON := $(if $(RUNS_TRITON),$(TRITON_VENV)/.ready,no-triton)
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-up: $(VENV)/.base $(TRITON_VENV)/.ready  ## the whole stack on this machine: Triton, gateway, metrics (ARGS="--http-port 8080 …")
+up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
 	@exec $(BIN)/penstock up $(ARGS)
 
-test: $(VENV)/.dev $(TRITON_VENV)/.ready  ## every test that this machine can run (ARGS="-k image")
+test: $(VENV)/.dev $(TRITON)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long and not gpu" $(ARGS)
 
-test-long: $(VENV)/.dev $(TRITON_VENV)/.ready  ## soaks and fuzzing
+test-long: $(VENV)/.dev $(TRITON)  ## soaks and fuzzing
 	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)
 
 check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files
@@ -52,6 +56,9 @@ $(VENV)/.base: $(VENV)/.uv requirements/base.txt pyproject.toml
 $(VENV)/.dev: $(VENV)/.base requirements/dev.txt
 	@echo "adding the development tools" && $(call install,$(VENV),-r requirements/dev.txt)
 	@touch $@
+
+no-triton:
+	@echo "no Triton here (its wheel is for Linux on x86-64 with glibc 2.35 or newer): the embedded engine serves"
 
 $(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
 	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)

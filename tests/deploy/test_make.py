@@ -1,0 +1,49 @@
+"""What `make` would build on machines of other kinds."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def would_run(tmp_path: Path, target: str, *, machine: str, libc: str) -> str:
+    """The commands that `make` prints where `uname` and `getconf` answer like this."""
+    for name, answer in (("uname", machine), ("getconf", libc)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = ["make", "--dry-run", "--always-make", target, "PYTHON=python3"]
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["up", "test", "test-long"])
+@pytest.mark.parametrize(
+    ("machine", "libc"),
+    [("Darwin arm64", ""), ("Linux aarch64", "glibc 2.39"), ("Linux x86_64", "glibc 2.31"), ("Linux x86_64", "")],
+)
+def test_make_where_tritons_wheel_cannot_run_goes_without_it_and_says_so(
+    tmp_path: Path, target: str, machine: str, libc: str
+) -> None:
+    """No other system, processor or C library has it downloaded in vain; one line says what serves there."""
+    commands = would_run(tmp_path, target, machine=machine, libc=libc)
+    assert ".venv-triton" not in commands
+    assert commands.count("the embedded engine serves") == 1
+
+
+@pytest.mark.parametrize("libc", ["glibc 2.35", "glibc 2.41", "glibc 3.0"])
+def test_make_where_tritons_wheel_runs_builds_its_environment(tmp_path: Path, libc: str) -> None:
+    """Linux on x86-64 from glibc 2.35 on, where 2.4 is old and 2.41 is new."""
+    commands = would_run(tmp_path, "up", machine="Linux x86_64", libc=libc)
+    assert "requirements/triton-server.txt" in commands
+    assert "the embedded engine serves" not in commands
+
+
+def test_make_with_a_glibc_whose_number_only_looks_new_goes_without_triton(tmp_path: Path) -> None:
+    """2.4 is older than 2.35."""
+    assert ".venv-triton" not in would_run(tmp_path, "up", machine="Linux x86_64", libc="glibc 2.4")
