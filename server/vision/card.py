@@ -10,11 +10,15 @@ A model is an image model when it says `network-type`. Booleans are 0 or 1, list
     channel-scale-factors   one a channel; ours, for models normalised by a std     default 1
     maintain-aspect-ratio   pad with black at the right and the bottom              default 0
     symmetric-padding       pad on all sides instead                                default 0
+    resize-shorter-side     the image's shorter side becomes this many pixels, and the network's size is cut from the
+                            middle: how classifiers were trained; ours              default none: stretch
     scaling-filter          nearest, bilinear, area or cubic                        default bilinear (no antialiasing)
     max-side                of inputs of variable size: larger images shrink; ours  default none
     scaled-decode           decode JPEGs at a fraction of their size; ours          default 0: see vision/decode.py
     parse-bbox-func-name, parse-classifier-func-name                                default boxes, classification
     labels                  person;bicycle;…; ours, by class id                     default none
+                            They stand here and not in label_filename alone, because a remote Triton hands over this
+                            configuration and not its files; Triton's own classification extension reads the file.
     pre-cluster-threshold   boxes at or under this score are dropped                default 0.2
     nms-iou-threshold       of two boxes of a class that overlap more, the worse    default 0.3
     topk                    results kept, -1 for all                                default -1, classifiers 5
@@ -43,6 +47,7 @@ _KEYS = (
     "channel-scale-factors",
     "maintain-aspect-ratio",
     "symmetric-padding",
+    "resize-shorter-side",
     "scaling-filter",
     "max-side",
     "scaled-decode",
@@ -57,6 +62,7 @@ _KEYS = (
 )
 _TYPO_LIKENESS = 0.84
 _DEFAULT_CLASSES = 5
+_MOST_ENLARGED = 4  # a resize to more would cost much and leave less than a sixteenth of the picture
 
 
 class NetworkType(IntEnum):
@@ -125,6 +131,7 @@ def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
     color = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB)
     layout = parameters.choice("network-input-order", Layout, Layout.NCHW)
     width, height = _network_size(parameters, spec, color, layout)
+    fit = _fit(parameters, has_own_size=width == 0)
     scale = parameters.number("net-scale-factor", 1.0)
     offsets = _per_channel(parameters, "offsets", color, 0.0)
     factors = _per_channel(parameters, "channel-scale-factors", color, 1.0)
@@ -139,7 +146,7 @@ def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
         height=height,
         color=color,
         layout=layout,
-        fit=_fit(parameters, has_own_size=width == 0),
+        fit=fit,
         filter=parameters.choice("scaling-filter", ScalingFilter, ScalingFilter.BILINEAR),
         datatype=spec.datatype,
         scale=scale,
@@ -147,6 +154,7 @@ def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
         channel_factors=factors,
         max_side=_max_side(parameters, has_own_size=width == 0),
         has_scaled_decode=parameters.flag("scaled-decode"),
+        shorter_side=_shorter_side(parameters, max(width, height)) if fit is Fit.CROP else 0,
     )
 
 
@@ -172,8 +180,14 @@ def _per_channel(parameters: Parameters, key: str, color: ColorFormat, default: 
 
 def _fit(parameters: Parameters, *, has_own_size: bool) -> Fit:
     keeps_aspect, is_symmetric = parameters.flag("maintain-aspect-ratio"), parameters.flag("symmetric-padding")
+    is_cropped = "resize-shorter-side" in parameters.values
+    if is_cropped and (has_own_size or keeps_aspect):
+        why = "an input of variable size (H and W -1)" if has_own_size else "maintain-aspect-ratio, which pads instead"
+        raise parameters.refusal("resize-shorter-side", f"does not go with {why}")
     if has_own_size:
         return Fit.KEEP
+    if is_cropped:
+        return Fit.CROP
     if not keeps_aspect:
         return Fit.STRETCH
     return Fit.PAD_SYMMETRIC if is_symmetric else Fit.PAD_RIGHT_BOTTOM
@@ -183,6 +197,14 @@ def _max_side(parameters: Parameters, *, has_own_size: bool) -> int:
     side = parameters.count("max-side", 0)
     if side and not has_own_size:
         raise parameters.refusal("max-side", "is for inputs of variable size (H and W -1); this one has its own size")
+    return side
+
+
+def _shorter_side(parameters: Parameters, network_side: int) -> int:
+    side = parameters.count("resize-shorter-side", 0)
+    if not network_side <= side <= _MOST_ENLARGED * network_side:
+        least, most = network_side, _MOST_ENLARGED * network_side
+        raise parameters.refusal("resize-shorter-side", f"is not between the network's {least} pixels and {most}")
     return side
 
 

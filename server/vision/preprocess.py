@@ -1,7 +1,8 @@
 """Pixels to a network's input, and the way back for boxes. Pure."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import cv2
@@ -26,7 +27,10 @@ _INTERPOLATION = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where the source lies in the network's image: network = source * scale + pad, in pixels, per axis."""
+    """Where the source lies in the network's image: network = source * scale + pad, in pixels, per axis.
+
+    pad is negative where the source reaches over the network's edge.
+    """
 
     source_width: int
     source_height: int
@@ -49,9 +53,14 @@ class Geometry:
         return self.to_source(xyxy * np.array([self.network_width, self.network_height] * 2, np.float64))
 
 
+# Of a picture longer than this many of the network's sides only the middle is resized before a crop: one row of 40,000
+# pixels would become 256 rows of 10 million.
+_MOST_SIDES = 8
+
+
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """The resized source's size, and where it lies in the network's image."""
+    """The resized source's size, and where it lies in the network's image; pad is negative where it is cropped."""
 
     width: int
     height: int
@@ -93,6 +102,8 @@ def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
     """
     if not spec.has_scaled_decode:
         return None
+    if spec.fit is Fit.CROP:
+        return 2 * spec.shorter_side, 2 * spec.shorter_side
     if spec.fit is Fit.KEEP:
         return (2 * spec.max_side, 2 * spec.max_side) if spec.max_side else None
     return 2 * spec.width, 2 * spec.height
@@ -106,6 +117,11 @@ def _place(source_width: int, source_height: int, spec: PrepareSpec) -> _Placeme
         scale = spec.max_side / longest if 0 < spec.max_side < longest else 1.0
         width, height = _scaled(source_width, scale), _scaled(source_height, scale)
         return _Placement(width, height, width, height)
+    if spec.fit is Fit.CROP:
+        scale = spec.shorter_side / min(source_width, source_height)
+        width, height = _scaled(source_width, scale), _scaled(source_height, scale)
+        pad_x, pad_y = -((width - spec.width) // 2), -((height - spec.height) // 2)
+        return _Placement(width, height, spec.width, spec.height, pad_x, pad_y)
     scale = min(spec.width / source_width, spec.height / source_height)
     width, height = _scaled(source_width, scale), _scaled(source_height, scale)
     if spec.fit is Fit.PAD_RIGHT_BOTTOM:
@@ -119,14 +135,40 @@ def _scaled(side: int, scale: float) -> int:
 
 
 def _resize(pixels: Image, place: _Placement, scaling_filter: ScalingFilter) -> Image:
+    pixels, place = _middle(pixels, place)
     resized = pixels
     if pixels.shape[:2] != (place.height, place.width):
         resized = cv2.resize(pixels, (place.width, place.height), interpolation=_INTERPOLATION[scaling_filter])
-    right = place.network_width - place.width - place.pad_x
-    bottom = place.network_height - place.height - place.pad_y
-    if place.pad_x or place.pad_y or right or bottom:
-        resized = cv2.copyMakeBorder(resized, place.pad_y, bottom, place.pad_x, right, cv2.BORDER_CONSTANT, value=0)
+    left, top = max(-place.pad_x, 0), max(-place.pad_y, 0)
+    resized = resized[top : top + place.network_height, left : left + place.network_width]
+    pad_x, pad_y = max(place.pad_x, 0), max(place.pad_y, 0)
+    right = place.network_width - resized.shape[1] - pad_x
+    bottom = place.network_height - resized.shape[0] - pad_y
+    if pad_x or pad_y or right or bottom:
+        resized = cv2.copyMakeBorder(resized, pad_y, bottom, pad_x, right, cv2.BORDER_CONSTANT, value=0)
     return resized
+
+
+def _middle(pixels: Image, place: _Placement) -> tuple[Image, _Placement]:
+    """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
+    height, width = pixels.shape[:2]
+    if place.width > _MOST_SIDES * place.network_width:
+        count = _middle_count(width, place.width, place.network_width)
+        size, begin = round(count * place.width / width), (width - count) // 2
+        place = replace(place, width=size, pad_x=-((size - place.network_width) // 2))
+        return pixels[:, begin : begin + count], place
+    if place.height > _MOST_SIDES * place.network_height:
+        count = _middle_count(height, place.height, place.network_height)
+        size, begin = round(count * place.height / height), (height - count) // 2
+        place = replace(place, height=size, pad_y=-((size - place.network_height) // 2))
+        return pixels[begin : begin + count], place
+    return pixels, place
+
+
+def _middle_count(length: int, resized: int, network: int) -> int:
+    """How many of length pixels become _MOST_SIDES of the network's; odd where length is, so that the middle stays."""
+    count = math.ceil(length * _MOST_SIDES * network / resized)
+    return count + (length - count) % 2
 
 
 def _shape(place: _Placement, spec: PrepareSpec) -> tuple[int, int, int]:

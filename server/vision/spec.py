@@ -29,12 +29,17 @@ class Layout(IntEnum):
 
 
 class Fit(IntEnum):
-    """How a source becomes the network's size. KEEP: its own size, unless a side is over max_side."""
+    """How a source becomes the network's size.
+
+    KEEP: its own size, unless a side is over max_side. CROP: its shorter side becomes shorter_side, and the network's
+    size is cut from the middle.
+    """
 
     STRETCH = 0
     PAD_RIGHT_BOTTOM = 1
     PAD_SYMMETRIC = 2
     KEEP = 3
+    CROP = 4
 
 
 class ScalingFilter(IntEnum):
@@ -46,7 +51,7 @@ class ScalingFilter(IntEnum):
     CUBIC = 3
 
 
-_WIRE = struct.Struct("<IIIBBBBB?7d")
+_WIRE = struct.Struct("<IIIIBBBBB?7d")
 _DATATYPES = (Datatype.FP32, Datatype.FP16, Datatype.UINT8)
 
 
@@ -55,6 +60,7 @@ class PrepareSpec:
     """How a network wants to see an image: value = scale * (pixel - offset) * channel_factor.
 
     width, height: of the network, 0 with Fit.KEEP. max_side: with Fit.KEEP, the longest side allowed, 0 for any.
+    shorter_side: with Fit.CROP, what the source's shorter side becomes before the cut: the network's size or more.
     offsets, channel_factors: in the network's own colour order; the first alone counts for GRAY.
     datatype: FP32, FP16 or UINT8. has_scaled_decode: JPEGs may be decoded at a fraction of their size.
     """
@@ -71,6 +77,7 @@ class PrepareSpec:
     channel_factors: Triple = (1.0, 1.0, 1.0)
     max_side: int = 0
     has_scaled_decode: bool = False
+    shorter_side: int = 0
 
     WIRE_SIZE = _WIRE.size
 
@@ -80,6 +87,7 @@ class PrepareSpec:
             self.width,
             self.height,
             self.max_side,
+            self.shorter_side,
             self.color,
             self.layout,
             self.fit,
@@ -94,11 +102,13 @@ class PrepareSpec:
     @classmethod
     def unpack(cls, wire: bytes) -> "PrepareSpec":
         """The inverse of pack()."""
-        width, height, max_side, color, layout, fit, filter_, datatype, has_scaled, scale, *floats = _WIRE.unpack(wire)
+        width, height, max_side, shorter_side, *words = _WIRE.unpack(wire)
+        color, layout, fit, filter_, datatype, has_scaled, scale, *floats = words
         return cls(
             width=width,
             height=height,
             max_side=max_side,
+            shorter_side=shorter_side,
             color=ColorFormat(color),
             layout=Layout(layout),
             fit=Fit(fit),

@@ -112,6 +112,7 @@ def test_card_takes_every_word() -> None:
             PrepareSpec(30, 28, color=ColorFormat.GRAY, layout=Layout.NHWC, offsets=(128.0, 128.0, 128.0)),
         ),
         ({"max-side": "1280"}, (3, -1, -1), PrepareSpec(0, 0, fit=Fit.KEEP, max_side=1280)),
+        ({"resize-shorter-side": "640"}, (3, 352, 640), PrepareSpec(640, 352, fit=Fit.CROP, shorter_side=640)),
         ({"maintain-aspect-ratio": "1"}, (3, 352, 640), PrepareSpec(640, 352, fit=Fit.PAD_RIGHT_BOTTOM)),
     ],
 )
@@ -136,6 +137,8 @@ def test_card_reads_the_network_size_from_the_input(
         ("channel-scale-factors", "1;0;1", "leaves nothing"),
         ("maintain-aspect-ratio", "yes", "0, 1, false, true, off, on"),
         ("scaling-filter", "lanczos", "nearest, .*bilinear, .*area, .*cubic"),
+        ("resize-shorter-side", "639", "between the network's 640 pixels and 2560"),
+        ("resize-shorter-side", "2561", "between the network's 640 pixels and 2560"),
         ("max-side", "640", "variable size"),
         ("max-side", "many", "whole number"),
         ("scaled-decode", "2", "off, on"),
@@ -152,6 +155,16 @@ def test_card_with_a_bad_value_is_refused_with_what_is_allowed(key: str, value: 
     with pytest.raises(InvalidRequest, match=allowed) as refusal:
         card_from_config(config({"network-type": "0", key: value}))
     assert f"model 'street': parameter {key!r} = {value!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "why"),
+    [((3, 352, 640), {"maintain-aspect-ratio": "1"}, "pads instead"), ((3, -1, -1), {}, "variable size")],
+)
+def test_card_that_crops_and_fits_otherwise_is_refused(shape: tuple[int, ...], other: dict[str, str], why: str) -> None:
+    """A picture is cropped, padded or kept: one of them."""
+    with pytest.raises(InvalidRequest, match=why):
+        card({"network-type": "1", "resize-shorter-side": "640", **other}, shape=shape)
 
 
 @pytest.mark.parametrize(

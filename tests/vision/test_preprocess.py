@@ -5,6 +5,8 @@ from dataclasses import replace
 import cv2
 import numpy as np
 import numpy.typing as npt
+import onnx.parser
+import onnxruntime
 import pytest
 
 from server.core.tensor import Datatype
@@ -110,6 +112,81 @@ def test_prepare_with_kept_aspect_pads_with_black(
 
 
 @pytest.mark.parametrize(
+    ("size", "resized", "corner"),
+    [
+        ((100, 60), (60, 36), (14, 6)),
+        ((60, 100), (36, 60), (2, 18)),
+        ((37, 36), (37, 36), (2, 6)),
+        ((8, 9), (36, 40), (2, 8)),
+        ((1, 1), (36, 36), (2, 6)),
+    ],
+)
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("color", ColorFormat)
+def test_prepare_with_a_crop_cuts_the_middle_of_the_resized_image(
+    size: tuple[int, int], resized: tuple[int, int], corner: tuple[int, int], layout: Layout, color: ColorFormat
+) -> None:
+    """The whole image is resized by its shorter side, then cut; the geometry says where the cut is in the source."""
+    spec = replace(IMAGENET, fit=Fit.CROP, shorter_side=36, layout=layout, color=color)
+    decoded = source(*size, color)
+    array, geometry = prepare(decoded, spec)
+    whole = cv2.resize(decoded.pixels, resized, interpolation=cv2.INTER_LINEAR)
+    cut = whole[corner[1] : corner[1] + 24, corner[0] : corner[0] + 32]
+    np.testing.assert_allclose(array, plain(cut, spec), rtol=1e-6, atol=1e-6)
+    seen = np.array([[0, 0, 32, 24]], np.float32)
+    scale = np.array([resized[0] / size[0], resized[1] / size[1]] * 2)
+    where = np.array([corner[0], corner[1], corner[0] + 32, corner[1] + 24]) / scale
+    np.testing.assert_allclose(geometry.to_source(seen), [where], rtol=1e-5)
+
+
+def test_prepare_with_a_crop_of_a_very_long_image_resizes_its_middle_only() -> None:
+    """A row of 40,000 pixels does not become a gigabyte; what is seen of it is its middle, as large as ever."""
+    spec = replace(IMAGENET, fit=Fit.CROP, shorter_side=36)
+    row = np.zeros((1, 40_000, 3), np.uint8)
+    row[:, 20_000:] = 255
+    long, _ = prepare(Decoded(row, 40_000, 1), spec)
+    short, _ = prepare(Decoded(np.ascontiguousarray(row[:, 19_997:20_003]), 6, 1), spec)
+    np.testing.assert_array_equal(long, short)
+    column, _ = prepare(Decoded(np.ascontiguousarray(row.transpose(1, 0, 2)), 1, 40_000), replace(spec, width=24))
+    np.testing.assert_allclose(column[:, :, 0], long[:, 0, 4:28], atol=0.02)  # a grey level, rounded elsewhere
+
+
+def test_prepare_with_a_crop_agrees_with_the_preprocessing_that_resnet50_publishes() -> None:
+    """The README of onnx/models' ResNet gives its preprocessing as ONNX operators; area is our filter nearest to it."""
+    spec = PrepareSpec(
+        224, 224, fit=Fit.CROP, shorter_side=256, filter=ScalingFilter.AREA, scale=1 / 255,
+        offsets=IMAGENET.offsets, channel_factors=IMAGENET.channel_factors,
+    )  # fmt: skip
+    decoded = source(768, 576)
+    expected = published_resnet_preprocessing(decoded.pixels)
+    area, _ = prepare(decoded, spec)
+    bilinear, _ = prepare(decoded, replace(spec, filter=ScalingFilter.BILINEAR))
+    assert np.abs(area - expected).mean() < np.abs(bilinear - expected).mean() < 0.02
+
+
+def published_resnet_preprocessing(pixels: images.Image) -> npt.NDArray[np.float32]:
+    """Resize by the shorter side, linear with antialiasing, centre crop, mean, deviation: (3, 224, 224)."""
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        preprocess (uint8[height, width, 3] image) => (float[3, 224, 224] prepared)
+        <int64[2] target = {256, 256}, int64[2] crop = {224, 224}, float[3] mean = {123.675, 116.28, 103.53},
+         float[3] deviation = {58.395, 57.12, 57.375}>
+        {
+            resized = Resize <mode = "linear", antialias = 1, axes = [0, 1], keep_aspect_ratio_policy = "not_smaller">
+                (image, , , target)
+            cut = CenterCropPad <axes = [0, 1]> (resized, crop)
+            values = Cast <to = 1> (cut)
+            centred = Sub (values, mean)
+            normalised = Div (centred, deviation)
+            prepared = Transpose <perm = [2, 0, 1]> (normalised)
+        }
+    """)
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    (prepared,) = session.run(None, {"image": pixels})
+    return np.asarray(prepared)
+
+
+@pytest.mark.parametrize(
     ("size", "max_side", "expected"),
     [((100, 60), 0, (100, 60)), ((100, 60), 100, (100, 60)), ((100, 60), 50, (50, 30)), ((999, 1), 10, (10, 1))],
 )
@@ -163,6 +240,7 @@ def test_geometry_clips_boxes_to_the_source() -> None:
     [
         (IMAGENET, None),
         (replace(IMAGENET, has_scaled_decode=True), (64, 48)),
+        (replace(IMAGENET, has_scaled_decode=True, fit=Fit.CROP, shorter_side=36), (72, 72)),
         (PrepareSpec(0, 0, fit=Fit.KEEP, has_scaled_decode=True), None),
         (PrepareSpec(0, 0, fit=Fit.KEEP, has_scaled_decode=True, max_side=640), (1280, 1280)),
     ],
@@ -186,6 +264,7 @@ def test_prepare_spec_survives_the_wire() -> None:
         offsets=(1.5, 2.5, 3.5),
         channel_factors=(4.5, 5.5, 6.5),
         max_side=7,
+        shorter_side=900,
         has_scaled_decode=True,
     )
     assert len(spec.pack()) == PrepareSpec.WIRE_SIZE
