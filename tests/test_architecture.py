@@ -28,6 +28,7 @@ IN_TRITONS_ENVIRONMENT = (
 )
 TRITONS_ENVIRONMENT = {"numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving"}
 UNDER_TWO_NAMES = "server/backends/ort_serving/"  # `ort_serving` beside Triton's model.py: its imports are relative
+MODEL_FILES = r"config\.pbtxt|MODEL\.md|labels\w*\.txt|golden\.(json|jpg)"
 WELL_KNOWN_FOLDERS = {Path(p) for p in ("/", "/tmp", "/var/tmp", "/opt", "/srv", "/home", "/root", "/usr/src", "/app")}
 
 Rule = Callable[[str, str], Iterator[str]]
@@ -119,13 +120,11 @@ def tritons_imports(path: str, text: str) -> Iterator[str]:
 
 
 def repository_layout(path: str, text: str) -> Iterator[str]:
-    """A model's folder holds config.pbtxt, numbered versions, labels and MODEL.md."""
+    """A model's folder holds config.pbtxt, numbered versions, labels, MODEL.md and its golden answers."""
     parts = Path(path).parts[1:]
-    is_allowed = len(parts) > 1 and (
-        parts[1].isdecimal() if len(parts) > 2 else re.fullmatch(r"config\.pbtxt|MODEL\.md|labels\w*\.txt", parts[1])
-    )
+    is_allowed = len(parts) > 1 and (parts[1].isdecimal() if len(parts) > 2 else re.fullmatch(MODEL_FILES, parts[1]))
     if not is_allowed:
-        yield f"{path}: only config.pbtxt, <version>/, labels*.txt and MODEL.md of a model may sit here"
+        yield f"{path}: only config.pbtxt, <version>/, labels*.txt, MODEL.md, golden.json and golden.jpg may sit here"
 
 
 def short_readme(path: str, text: str) -> Iterator[str]:
