@@ -1,15 +1,14 @@
 """Reading a request's body within its limits."""
 
 import asyncio
-import zlib
 
 from starlette.requests import Request
 
-from server.core.errors import BodyTooSlow, InvalidRequest, NotSupported, TooLarge
+from server.core.compression import NOT_ENCODED, inflate
+from server.core.errors import BodyTooSlow, InvalidRequest, TooLarge
 from server.rest.errors import ClientDisconnected
 from server.rest.limits import RestLimits
 
-_GZIP_OR_ZLIB = 47  # zlib's wbits: either header, told apart by its first bytes, as Triton does
 _THREAD_FROM_BYTES = 64 << 10
 
 
@@ -28,18 +27,10 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
 
 
 async def decompressed(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """The body by its content-encoding; the body itself where there is none.
-
-    Raises TooLarge at the limit of decompressed bytes, InvalidRequest for broken data, NotSupported for an
-    encoding that is neither gzip nor deflate (zlib's form).
-    """
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in ("gzip", "deflate"):
-        raise NotSupported(f"content-encoding {encoding!r} is not supported; send gzip, deflate or none")
-    if len(body) < _THREAD_FROM_BYTES:
-        return _inflate(body, encoding, limit_bytes)
-    return await asyncio.to_thread(_inflate, body, encoding, limit_bytes)
+    """The body by its content-encoding, in a thread where it is long. Raises what `inflate` does."""
+    if encoding in NOT_ENCODED or len(body) < _THREAD_FROM_BYTES:
+        return inflate(body, encoding, limit_bytes)
+    return await asyncio.to_thread(inflate, body, encoding, limit_bytes)
 
 
 def single_header(request: Request, name: str) -> str:
@@ -71,18 +62,3 @@ async def _receive(request: Request, limit_bytes: int) -> bytes:
         received += chunk
         if not has_more:
             return bytes(received)
-
-
-def _inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        plain = stream.decompress(body, limit_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest(f"the body is no valid {encoding}: {error}") from error
-    if len(plain) > limit_bytes:
-        raise TooLarge(f"the body has more than {limit_bytes} bytes once decompressed, the limit; send less at once")
-    if not stream.eof:
-        raise InvalidRequest(f"the {encoding} body ends too early")
-    if stream.unused_data:
-        raise InvalidRequest(f"{len(stream.unused_data)} bytes follow the end of the {encoding} body; send one stream")
-    return plain
