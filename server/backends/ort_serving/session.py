@@ -170,20 +170,25 @@ def _cuda(accelerators: Config, device_id: int) -> tuple[str, dict[str, str]]:
 
 
 class OrtModel:
-    """One open session, run by name. Not thread-safe."""
+    """One open session, run by name. As thread-safe as the session: several threads may run it at once."""
 
     def __init__(self, session: ort.InferenceSession, signature: Signature, config: Config) -> None:
         self._session = session
-        self._run_options = _run_options(config)
+        self._config = config
+        self._run_options = self.run_options()
         inputs = (*signature.inputs, *signature.overridable)
         self._text_inputs = [spec.name for spec in inputs if spec.data_type == "TYPE_STRING"]
         self._scalar_inputs = [spec.name for spec in inputs if not spec.dims]
         self._output_dims = {entry["name"]: entry["dims"] for entry in config.get("output", [])}
 
-    def run(self, names: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
+    def run_options(self) -> ort.RunOptions:
+        """Options as the configuration wants them; `terminate` on those of one run ends it at its next node."""
+        return _run_options(self._config)
+
+    def run(self, names: Sequence[str], inputs: Mapping[str, Any], options: ort.RunOptions | None = None) -> list[Any]:
         """The outputs `names`, in that order; RequestError with ONNX Runtime's reason."""
         try:
-            arrays = self._session.run(list(names), self._to_ort(inputs), self._run_options)
+            arrays = self._session.run(list(names), self._to_ort(inputs), options or self._run_options)
         except ORT_ERRORS as error:
             raise RequestError(ort_sentence(error), is_callers_fault=isinstance(error, CALLERS_FAULT)) from None
         return [self._from_ort(name, array) for name, array in zip(names, arrays, strict=True)]

@@ -10,13 +10,21 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class ThreadBudget:
-    """What one instance of a model gets when its configuration names no thread count."""
+    """What one instance of a model gets when its configuration names no thread count.
+
+    is_one_session: the instances are runs of one session at once. Its pool is theirs together, and each brings the
+    thread that called it.
+    """
 
     cores: int
     instances: int
+    is_one_session: bool = False
 
     @property
     def threads(self) -> int:
+        """As ONNX Runtime counts them: the calling thread is one of them."""
+        if self.is_one_session:
+            return max(1, self.cores - self.instances + 1)
         return max(1, self.cores // self.instances)
 
     @property
@@ -30,11 +38,11 @@ class ThreadBudget:
         return {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 
 
-def thread_budget(config: dict[str, Any]) -> ThreadBudget:
+def thread_budget(config: dict[str, Any], *, is_one_session: bool = False) -> ThreadBudget:
     """The budget on this machine of one instance of the model that `config` describes."""
     groups = config.get("instance_group", [])
     instances = sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups)
-    return ThreadBudget(cores=available_cores(), instances=max(1, instances))
+    return ThreadBudget(available_cores(), max(1, instances), is_one_session)
 
 
 def available_cores() -> int:

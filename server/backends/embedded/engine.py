@@ -1,0 +1,224 @@
+"""EmbeddedEngine: a Backend that runs ONNX models in this process, from Triton's own repository layout."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from server.backends.config_pbtxt import config_from_proto
+from server.backends.embedded import metrics
+from server.backends.embedded.loaded import LoadedVersion
+from server.backends.embedded.loaded_opening import open_model
+from server.backends.embedded.model import Model, version_number
+from server.backends.embedded.repository import ModelFolder, scan
+from server.backends.embedded.repository_config import ConfigProblems
+from server.core.errors import BackendUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
+from server.logs import get_logger
+
+T = TypeVar("T")
+log = get_logger("engine")
+LOADER_THREADS = 2
+DISK_PATIENCE_S = 5.0
+CLOSE_PATIENCE_S = 5.0
+MAX_WAITING = 512
+
+
+class EmbeddedEngine:
+    """Backend over the model repositories. All members belong to one event loop; nothing here blocks it.
+
+    max_waiting: requests of one version that may wait for an instance; further ones are Overloaded.
+    """
+
+    def __init__(self, repositories: tuple[Path, ...], *, max_waiting: int = MAX_WAITING) -> None:
+        self._repositories = repositories
+        self._max_waiting = max_waiting
+        self._models: dict[str, Model] = {}
+        self._problems = ConfigProblems()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="repository")
+        self._loaders = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
+        self._loads: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    # Backend
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """See Backend. A run that was cancelled keeps its instance until its current node is done."""
+        return await self._find(request.model_name, request.model_version).infer(request)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        version = self._find(model_name, model_version)
+        config = config_from_proto(version.config)
+        batch = (-1,) if config.max_batch_size else ()
+        numbers = [version.version] if model_version else sorted(self._models[model_name].serving)
+        return ModelMetadata(
+            model_name,
+            tuple(map(str, numbers)),
+            version.config.platform,
+            tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.inputs),
+            tuple(TensorSpec(spec.name, spec.datatype, (*batch, *spec.shape)) for spec in config.outputs),
+        )
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        return config_from_proto(self._find(model_name, model_version).config)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        if not model_name:
+            return not self._is_closed
+        try:
+            self._find(model_name, model_version)
+        except (BackendUnavailable, InvalidRequest, ModelNotFound):
+            return False
+        return True
+
+    async def repository_index(self) -> list[ModelState]:
+        """A row per version; one without a version, and without a state, for a model that was never loaded."""
+        folders, problems = await self._read(self._look)
+        rows: list[ModelState] = []
+        for name in folders:
+            model = self._models.get(name)
+            own = model.rows() if model is not None else []
+            if not own and name in problems:
+                own = [ModelState(name, "", "UNAVAILABLE", problems[name])]
+            rows += own or [ModelState(name, "", "", "")]
+        return rows
+
+    async def load(self, model_name: str, config_json: str | None = None) -> None:
+        """Load, or reload where files or config changed: the old versions serve until all new ones are ready.
+
+        config_json: a config instead of config.pbtxt, as Triton's load takes it. A load that nobody waits for any more
+        goes on. Raises ModelNotReady with the reason; what served before goes on then.
+        """
+        self._check_open()
+        task = asyncio.create_task(self._load(model_name, config_json))
+        self._loads.add(task)
+        task.add_done_callback(self._loaded)
+        await asyncio.shield(task)
+
+    async def unload(self, model_name: str) -> None:
+        """Requests that run or wait are answered. A name that is not loaded is no error, as in Triton."""
+        self._check_open()
+        model = self._models.get(model_name)
+        if model is None:
+            return
+        async with model.lock:
+            if model.serving:
+                log.info("model unloaded", model=model_name)
+            model.remove()
+
+    async def metrics(self) -> bytes:
+        return metrics.page(
+            metrics.Counted(model.name, str(number), version.statistics, version.pending)
+            for model in self._sorted_models()
+            for number, version in sorted(model.serving.items())
+        )
+
+    async def aclose(self) -> None:
+        """Requests that run or wait fail; ends within CLOSE_PATIENCE_S, whatever a run does."""
+        self._is_closed = True
+        error = self._closed_error()
+        leaving = [version for model in self._models.values() for version in model.stop(error)]
+        try:
+            async with asyncio.timeout(CLOSE_PATIENCE_S):
+                for version in leaving:
+                    await version.drained.wait()
+        except TimeoutError:
+            log.warning("a run did not end with the engine", models=sum(not one.drained.is_set() for one in leaving))
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+        self._disk.shutdown(wait=False, cancel_futures=True)
+
+    # What the wire asks besides
+
+    def config_message(self, model_name: str, version: str = "") -> model_config_pb2.ModelConfig:
+        """The config that the version is served by, complete. Raises ModelNotFound, InvalidRequest."""
+        message = model_config_pb2.ModelConfig()
+        message.CopyFrom(self._find(model_name, version).config)
+        return message
+
+    def statistics(self, model_name: str = "", version: str = "") -> "list[service_pb2.ModelStatistics]":
+        """Of one version, of all versions of a model, of everything. Raises InvalidRequest in Triton's words."""
+        number = version_number(version)
+        models = self._sorted_models() if not model_name else [self._models.get(model_name, Model(model_name))]
+        rows = [
+            loaded.statistics.message(model.name, str(loaded.version))
+            for model in models
+            for loaded in sorted(model.serving.values(), key=lambda one: one.version)
+            if number in (None, loaded.version)
+        ]
+        if model_name and not models[0].serving:
+            raise InvalidRequest(f"requested model '{model_name}' is not available")
+        if model_name and not rows:
+            raise InvalidRequest(f"requested model version is not available for model '{model_name}'")
+        return rows
+
+    def labels(self, model_name: str, version: str, output_name: str) -> tuple[str, ...]:
+        """The lines of the output's label file; empty where it has none. Raises ModelNotFound, InvalidRequest."""
+        return self._find(model_name, version).labels.get(output_name, ())
+
+    def _find(self, model_name: str, version: str) -> LoadedVersion:
+        self._check_open()
+        model = self._models.get(model_name)
+        if model is None:
+            raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
+        return model.find(version)
+
+    def _sorted_models(self) -> list[Model]:
+        return [self._models[name] for name in sorted(self._models)]
+
+    def _look(self) -> tuple[dict[str, ModelFolder], dict[str, str]]:
+        """In the disk's thread: what is there, and why some of it cannot be served."""
+        folders = scan(self._repositories)
+        problems = {name: self._problems.of(folder) for name, folder in folders.items()}
+        return folders, {name: reason for name, reason in problems.items() if reason}
+
+    async def _read(self, look: Callable[[], T]) -> T:
+        """Raises BackendUnavailable where the disk does not answer."""
+        self._check_open()
+        try:
+            async with asyncio.timeout(DISK_PATIENCE_S):
+                return await asyncio.get_running_loop().run_in_executor(self._disk, look)
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"the model repository could not be read within {DISK_PATIENCE_S:.0f} s"
+            ) from error
+
+    async def _load(self, model_name: str, config_json: str | None) -> None:
+        folder = (await self._read(lambda: scan(self._repositories))).get(model_name)
+        if folder is None or folder.is_empty:
+            raise ModelNotReady(f"model {model_name!r} cannot be loaded: it is not in the engine's model repository")
+        model = self._models.setdefault(model_name, Model(model_name))
+        async with model.lock:
+            model.is_loading = True
+            try:
+                await self._open(model, folder, config_json)
+            finally:
+                model.is_loading = False
+
+    async def _open(self, model: Model, folder: ModelFolder, config_json: str | None) -> None:
+        loop = asyncio.get_running_loop()
+        opened = await loop.run_in_executor(self._loaders, open_model, folder, config_json, model.state_on_disk)
+        if opened.state_on_disk is None:
+            return
+        self._check_open()
+        model.install(opened, max_waiting=self._max_waiting)
+        if opened.failures:
+            reasons = "; ".join(f"version {number}: {reason}" for number, reason in opened.failures.items())
+            raise ModelNotReady(f"model {model.name!r} cannot be loaded: {reasons}")
+        log.info("model loaded", model=model.name, versions=",".join(map(str, sorted(model.serving))))
+
+    def _loaded(self, task: "asyncio.Task[None]") -> None:
+        self._loads.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error()
+
+    @staticmethod
+    def _closed_error() -> BackendUnavailable:
+        return BackendUnavailable("the embedded engine is closed")

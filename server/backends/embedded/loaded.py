@@ -1,0 +1,214 @@
+"""One version of a model in memory: a session that all its instances share, and the threads that run it.
+
+The engine does not form batches (`dynamic_batching` in a config, its delays, priorities and queue policies change
+nothing here): a run gets the rows of one request. Requests are merged before the engine, by whoever owns the batches.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from tritonclient.grpc import model_config_pb2
+
+from server.backends.embedded.model_places import Places
+from server.backends.embedded.statistics import FailureReason, RunTimes, VersionStatistics
+from server.backends.embedded.validation import RequestRules
+from server.backends.ort_serving.errors import RequestError
+from server.backends.ort_serving.session import OrtModel
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    Overloaded,
+)
+from server.core.infer import InferRequest, InferResponse, Timings
+from server.core.tensor import Array, Tensor, tensor_from_bytes, tensor_from_numpy
+from server.logs import get_logger
+
+log = get_logger("engine")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVersion:
+    """What a load made of one version. config: completed. labels: by output name."""
+
+    model_name: str
+    version: int
+    config: model_config_pb2.ModelConfig
+    rules: RequestRules
+    ort_model: OrtModel
+    instance_count: int
+    labels: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    outputs: tuple[Tensor, ...]
+    times: RunTimes
+
+
+class LoadedVersion:
+    """Serves one version until it is retired. Every member belongs to the event loop's thread.
+
+    max_waiting: requests that may wait for an instance.
+    """
+
+    def __init__(self, opened: OpenedVersion, *, max_waiting: int) -> None:
+        self.version = opened.version
+        self.config = opened.config
+        self.rules = opened.rules
+        self.labels = opened.labels
+        self.statistics = VersionStatistics()
+        self.drained = asyncio.Event()
+        self._name = opened.model_name
+        self._ort_model = opened.ort_model
+        self._places = Places(opened.model_name, count=opened.instance_count, max_waiting=max_waiting)
+        self._threads = ThreadPoolExecutor(opened.instance_count, thread_name_prefix=f"model-{opened.model_name}")
+        self._callers = 0
+        self._runs: set[_Run] = set()
+        self._is_retired = False
+        self._closed: BackendUnavailable | None = None
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for an instance."""
+        return self._places.waiting
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """See Backend.infer. Cancelling, or the deadline, ends the run at its next node and then frees its place."""
+        arrived = time.monotonic_ns()
+        self._callers += 1
+        try:
+            rows = self.rules.check(request)
+            try:
+                await self._places.take(request.deadline)
+                run, queue_ns = _Run(self._ort_model, self.rules, request), time.monotonic_ns() - arrived
+                ran = await self._finish(run, queue_ns)
+            except (InferenceError, asyncio.CancelledError) as error:
+                self.statistics.failed(_failure_reason(error), time.monotonic_ns() - arrived)
+                raise
+            self.statistics.succeeded(rows, ran.times)
+            return self._response(request, rows, ran)
+        finally:
+            self._callers -= 1
+            self._release_if_idle()
+
+    def retire(self) -> None:
+        """No new requests come; those that are here finish, then the session is freed and `drained` is set."""
+        self._is_retired = True
+        self._release_if_idle()
+
+    def stop(self, error: BackendUnavailable) -> None:
+        """Retire at once: runs end at their next node, and whoever waits or runs gets the error."""
+        self._closed = error
+        self._places.close(error)
+        for run in self._runs:
+            run.stop()
+        self.retire()
+
+    async def _finish(self, run: "_Run", queue_ns: int) -> _Ran:
+        """The run's outcome, or an end of the wait; the place is given back when the thread is done, not before."""
+        started = time.monotonic()
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._threads, run.execute, queue_ns)
+        except RuntimeError as error:  # no thread can be started
+            self._places.give_back(0.0)
+            raise BackendUnavailable(f"model {self._name!r} cannot run: {error}") from error
+        self._runs.add(run)
+        future.add_done_callback(partial(self._ended, run, started))
+        deadline = run.request.deadline
+        try:
+            await asyncio.wait((future,), timeout=None if deadline is None else deadline - started)
+        except asyncio.CancelledError:
+            run.stop()
+            raise
+        if not future.done():
+            run.stop()
+            raise DeadlineExceeded(
+                f"model {self._name!r} did not answer in time: it ran for {time.monotonic() - started:.3f} s"
+            )
+        if self._closed is not None:
+            raise self._closed
+        return future.result()
+
+    def _ended(self, run: "_Run", started: float, future: "asyncio.Future[_Ran]") -> None:
+        self._runs.discard(run)
+        self._places.give_back(time.monotonic() - started)
+        if not future.cancelled():
+            future.exception()  # whoever asked may be gone
+        self._release_if_idle()
+
+    def _release_if_idle(self) -> None:
+        if not self._is_retired or self._callers or self._runs or self.drained.is_set():
+            return
+        self.drained.set()
+        self._threads.submit(self._free)
+        self._threads.shutdown(wait=False)
+
+    def _free(self) -> None:
+        """In a thread of its own: freeing a large session takes a while."""
+        del self._ort_model
+
+    def _response(self, request: InferRequest, rows: int, ran: _Ran) -> InferResponse:
+        infer_ns = ran.times.total - ran.times.queue
+        timings = Timings(queue=ran.times.queue / 1e9, infer=infer_ns / 1e9, batch_size=rows)
+        return InferResponse(self._name, str(self.version), ran.outputs, request.id, timings=timings)
+
+
+class _Run:
+    """One request in a thread of the version's."""
+
+    def __init__(self, ort_model: OrtModel, rules: RequestRules, request: InferRequest) -> None:
+        self.request = request
+        self._ort_model = ort_model
+        self._rules = rules
+        self._options = ort_model.run_options()
+
+    def stop(self) -> None:
+        """The run ends at its next node, with an error that nobody waits for. From any thread."""
+        self._options.terminate = True
+
+    def execute(self, queue_ns: int) -> _Ran:
+        """The root of the thread: raises InferenceError only."""
+        try:
+            return self._execute(queue_ns)
+        except RequestError as error:
+            kind = InvalidRequest if error.is_callers_fault else BackendFailed
+            raise kind(f"model {self.request.model_name!r}: {error}") from error
+        except InferenceError:
+            raise
+        except Exception as error:
+            log.exception("an inference failed in the engine", model=self.request.model_name)
+            raise BackendFailed(
+                f"model {self.request.model_name!r}: {type(error).__name__} in the engine, see the gateway's log"
+            ) from error
+
+    def _execute(self, queue_ns: int) -> _Ran:
+        began = time.monotonic_ns()
+        arrays = self._rules.arrays_of(self.request)
+        names = self._rules.wanted(self.request)
+        ready = time.monotonic_ns()
+        results = self._ort_model.run(names, arrays, self._options)
+        ran = time.monotonic_ns()
+        outputs = tuple(self._tensor(name, array) for name, array in zip(names, results, strict=True))
+        return _Ran(outputs, RunTimes(queue_ns, ready - began, ran - ready, time.monotonic_ns() - ran))
+
+    def _tensor(self, name: str, array: Array) -> Tensor:
+        shaped = array.reshape(self._rules.shape_of_output(name, array.shape))
+        if shaped.dtype.kind != "O":
+            return tensor_from_numpy(name, shaped)
+        return tensor_from_bytes(name, [text.encode() for text in shaped.ravel().tolist()], shaped.shape)
+
+
+def _failure_reason(error: BaseException) -> FailureReason:
+    """REJECTED: never run. CANCELED: nobody waited any longer. BACKEND: the run failed."""
+    if isinstance(error, Overloaded):
+        return FailureReason.REJECTED
+    if isinstance(error, asyncio.CancelledError | DeadlineExceeded):
+        return FailureReason.CANCELED
+    return FailureReason.BACKEND if isinstance(error, BackendFailed | InvalidRequest) else FailureReason.OTHER

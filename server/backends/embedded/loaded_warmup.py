@@ -1,0 +1,66 @@
+"""model_warmup of a config: requests that a version answers before it is called ready."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2
+
+from server.backends.embedded.validation import rules_of
+from server.backends.ort_serving.errors import LoadError
+from server.core.errors import InvalidRequest
+from server.core.infer import InferRequest
+from server.core.tensor import Array, Datatype, Tensor
+
+Run = Callable[[Mapping[str, Array]], object]
+_SEED = 0
+
+
+def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> None:
+    """Run each of the config's samples as often as it says. folder: where the input files lie.
+
+    Raises LoadError for a sample that is no request to this model, and whatever `run` raises.
+    """
+    rules = rules_of(config)
+    for sample in config.model_warmup:
+        rows = max(1, sample.batch_size) if config.max_batch_size else None
+        try:
+            inputs = tuple(_tensor(name, entry, folder, rows) for name, entry in sorted(sample.inputs.items()))
+            request = InferRequest(config.name, inputs)
+            rules.check(request)
+            arrays = rules.arrays_of(request)
+        except InvalidRequest as error:
+            raise LoadError(f"its warm-up sample {sample.name!r} is no request to it: {error}") from error
+        for _ in range(max(1, sample.count)):
+            run(arrays)
+
+
+def _tensor(name: str, entry: "model_config_pb2.ModelWarmup.Input", folder: Path, rows: int | None) -> Tensor:
+    """A sample's data is that of one row: it is repeated for each."""
+    word = model_config_pb2.DataType.Name(entry.data_type).removeprefix("TYPE_")
+    datatype = Datatype.BYTES if word == "STRING" else Datatype(word) if word in Datatype else None
+    if datatype is None or any(dim < 0 for dim in entry.dims):
+        raise InvalidRequest(f"input {name!r} has {word} of {list(entry.dims)}: say a data_type and whole dims")
+    dims = tuple(entry.dims)
+    shape = dims if rows is None else (rows, *dims)
+    one_row = _data(name, entry, datatype, folder)
+    return Tensor(name, datatype, shape, memoryview(one_row * (rows or 1)))
+
+
+def _data(name: str, entry: "model_config_pb2.ModelWarmup.Input", datatype: Datatype, folder: Path) -> bytes:
+    count = int(np.prod(entry.dims, dtype=object)) if entry.dims else 1
+    if entry.input_data_file:
+        path = folder / str(entry.input_data_file)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"input {name!r}: {path}: {error.strerror}") from error
+    if datatype is Datatype.BYTES:
+        return bytes(4 * count)  # as many empty strings
+    size = count * (datatype.size_bytes or 0)
+    if entry.random_data and datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
+        kinds = {Datatype.FP16: np.float16, Datatype.FP32: np.float32, Datatype.FP64: np.float64}
+        return np.random.default_rng(_SEED).random(count).astype(kinds[datatype]).tobytes()
+    if entry.random_data and datatype is not Datatype.BOOL:
+        return np.random.default_rng(_SEED).bytes(size)
+    return bytes(size)

@@ -1,0 +1,110 @@
+"""What lies in the model repositories: read from disk at each call, as Triton's index is."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from server.core.errors import InvalidRequest
+
+CONFIG_FILE = "config.pbtxt"
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A model's folder. versions: the numbered sub-folders, rising. twin: another repository's folder of that name."""
+
+    name: str
+    path: Path
+    versions: tuple[int, ...]
+    twin: Path | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Neither a version nor a config: Triton takes it for no model at all."""
+        return not self.versions and not (self.path / CONFIG_FILE).is_file()
+
+
+def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
+    """The models on disk by name, sorted. Hidden folders are left out: downloads on their way live there.
+
+    A repository that cannot be read holds nothing.
+    """
+    found: dict[str, ModelFolder] = {}
+    for repository in repositories:
+        for path in _folders(repository):
+            first = found.get(path.name)
+            twin = path if first is not None else None
+            where = first.path if first is not None else path
+            found[path.name] = ModelFolder(path.name, where, _versions(where), twin)
+    return dict(sorted(found.items()))
+
+
+def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
+    """config.pbtxt as it stands; an empty config where there is none. Raises InvalidRequest as "path:line: why"."""
+    path = folder.path / CONFIG_FILE
+    proto = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(path.read_text(encoding="utf-8"), proto)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except text_format.ParseError as error:
+        raise InvalidRequest(f"{path}:{error}") from error
+    return proto
+
+
+def parse_config(config_json: str) -> model_config_pb2.ModelConfig:
+    """A config that comes with a load. Raises InvalidRequest where it is no ModelConfig in JSON."""
+    try:
+        return json_format.Parse(config_json, model_config_pb2.ModelConfig())
+    except json_format.ParseError as error:
+        raise InvalidRequest(f"the config that came with the load is not valid: {error}") from error
+
+
+def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:
+    """What version_policy serves of the versions on disk: by default the highest one."""
+    policy = config.version_policy
+    if policy.HasField("all"):
+        return folder.versions
+    if policy.HasField("specific"):
+        return tuple(version for version in folder.versions if version in set(policy.specific.versions))
+    return folder.versions[-(policy.latest.num_versions or 1) :]
+
+
+def fingerprint(folder: ModelFolder) -> Fingerprint:
+    """Changes whenever a file of the model does: path, time, size and inode of each."""
+    files = []
+    for parent, _, names in os.walk(folder.path):
+        for name in names:
+            path = Path(parent, name)
+            try:
+                stat = path.stat()
+            except OSError:  # gone meanwhile, or a dangling link
+                continue
+            files.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(sorted(files))
+
+
+def _folders(repository: Path) -> list[Path]:
+    try:
+        return [path for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _versions(path: Path) -> tuple[int, ...]:
+    """As in Triton: whole numbers without leading zeros, every other folder is left alone."""
+    try:
+        names = [entry.name for entry in path.iterdir() if entry.is_dir()]
+    except OSError:
+        return ()
+    numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
+    return tuple(sorted(number for number in numbers if str(number) in names))
