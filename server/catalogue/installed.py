@@ -8,6 +8,8 @@ from pathlib import Path
 from server.backends.config_pbtxt import read_config
 from server.core.errors import InvalidRequest
 
+WEIGHTS_PARAMETER, RANDOM_WEIGHTS = "weights", "random"
+
 
 class BatchingOwner(StrEnum):
     """Who forms a model's batches. UNKNOWN: its config.pbtxt cannot be read."""
@@ -19,13 +21,17 @@ class BatchingOwner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A folder of a model repository. problem: why its config.pbtxt cannot be read, else empty."""
+    """A folder of a model repository. problem: why its config.pbtxt cannot be read, else empty.
+
+    has_random_weights: its config.pbtxt says `weights` = `random`; its speed can be measured, its answers mean nothing.
+    """
 
     name: str
     repository: Path
     versions: tuple[str, ...]
     batching: BatchingOwner
     problem: str
+    has_random_weights: bool = False
 
 
 def scan(repositories: Iterable[Path]) -> list[InstalledModel]:
@@ -37,22 +43,20 @@ def scan(repositories: Iterable[Path]) -> list[InstalledModel]:
         for folder in sorted(repository.iterdir())
         if folder.is_dir() and not folder.name.startswith(".")
     ]
-    return [_read(folder) for folder in folders]
+    return [read_folder(folder) for folder in folders]
 
 
-def batching_owner(folder: Path) -> tuple[BatchingOwner, str]:
-    """The owner as config.pbtxt declares it, and why it cannot be read where it cannot."""
-    path = folder / "config.pbtxt"
-    if not path.exists():
-        return BatchingOwner.OFF, ""  # Triton completes the configuration by itself, without batching
-    try:
-        config = read_config(path)
-    except InvalidRequest as error:
-        return BatchingOwner.UNKNOWN, error.message
-    return (BatchingOwner.TRITON if config.has_dynamic_batching else BatchingOwner.OFF), ""
-
-
-def _read(folder: Path) -> InstalledModel:
+def read_folder(folder: Path) -> InstalledModel:
+    """What a model's folder tells: its versions, and of config.pbtxt what this machine decides by."""
     versions = sorted((item.name for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()), key=int)
-    batching, problem = batching_owner(folder)
-    return InstalledModel(folder.name, folder.parent, tuple(versions), batching, problem)
+    path = folder / "config.pbtxt"
+    batching, problem, has_random_weights = BatchingOwner.OFF, "", False
+    if path.exists():  # else Triton completes the configuration by itself, without batching
+        try:
+            config = read_config(path)
+        except InvalidRequest as error:
+            batching, problem = BatchingOwner.UNKNOWN, error.message
+        else:
+            batching = BatchingOwner.TRITON if config.has_dynamic_batching else BatchingOwner.OFF
+            has_random_weights = config.parameters.get(WEIGHTS_PARAMETER) == RANDOM_WEIGHTS
+    return InstalledModel(folder.name, folder.parent, tuple(versions), batching, problem, has_random_weights)

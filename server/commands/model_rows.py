@@ -5,16 +5,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.installed import InstalledModel, batching_owner
+from server.catalogue.installed import RANDOM_WEIGHTS, InstalledModel, read_folder
 from server.commands.gateway import IndexRow
 from server.commands.terminal import one_line
 from server.settings import CHECKOUT
 
 NOT_LOADED = "not loaded"
+RANDOM_TEXT = "random weights: its speed can be measured, its answers mean nothing"
 _STACK = re.compile(r"\s+At:\s")
 
 
@@ -23,6 +25,8 @@ class ModelRow(msgspec.Struct, frozen=True):
 
     state: the gateway's word (READY, UNAVAILABLE, …), `not loaded`, or None where no gateway answers.
     reason: why it is not served. batching: who forms batches: triton, off, or empty where that is not known.
+    licence, size_bytes: of the model's file as the catalogue has it; empty and None for a model that it does not have.
+    weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
     """
 
     name: str
@@ -31,6 +35,9 @@ class ModelRow(msgspec.Struct, frozen=True):
     state: str | None
     reason: str
     batching: str
+    licence: str = ""
+    size_bytes: int | None = None
+    weights: str = ""
 
 
 def model_rows(
@@ -42,7 +49,7 @@ def model_rows(
 ) -> list[ModelRow]:
     """One row a model and place. index: None where no gateway answers."""
     states = _States(index)
-    rows = [_installed_row(model, home_repository, states) for model in installed]
+    rows = [_installed_row(model, home_repository, states, catalogue.get(model.name)) for model in installed]
     here = {model.name for model in installed}
     rows += [
         ModelRow(row_name, "gateway", states.versions(row_name), states.state(row_name), states.reason(row_name), "")
@@ -50,7 +57,7 @@ def model_rows(
         if row_name not in here
     ]
     rows += [
-        ModelRow(name, "catalogue", (), None if index is None else NOT_LOADED, "", batching_owner(entry.folder)[0])
+        _catalogue_row(entry, is_known=index is not None)
         for name, entry in catalogue.items()
         if name not in here and name not in states.names
     ]
@@ -58,17 +65,22 @@ def model_rows(
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
-    """The rows for a person, without the reasons, which are too long for a column."""
-    table = Table("model", "where", "versions", "state", "batching")
+    """The rows for a person, without the reasons, which are too long for a column. Fits 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    for name in ("model", "where", "version", "state", "batching"):
+        table.add_column(name, overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("licence", no_wrap=True)
     for row in rows:
         cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.batching or "?")
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(escape, cells), _size(row.size_bytes), escape(row.licence) or "-")
     return table
 
 
 def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
-    """Why a model is not served, one line a model that has a reason."""
-    return [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
+    """Why a model is not served, and which has no real weights: a line each."""
+    reasons = [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
+    return reasons + [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
 
 
 def in_short(reason: str) -> str:
@@ -104,7 +116,10 @@ class _States:
         return "; ".join(dict.fromkeys(row.reason for row in self._rows.get(name, ()) if row.reason))
 
 
-def _installed_row(model: InstalledModel, home_repository: Path, states: _States) -> ModelRow:
+def _installed_row(
+    model: InstalledModel, home_repository: Path, states: _States, entry: CatalogueEntry | None
+) -> ModelRow:
+    is_pulled = entry is not None and model.repository == home_repository
     return ModelRow(
         model.name,
         _where(model.repository, home_repository),
@@ -112,7 +127,29 @@ def _installed_row(model: InstalledModel, home_repository: Path, states: _States
         states.state(model.name),
         model.problem or states.reason(model.name),
         model.batching,
+        licence=entry.licence if entry is not None and is_pulled else "",
+        size_bytes=entry.size_bytes if entry is not None and is_pulled else None,
+        weights=RANDOM_WEIGHTS if model.has_random_weights else "",
     )
+
+
+def _catalogue_row(entry: CatalogueEntry, *, is_known: bool) -> ModelRow:
+    return ModelRow(
+        entry.name,
+        "catalogue",
+        (),
+        NOT_LOADED if is_known else None,
+        "",
+        read_folder(entry.folder).batching,
+        licence=entry.licence,
+        size_bytes=entry.size_bytes,
+    )
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "-"
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _where(repository: Path, home_repository: Path) -> str:

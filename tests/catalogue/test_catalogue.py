@@ -1,6 +1,7 @@
 """The catalogue's entries, and the folders that describe them to Triton."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,20 @@ def test_catalogue_every_entry_is_complete(entry: CatalogueEntry) -> None:
     assert entry.size_bytes > 0
     assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
     assert entry.licence
-    assert {path.name for path in entry.folder.iterdir()} == {"config.pbtxt", "labels.txt", "MODEL.md"}
+    assert {path.name for path in entry.folder.iterdir()} >= {"config.pbtxt", "labels.txt", "MODEL.md"}
+    assert not list(entry.folder.glob("*/")), "the model's file is pulled, not shipped"
     card = (entry.folder / "MODEL.md").read_text()
     assert entry.sha256 in card
     assert entry.licence in card
+
+
+def test_catalogue_repeats_the_facts_that_it_was_given(shared_dir: Path) -> None:
+    """Address, size, SHA-256 and licence of every entry are those of the list beside the checkout."""
+    given = tomllib.loads((shared_dir / "models.toml").read_text())
+    for entry in ENTRIES:
+        row = given[entry.name]
+        said = (entry.url, entry.size_bytes, entry.sha256, entry.licence)
+        assert said == (row["url"], row["size"], row["sha256"], row["licence"]), entry.name
 
 
 def test_find_entry_misspelt_name_suggests_the_close_one() -> None:
@@ -34,7 +45,7 @@ def test_find_entry_misspelt_name_suggests_the_close_one() -> None:
 
 def test_find_entry_strange_name_lists_what_there_is() -> None:
     """A name that is close to nothing is answered with all names."""
-    with pytest.raises(UnknownModel, match="it has fastestdet"):
+    with pytest.raises(UnknownModel, match="it has fastestdet, resnet50, resnet50-int8, "):
         find_entry("xyz", CATALOGUE)
 
 

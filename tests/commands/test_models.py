@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from server.catalogue.catalogue import read_catalogue
+from server.settings import CHECKOUT
 from tests.commands.conftest import Call, StandIn
 
 NOBODY = "http://127.0.0.1:9"
@@ -44,13 +46,16 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
     ]
     rows = listed(penstock, stand_in.url)
     columns = {name: [row[key] for key in ("where", "versions", "state", "batching")] for name, row in rows.items()}
-    assert columns == {
+    expected = {
         "people": ["shipped", ["1"], "READY", "off"],
         "mine": ["home", ["9", "10"], "UNAVAILABLE", "triton"],
         "bad": ["home", ["1"], "not loaded", ""],
         "elsewhere": ["gateway", ["3"], "READY", ""],
         "fastestdet": ["catalogue", [], "not loaded", "off"],
+        "resnet50": ["catalogue", [], "not loaded", "triton"],
     }
+    assert {name: columns[name] for name in expected} == expected
+    assert set(columns) == {*expected, *read_catalogue(), *os.listdir(CHECKOUT / "model_repository")}
     assert rows["mine"]["reason"] == "no such backend"
     assert "config.pbtxt:1:" in str(rows["bad"]["reason"])
 
@@ -68,8 +73,41 @@ def test_list_table_shows_a_row_a_model(penstock: Call, stand_in: StandIn) -> No
     answer = penstock("models", "list", "--url", stand_in.url)
     assert answer.exit_code == 0
     people = next(line for line in answer.stdout.splitlines() if "people" in line)
-    assert [cell.strip() for cell in people.strip("│").split("│")] == ["people", "shipped", "1", "READY", "off"]
+    assert people.split() == ["people", "shipped", "1", "READY", "off", "-", "-"]
     assert "reason" not in answer.stdout
+
+
+def test_list_shows_licence_and_size_of_what_the_catalogue_has(penstock: Call, stand_in: StandIn) -> None:
+    """Before it is pulled and after; a model of that name elsewhere is somebody else's."""
+    write_model("mnist", 'backend: "onnxruntime"\n')
+    rows = listed(penstock, stand_in.url)
+    told = {name: (rows[name]["where"], rows[name]["licence"], rows[name]["size_bytes"]) for name in rows}
+    assert told["resnet50"] == ("catalogue", "Apache-2.0", 102576593)
+    assert told["mnist"] == ("home", "Apache-2.0", 26143)
+    assert told["people"] == ("shipped", "", None)
+    lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
+    (resnet50,) = [line.split() for line in lines if line.startswith("resnet50 ")]
+    assert resnet50[-3:] == ["102.6", "MB", "Apache-2.0"]
+
+
+def test_list_fits_eighty_columns(penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line a model and nothing cut off, with the longest words that the engine and the catalogue have."""
+    monkeypatch.setenv("COLUMNS", "80")
+    write_model("resnet50-random", 'backend: "onnxruntime"\n')
+    stand_in.index = [{"name": "resnet50-random", "version": "1", "state": "UNAVAILABLE"}]
+    lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    (random,) = [line.split() for line in lines if line.startswith("resnet50-random")]
+    assert random == ["resnet50-random", "home", "1", "UNAVAILABLE", "off", "-", "-"]
+    assert [line.split()[-1] for line in lines if line.startswith("fastestdet")] == ["BSD-3-Clause"]
+
+
+def test_list_marks_random_weights(penstock: Call, stand_in: StandIn) -> None:
+    """A model that is there to be measured is not mistaken for one that knows anything."""
+    write_model("resnet50-random", 'parameters { key: "weights" value { string_value: "random" } }\n')
+    assert listed(penstock, stand_in.url)["resnet50-random"]["weights"] == "random"
+    lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
+    assert lines[-1] == "resnet50-random: random weights: its speed can be measured, its answers mean nothing"
 
 
 def test_pull_without_a_gateway_lands_and_says_when_it_is_loaded(penstock: Call, shared_dir: Path) -> None:
