@@ -77,7 +77,7 @@ def _refuse_what_only_the_native_backend_has(config: Config) -> None:
     if (config.get("model_transaction_policy") or {}).get("decoupled"):
         found.append("the decoupled transaction policy")
     if found:
-        raise LoadError(f"only NGC's onnxruntime backend has {' and '.join(found)}: serve the model from its container")
+        raise LoadError(f"this onnxruntime backend does not have {' and '.join(found)}: NGC's has")
 
 
 def _check_input_names(config: Config, signature: Signature) -> None:
