@@ -22,6 +22,7 @@ COMMANDS = {
     "up": Command("server.commands.up", "up", "Start Triton and the gateway; Ctrl-C drains and stops them."),
     "infer": Command("server.commands.infer", "infer", "Send pictures to a model of the running gateway."),
     "models": Command("server.commands.models", "app", "List, pull, load and unload models."),
+    "doctor": Command("server.commands.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
 }
 
 

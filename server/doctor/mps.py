@@ -1,0 +1,111 @@
+"""CUDA's Multi-Process Service: here, running, for whom, and how many clients it takes.
+
+Client limits: docs.nvidia.com/deploy/mps, "Client-Server Connection Limits": 16 contexts a device before Volta, 48 on
+Volta and later, 60 with a driver of CUDA 13.1 and later. One user's processes share it at a time.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from server.doctor.finding import Finding, Status
+from server.gpu.nvml import Card, Reading
+
+CONTROL = "nvidia-cuda-mps-control"
+DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
+VOLTA = (7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MpsFacts:
+    """control: the program's path, "" where it is not on PATH. has_pipe: a control pipe is in the pipe directory.
+
+    daemon_uids: users whose control daemons run, as far as we see processes. uid: ours.
+    """
+
+    control: str
+    pipe_directory: str
+    has_pipe: bool
+    daemon_uids: tuple[int, ...]
+    uid: int
+
+
+def probe() -> MpsFacts:
+    """Looks at PATH, the pipe directory and the processes."""
+    pipe_directory = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIRECTORY)
+    return MpsFacts(
+        control=shutil.which(CONTROL) or "",
+        pipe_directory=pipe_directory,
+        has_pipe=(Path(pipe_directory) / "control").exists(),
+        daemon_uids=_daemon_uids(),
+        uid=os.geteuid(),
+    )
+
+
+def _daemon_uids() -> tuple[int, ...]:
+    found: set[int] = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"], process.info["uids"]
+        if words and uids and os.path.basename(words[0]) == CONTROL:
+            found.add(uids.effective)
+    return tuple(sorted(found))
+
+
+def client_limit(capability: tuple[int, int], cuda: tuple[int, int] | None) -> int:
+    """The CUDA contexts that MPS serves on one card. cuda: the driver's."""
+    if capability < VOLTA:
+        return 16
+    return 60 if cuda is not None and cuda >= (13, 1) else 48
+
+
+def findings_of(facts: MpsFacts, reading: Reading) -> list[Finding]:
+    """The service, then its limits; compute mode where it is in the way."""
+    if not reading.cards:
+        return [Finding("mps.service", Status.OK, "not applicable: no GPU")]
+    return [_service(facts), _clients(reading), *_modes(facts, reading.cards)]
+
+
+def _service(facts: MpsFacts) -> Finding:
+    directory = facts.pipe_directory
+    if not facts.daemon_uids and not facts.has_pipe:
+        if not facts.control:
+            advice = f"several processes share a card in turns without it; {CONTROL} comes with NVIDIA's driver"
+            return Finding("mps.service", Status.NOTE, f"{CONTROL} is not on PATH", advice)
+        advice = f"for several model processes on one card: CUDA_MPS_PIPE_DIRECTORY={directory} {CONTROL} -d"
+        return Finding("mps.service", Status.NOTE, "not running: processes on one card take turns", advice)
+    if facts.daemon_uids and facts.uid not in facts.daemon_uids and 0 not in facts.daemon_uids:
+        found = f"user {facts.daemon_uids[0]} runs it and we are user {facts.uid}: it serves one user at a time"
+        return Finding("mps.service", Status.WARNING, found, "start the stack and the MPS daemon as the same user")
+    if not facts.has_pipe:
+        found = f"a daemon runs, but its pipe is not in {directory}"
+        advice = "start the stack with the daemon's CUDA_MPS_PIPE_DIRECTORY"
+        return Finding("mps.service", Status.WARNING, found, advice)
+    where = "running" if facts.daemon_uids else "a control pipe, its daemon not visible from here,"
+    return Finding("mps.service", Status.OK, f"{where} in {directory}; all clients must be of one user")
+
+
+def _clients(reading: Reading) -> Finding:
+    limits = {client_limit(card.capability, reading.cuda) for card in reading.cards}
+    found = f"{min(limits)} client contexts a card"
+    oldest, newest = (pick(card.capability for card in reading.cards) for pick in (min, max))
+    if oldest < VOLTA <= newest:
+        advice = "MPS serves cards from Volta on, or those before, not both: name them in CUDA_VISIBLE_DEVICES"
+        return Finding("mps.clients", Status.NOTE, found, advice)
+    if oldest < VOLTA:
+        return Finding("mps.clients", Status.OK, f"{found}; before Volta no limits a client and no isolation")
+    return Finding("mps.clients", Status.OK, found)
+
+
+def _modes(facts: MpsFacts, cards: Sequence[Card]) -> list[Finding]:
+    """Exclusive without MPS: the second process gets no card."""
+    if facts.daemon_uids or facts.has_pipe:
+        return []
+    held = [card.index for card in cards if card.compute_mode.startswith("EXCLUSIVE")]
+    if not held:
+        return []
+    found = f"card {held[0]} is in an exclusive mode and MPS does not run: one process only gets it"
+    return [Finding("mps.mode", Status.WARNING, found, f"start MPS, or nvidia-smi -i {held[0]} -c DEFAULT")]

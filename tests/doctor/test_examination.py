@@ -1,0 +1,58 @@
+"""The examination: every subject answers, whatever its probe does, and the real machine is looked at in time."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from server.doctor.examination import EXAMINERS, Examiner, examine
+from server.doctor.finding import Finding, Status
+from server.doctor.plan import Plan
+from tests.doctor.machines import plan
+
+GOOD = Finding("good.one", Status.OK, "well")
+
+
+def answers(_: Plan) -> list[Finding]:
+    """An examiner that finds all well."""
+    return [GOOD]
+
+
+def fails(_: Plan) -> list[Finding]:
+    """An examiner that raises."""
+    raise RuntimeError("a kernel file has another shape")
+
+
+def test_examine_probe_that_fails_is_a_finding_of_each_of_its_subjects(tmp_path: Path) -> None:
+    """Nothing of a failing probe comes out as a traceback, and its neighbours answer."""
+    found = examine(plan(tmp_path), [Examiner(("a", "b"), fails), Examiner(("good",), answers)])
+    assert [(one.id, one.status) for one in found[:2]] == [("a.probe", Status.WARNING), ("b.probe", Status.WARNING)]
+    assert "a kernel file has another shape" in found[0].found
+    assert found[2:] == [GOOD]
+
+
+def test_examine_probe_that_hangs_is_left_behind_at_its_deadline(tmp_path: Path) -> None:
+    """One that never answers costs its own deadline and no more."""
+    never = threading.Event()
+
+    def hangs(_: Plan) -> list[Finding]:
+        never.wait()
+        return []
+
+    found = examine(plan(tmp_path), [Examiner(("slow",), hangs, deadline_s=0.05), Examiner(("good",), answers)])
+    never.set()
+    assert [(one.id, one.status) for one in found] == [("slow.probe", Status.WARNING), ("good.one", Status.OK)]
+    assert found[0].found == "no answer within 0.05 s"
+
+
+@pytest.mark.parametrize("engine", ["auto", "embedded"])
+def test_examine_this_machine_answers_every_subject_in_time(tmp_path: Path, engine: str) -> None:
+    """Every probe works here, and none needs more than a few seconds."""
+    begun_s = time.monotonic()
+    found = examine(plan(tmp_path, engine=engine))
+    assert time.monotonic() - begun_s < 5.0
+    assert {one.subject for one in found} == {subject for examiner in EXAMINERS for subject in examiner.subjects}
+    assert [one for one in found if one.id.endswith(".probe")] == []
+    assert all(one.advice for one in found if one.status is not Status.OK)
+    assert not any(one.advice for one in found if one.status is Status.OK)
