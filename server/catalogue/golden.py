@@ -96,7 +96,6 @@ class PictureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was seen in golden.jpg. sha256: the picture's."""
 
     sha256: str
-    kind: Literal["detections", "classes"]
     seen: tuple[SeenClass, ...]
     tolerance: PictureTolerance
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from server.catalogue.golden import GoldenError, InputPattern
 from server.core.model import TensorSpec
 from server.core.tensor import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
+from server.vision.spec import PrepareSpec
 
 _GOLDEN_RATIO = 0x9E3779B9
 _ROUNDS = ((16, 0x21F0AAAD), (15, 0x735A2D97))  # splitmix32's
@@ -30,12 +31,16 @@ _INTEGERS = {
 Shapes = Mapping[str, tuple[int, ...]]  # given by a person, by input
 
 
+class ShapeUnknown(GoldenError):
+    """An input has dimensions that vary, and nobody has said which to send."""
+
+
 def pattern_for(spec: TensorSpec, shapes: Shapes, value_range: tuple[float, float] | None = None) -> InputPattern:
     """The pattern of an input as a model's metadata declares it, batch dimension included, where there is one.
 
     A dimension that varies is the given shape's, or 1 where it is the first of several. value_range: [low, high),
     None for what fits the datatype: floats 0 to 1, bytes all of theirs, wider integers (indexes, masks) 0 and 1.
-    Raises GoldenError naming the input where its shape is not known or the given one does not fit.
+    Raises ShapeUnknown naming the input where its shape is not known, GoldenError where the given one does not fit.
     """
     low, high = value_range or _RANGES.get(spec.datatype) or ((0.0, 1.0) if _is_float(spec.datatype) else (0.0, 2.0))
     return InputPattern(spec.name, spec.datatype, _shape(spec, shapes), low, high)
@@ -54,6 +59,18 @@ def made_input(pattern: InputPattern) -> Tensor:
         return tensor_from_numpy(pattern.name, scaled.astype(_FLOATS[pattern.datatype]).reshape(pattern.shape))
     whole: Array = np.floor(scaled).astype(np.int64).astype(_INTEGERS[pattern.datatype])
     return tensor_from_numpy(pattern.name, whole.reshape(pattern.shape))
+
+
+def pixel_range(spec: PrepareSpec) -> tuple[float, float] | None:
+    """What an image model's input ranges over, from the darkest pixel to the brightest; None for bytes as they are."""
+    if spec.datatype is Datatype.UINT8:
+        return None
+    ends = [
+        spec.scale * (pixel - offset) * factor
+        for pixel in (0.0, 255.0)
+        for offset, factor in zip(spec.offsets, spec.channel_factors, strict=True)
+    ]
+    return min(ends), max(ends)
 
 
 def _splitmix32(count: int, seed: int) -> npt.NDArray[np.uint64]:
@@ -77,8 +94,8 @@ def _shape(spec: TensorSpec, shapes: Shapes) -> tuple[int, ...]:
         return given
     shape = (1, *spec.shape[1:]) if len(spec.shape) > 1 and spec.shape[0] == -1 else spec.shape
     if -1 in shape:
-        example = ",".join(str(size) if size > 0 else "N" for size in shape)
-        raise GoldenError(
+        example = ",".join(str(size) if size > 0 else "N" for size in spec.shape)
+        raise ShapeUnknown(
             f"input {spec.name!r} has shape {list(spec.shape)}: say which to send with --shape {spec.name}:{example}"
         )
     return shape

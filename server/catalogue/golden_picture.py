@@ -9,13 +9,12 @@ from server.core.result import Detections, VisionResult
 SCORE_SLACK, LEAST_IOU = 0.02, 0.9
 
 
-def record_of_result(result: VisionResult, *, sha256: str, threshold: float) -> PictureRecord:
+def record_of_seen(seen: tuple[SeenClass, ...], *, sha256: str, threshold: float) -> PictureRecord:
     """What golden.json keeps of a picture. threshold: the score under which a detector answers nothing."""
-    seen = seen_in(result)
-    if isinstance(result, Detections):
-        return PictureRecord(sha256, "detections", seen, PictureTolerance(SCORE_SLACK, LEAST_IOU, threshold))
+    if all(item.xyxy is not None for item in seen):
+        return PictureRecord(sha256, seen, PictureTolerance(SCORE_SLACK, LEAST_IOU, threshold))
     last = seen[-1].score if len(seen) > 1 else 0.0  # of the likeliest classes, the last may change its place
-    return PictureRecord(sha256, "classes", seen, PictureTolerance(SCORE_SLACK, LEAST_IOU, last))
+    return PictureRecord(sha256, seen, PictureTolerance(SCORE_SLACK, LEAST_IOU, last))
 
 
 def seen_in(result: VisionResult) -> tuple[SeenClass, ...]:

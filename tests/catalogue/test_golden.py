@@ -29,7 +29,7 @@ from server.catalogue.golden_compare import (
     tolerance_for,
 )
 from server.catalogue.golden_pattern import made_input, pattern_for
-from server.catalogue.golden_picture import compare_picture, record_of_result, seen_in
+from server.catalogue.golden_picture import compare_picture, record_of_seen, seen_in
 from server.core.model import TensorSpec
 from server.core.result import Classes, Detections
 from server.core.tensor import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
@@ -110,7 +110,7 @@ def test_made_input_fills_its_range_and_differs_by_name() -> None:
         ((-1, 3, 8, 8), {}, (1, 3, 8, 8)),
         ((3, 8), {}, (3, 8)),
         ((-1, -1, 3), {"x": (4, 5, 3)}, (4, 5, 3)),
-        ((-1, -1, 3), {"y": (4, 5, 3)}, "--shape x:1,N,3"),
+        ((-1, -1, 3), {"y": (4, 5, 3)}, "--shape x:N,N,3"),
         ((-1,), {}, "--shape x:N"),
         ((-1, 3), {"x": (1, 4)}, r"--shape x is \[1, 4\]; the model declares \[-1, 3\]"),
         ((-1, 3), {"x": (1, 3, 3)}, "the model declares"),
@@ -130,7 +130,7 @@ def test_shape_of_a_made_input_is_the_models_or_the_given_one(
 
 def test_answer_that_is_right_is_said_to_be(tmp_path: Path) -> None:
     """Itself, and itself with another kernel's rounding."""
-    rounding = np.random.default_rng(1).uniform(-1e-4, 1e-4, RIGHT.shape).astype(np.float32)
+    rounding = np.random.default_rng(1).uniform(-2e-4, 2e-4, RIGHT.shape).astype(np.float32)
     for array in (RIGHT, RIGHT + rounding, RIGHT * np.float32(1.0003)):
         assert problem_with(array) == ("", "")
 
@@ -138,7 +138,11 @@ def test_answer_that_is_right_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "recorded", "whole"),
     [
-        (spoilt((0, 0, 0), 3.5), "at [0, 0, 0]: got 3.5, expected 0.002", "at [0, 0, 0]: got 3.5"),
+        (
+            spoilt((0, 0, 0), 3.5),
+            "differs at [0, 0, 0]: got 3.5, expected 0.002",
+            "3.5 apart where 0.0018 is allowed (1 of 360 values differ)",
+        ),
         (spoilt((0, 39, 8), np.nan), "at [0, 39, 8]: got nan, expected", "at [0, 39, 8]: got nan"),
         (
             spoilt((0, 20, 1), np.inf),
@@ -146,9 +150,9 @@ def test_answer_that_is_right_is_said_to_be(tmp_path: Path) -> None:
             "at [0, 20, 1]: got inf",
         ),
         (spoilt((0, 20, 1), 100.0), "its mean is", "at [0, 20, 1]: got 100, expected"),
-        (RIGHT * np.float32(1.1), "apart, ", "apart, "),
-        (RIGHT[:, ::-1], "apart, ", "apart, "),
-        (np.zeros_like(RIGHT), "apart, ", "apart, "),
+        (RIGHT * np.float32(1.1), "apart where ", "apart where "),
+        (RIGHT[:, ::-1], "apart where ", "apart where "),
+        (np.zeros_like(RIGHT), "apart where ", "apart where "),
         (RIGHT[:, :, :8], "has shape [1, 40, 8]; expected [1, 40, 9]", "has shape [1, 40, 8]"),
         (RIGHT.astype(np.float64), "is FP64; expected FP32", "is FP64; expected FP32"),
     ],
@@ -206,7 +210,7 @@ def test_tolerance_widens_by_what_two_ways_differ_and_no_further() -> None:
     """INT8 kernels differ by steps; but a way that is wrong on this machine must not make everything right."""
     right = tensor_from_numpy("y", RIGHT)
     narrow = tolerance_for(right).absolute
-    assert narrow == pytest.approx(0.01, rel=0.1)
+    assert narrow == pytest.approx(0.002, rel=0.1)
     stepped = tolerance_for(right, tensor_from_numpy("y", RIGHT + np.float32(0.01))).absolute
     assert stepped == pytest.approx(0.08, rel=0.1)
     assert tolerance_for(right, tensor_from_numpy("y", RIGHT + np.float32(50))).absolute == pytest.approx(0.2, rel=0.1)
@@ -228,7 +232,7 @@ def test_sample_spreads_from_the_first_to_the_last_element(count: int) -> None:
 def test_golden_file_is_read_as_it_was_written_and_never_overwritten(tmp_path: Path) -> None:
     """Every member survives; a second recording is refused and leaves the first."""
     record = record_of_tensor(tensor_from_numpy("y", RIGHT), Tolerance(0.5, 0.25))
-    picture = PictureRecord("1" * 64, "classes", (SeenClass(3, 0.5),), PictureTolerance(0.1, 0.9, 0.2))
+    picture = PictureRecord("1" * 64, (SeenClass(3, 0.5),), PictureTolerance(0.1, 0.9, 0.2))
     inputs = (InputPattern("x", Datatype.FP32, (1, 3), 0.0, 1.0),)
     golden = Golden("ONNX Runtime 1", "1/model.onnx", "0" * 64, TensorRecord(inputs, (record,)), picture)
     path = write_golden(tmp_path, golden)
@@ -281,7 +285,7 @@ SEEN = Detections(
 )
 def test_picture_is_seen_again_or_the_difference_is_told(change: dict[str, Array | list[int]], told: str) -> None:
     """The same objects in any order, as near as engines are to each other; anything else is told by class and place."""
-    record = record_of_result(SEEN, sha256="0" * 64, threshold=0.65)
+    record = record_of_seen(seen_in(SEEN), sha256="0" * 64, threshold=0.65)
     rows = change.pop("rows", [0, 1, 2])
     now = Detections(
         np.asarray(change.get("xyxy", SEEN.xyxy), np.float32)[rows],
@@ -296,7 +300,7 @@ def test_picture_is_seen_again_or_the_difference_is_told(change: dict[str, Array
 def test_picture_of_classes_may_swap_its_last_and_nothing_else() -> None:
     """Which class is the fifth likeliest is chance where two are as likely; which is the first is not."""
     seen = Classes(np.array([0.6, 0.2, 0.1], np.float32), np.array([7, 3, 1]))
-    record = record_of_result(seen, sha256="0" * 64, threshold=0.0)
+    record = record_of_seen(seen_in(seen), sha256="0" * 64, threshold=0.0)
     assert compare_picture(record, seen_in(Classes(seen.score, np.array([7, 3, 9])))) == ""
     assert "class 7, score 0.600, is not seen" in compare_picture(
         record, seen_in(Classes(seen.score, np.array([8, 3, 1])))

@@ -1,0 +1,73 @@
+"""What a model's ONNX file answers by itself: plain ONNX Runtime on the CPU, no graph optimised, one thread.
+
+The reference that an engine's answers are judged by: same file and same library, but none of the engine's ways.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from server.backends.ort_serving.config import Config
+from server.backends.ort_serving.errors import LoadError
+from server.backends.ort_serving.session import ORT_ERRORS, open_for_reading, open_session, ort_sentence
+from server.backends.ort_serving.session import session_options as options_of
+from server.backends.ort_serving.threads import ThreadBudget
+from server.core.errors import BackendFailed, InvalidRequest, ModelNotReady
+from server.core.tensor import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
+
+RECORDED_WITH = f"ONNX Runtime {ort.__version__}, CPU, graph optimisations off"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """All outputs, by the graph as it stands in the file, and by the graph as ONNX Runtime optimises it."""
+
+    plain: tuple[Tensor, ...]
+    optimised: tuple[Tensor, ...]
+
+
+def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Reference:
+    """Both answers to the inputs. config: Triton's, as parsed JSON. Blocks.
+
+    Raises ModelNotReady where the file cannot be opened, InvalidRequest where it does not take these inputs.
+    """
+    try:
+        plain = open_for_reading(path, config)
+        options = options_of(config, ThreadBudget(cores=1, instances=1))
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        optimised = open_session(path, options, ["CPUExecutionProvider"])
+    except LoadError as error:
+        raise ModelNotReady(str(error)) from error
+    return Reference(_run(plain, inputs), _run(optimised, inputs))
+
+
+def _run(session: ort.InferenceSession, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    names = [output.name for output in session.get_outputs()]
+    ranks = {node.name: len(node.shape) for node in session.get_inputs()}
+    feed = {tensor.name: _array(tensor, ranks.get(tensor.name)) for tensor in inputs}
+    try:
+        arrays = session.run(names, feed)
+    except ORT_ERRORS as error:
+        raise InvalidRequest(f"plain ONNX Runtime does not take the input: {ort_sentence(error)}") from error
+    return tuple(_tensor(name, array) for name, array in zip(names, arrays, strict=True))
+
+
+def _array(tensor: Tensor, rank: int | None) -> Array:
+    """As ONNX Runtime's Python takes it: BYTES as text, and a scalar without a dimension."""
+    array = tensor.to_numpy()
+    if tensor.datatype is Datatype.BYTES:
+        texts = np.empty(array.size, np.object_)
+        texts[:] = [item.decode() for item in array.ravel()]
+        array = texts.reshape(tensor.shape)
+    return array.reshape(()) if rank == 0 and array.size == 1 else array
+
+
+def _tensor(name: str, array: Any) -> Tensor:
+    if not isinstance(array, np.ndarray):
+        raise BackendFailed(f"output {name!r} is no tensor, and cannot be compared")
+    if array.dtype == np.object_:
+        return tensor_from_bytes(name, [str(item).encode() for item in array.ravel()], array.shape)
+    return tensor_from_numpy(name, array)

@@ -1,0 +1,114 @@
+"""A model's folder as the check reads it: config, vision card, the served version's file and its hash, golden.json."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.backends.config_pbtxt import config_from_proto
+from server.backends.embedded.repository import ModelFolder, chosen_versions, read_config
+from server.backends.embedded.repository_config import BACKEND, json_of, named, obstacle
+from server.backends.ort_serving.config import Config
+from server.catalogue.golden import PICTURE_FILE, Golden, GoldenError, read_golden
+from server.catalogue.installed import InstalledModel
+from server.core.errors import InvalidRequest
+from server.core.model import ModelConfig
+from server.vision.card import VisionCard, card_from_config
+
+_FILE_OF_BACKEND = {BACKEND: "model.onnx", "python": "model.py"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What lies in a model's folder, read and found whole.
+
+    version: the highest that its policy serves. file: that version's model file, a folder for some backends.
+    sha256: the file's; empty for a folder. config_json: as ort_serving reads it. obstacle: why the embedded engine
+    cannot serve it, empty where it can.
+    """
+
+    folder: Path
+    config: ModelConfig
+    config_json: Config
+    obstacle: str
+    card: VisionCard | None
+    version: str
+    file: Path
+    sha256: str
+    golden: Golden | None
+
+    @property
+    def is_onnx(self) -> bool:
+        return self.config.backend == BACKEND
+
+    @property
+    def file_name(self) -> str:
+        """Relative to the folder, as golden.json has it."""
+        return self.file.relative_to(self.folder).as_posix()
+
+    def misfits(self, catalogue_sha256: str | None) -> list[str]:
+        """Where the file's hash is not what is known of it. catalogue_sha256: None for a file that is not catalogued.
+
+        The source of a python model may change and answer the same: its answers alone are judged.
+        """
+        told = []
+        if catalogue_sha256 is not None and self.sha256 != catalogue_sha256:
+            told.append(
+                f"{self.file_name} has SHA-256 {self.sha256[:12]}…, the catalogue says {catalogue_sha256[:12]}…: it is "
+                f"damaged or another file; fetch it again with `penstock models pull {self.folder.name}`"
+            )
+        recorded = self.golden.sha256 if self.golden is not None and self.file.suffix != ".py" else self.sha256
+        if recorded != self.sha256 and not told:
+            told.append(
+                f"{self.file_name} has SHA-256 {self.sha256[:12]}…, golden.json was recorded with {recorded[:12]}…: "
+                "the file is damaged, or newer than golden.json (then remove that, and record it anew with --record)"
+            )
+        return told
+
+    def picture(self) -> bytes | None:
+        """golden.jpg, None where there is none. Raises GoldenError where it is not the one golden.json tells of."""
+        path = self.folder / PICTURE_FILE
+        record = self.golden.picture if self.golden is not None else None
+        try:
+            picture = path.read_bytes()
+        except FileNotFoundError:
+            if record is None:
+                return None
+            raise GoldenError(f"{path} is not there, but golden.json tells what is seen in it") from None
+        except OSError as error:
+            raise GoldenError(f"{path}: cannot be read: {error.strerror}") from error
+        if record is not None and hashlib.sha256(picture).hexdigest() != record.sha256:
+            raise GoldenError(f"{path} is another picture than golden.json was recorded with")
+        return picture
+
+
+def read_model_files(model: InstalledModel) -> ModelFiles:
+    """Raises GoldenError with the first thing that is missing or cannot be read. Hashes the file: about a s a GB."""
+    folder = model.repository / model.name
+    here = ModelFolder(model.name, folder, tuple(sorted(map(int, model.versions))))
+    try:
+        proto = named(here, read_config(here))
+        config = config_from_proto(proto)
+        card = card_from_config(config)
+    except InvalidRequest as error:
+        raise GoldenError(error.message) from error
+    versions = chosen_versions(here, proto)
+    if not versions:
+        raise GoldenError(f"{folder} has no version that its config.pbtxt serves: its files belong into {folder / '1'}")
+    version = str(versions[-1])
+    name = proto.default_model_filename or _FILE_OF_BACKEND.get(config.backend, "")
+    file = folder / version / name
+    if not file.exists():
+        raise GoldenError(f"{file} is not there")
+    return ModelFiles(
+        folder, config, json_of(proto), obstacle(proto), card, version, file, _sha256(file), read_golden(folder)
+    )
+
+
+def _sha256(path: Path) -> str:
+    if path.is_dir():
+        return ""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise GoldenError(f"{path}: cannot be read: {error.strerror}") from error

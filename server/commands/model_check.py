@@ -1,0 +1,170 @@
+"""`penstock models check`: does each model answer, and is it the answer that it should give?"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from server.catalogue.catalogue import read_catalogue
+from server.catalogue.errors import CatalogueError
+from server.catalogue.installed import InstalledModel, scan
+from server.catalogue.pull import repository_of
+from server.commands.defaults import gateway_url, settings_or_fail
+from server.commands.gateway import Gateway, GatewayError, NothingAnswers
+from server.commands.terminal import fail, say_failure
+from server.core.errors import InferenceError
+from server.logs import LogFormat, configure_logs
+from server.settings import Settings
+
+if TYPE_CHECKING:  # they import ONNX Runtime, which `penstock models list` need not
+    from server.commands.check_question import Surroundings
+    from server.commands.model_verdict import CheckRow, OutputRow, Subject
+
+COLORS = {"ok": "green", "differs": "red", "cannot run": "red", "not judged": "yellow"}
+
+
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="models; none for all on this machine")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="INPUT:N,N,…", help="of an input whose dimensions vary")
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="write golden.json from today's answers of the named models")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="an array of objects, and nothing else")] = False,
+) -> None:
+    """Send a known input through each model and compare what comes back.
+
+    Through the running gateway where one answers, in this process otherwise (ONNX models). Compared with the model's
+    golden.json, and an ONNX model also with plain ONNX Runtime on the same file. The exit code is 1 where a model
+    differs or cannot run.
+    """
+    settings = settings_or_fail(home)
+    configure_logs(LogFormat.TEXT, "error")
+    shapes = _shapes(shape or [])
+    if record and not names:
+        fail("--record wants the names of the models whose answers are right today")
+    subjects = _subjects(names or [], settings)
+    around = _surroundings(gateway_url(url), shapes)
+    rows = asyncio.run(_check_all(subjects, around, is_recording=record))
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
+    else:
+        _print(rows)
+    if any(row.verdict.is_failure for row in rows):
+        raise typer.Exit(1)
+
+
+def _shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
+    """`x:1,3,224,224` by input; a name may hold colons itself."""
+    shapes = {}
+    for text in given:
+        name, _, sizes = text.rpartition(":")
+        numbers = sizes.split(",")
+        if not name or not all(number.isascii() and number.isdecimal() for number in numbers):
+            fail(f"--shape {text!r} should look like images:1,3,224,224")
+        shapes[name] = tuple(int(number) for number in numbers)
+    return shapes
+
+
+def _subjects(names: list[str], settings: Settings) -> "list[Subject]":
+    """The named models, or all; only what stands in home's repository is the catalogue's."""
+    from server.commands.model_verdict import Subject
+
+    here = scan(settings.repositories)
+    known = {model.name for model in here}
+    for name in names:
+        if name not in known:
+            fail(f"there is no model {name!r} on this machine; `penstock models list` shows what there is", code=1)
+    catalogue, home_repository = read_catalogue(), repository_of(settings.home_path)
+
+    def sha256_of(model: InstalledModel) -> str | None:
+        entry = catalogue.get(model.name) if model.repository == home_repository else None
+        return entry.sha256 if entry is not None else None
+
+    return [
+        Subject(model, sha256_of(model), is_named=model.name in names)
+        for model in here
+        if not names or model.name in names
+    ]
+
+
+def _surroundings(url: str, shapes: dict[str, tuple[int, ...]]) -> "Surroundings":
+    from server.commands.check_question import Surroundings
+
+    gateway = Gateway(url)
+    try:
+        return Surroundings(gateway, gateway.repository_index(), shapes)
+    except NothingAnswers:
+        return Surroundings(gateway, None, shapes)
+    except GatewayError as error:
+        say_failure(f"no gateway is asked: {error}")
+        return Surroundings(gateway, None, shapes)
+
+
+async def _check_all(subjects: "list[Subject]", around: "Surroundings", *, is_recording: bool) -> "list[CheckRow]":
+    from server.commands.model_verdict import check_model
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(subjects))
+        for subject in subjects:
+            bar.update(task, description=escape(subject.model.name))
+            if is_recording:
+                await _record(subject.model, around)
+            rows.append(await check_model(subject, around))
+            bar.advance(task)
+    return rows
+
+
+async def _record(model: InstalledModel, around: "Surroundings") -> None:
+    from server.commands.check_question import CannotRun, NotJudged
+    from server.commands.golden_record import record_golden
+
+    try:
+        path = await record_golden(model, around)
+    except (CannotRun, CatalogueError, InferenceError, NotJudged) as error:
+        fail(f"{model.name} is not recorded: {error}", code=1)
+    typer.echo(f"recorded {path}", err=True)
+
+
+def _print(rows: "list[CheckRow]") -> None:
+    console = Console(highlight=False)
+    if not rows:
+        console.print("no models on this machine; `penstock models list` shows what can be pulled", soft_wrap=True)
+        return
+    console.print(_table(rows))
+    for row in rows:
+        for sentence in (*row.reasons, *row.notes):
+            console.print(f"{row.name}: {sentence}", markup=False, soft_wrap=True)
+
+
+def _table(rows: "list[CheckRow]") -> Table:
+    table = Table("model", "verdict", "ran", "compared with", "tolerance used")
+    for row in rows:
+        color = COLORS[row.verdict]
+        references = dict.fromkeys("golden" if name.startswith("golden") else name for name in row.compared_with)
+        cells = (row.ran or "-", ", ".join(references) or "nothing", _share(row.outputs))
+        table.add_row(escape(row.name), f"[{color}]{row.verdict}[/]", *map(escape, cells))
+    return table
+
+
+def _share(outputs: "tuple[OutputRow, ...]") -> str:
+    """Of what the worst number of all outputs may differ, how much it does."""
+    told = [row.share for row in outputs if row.difference is not None]
+    if not told:
+        return "-"
+    return f"{max(told):.1%}" if max(told) < 10 else "far over"
