@@ -8,7 +8,12 @@ from enum import StrEnum
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from server.backends.triton_messages import parameters_of
+from server.backends.embedded.grpc_messages import (
+    decode_request,
+    encode_response,
+    index_message,
+    metadata_message,
+)
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -166,15 +171,9 @@ class FakeBackend:
         if method == "ModelReady":
             return service_pb2.ModelReadyResponse(ready=await self.ready(model_name))
         if method == "RepositoryIndex":
-            rows = [
-                service_pb2.RepositoryIndexResponse.ModelIndex(
-                    name=row.name, version=row.version, state=row.state, reason=row.reason
-                )
-                for row in await self.repository_index()
-            ]
-            return service_pb2.RepositoryIndexResponse(models=rows)
+            return index_message(await self.repository_index())
         if method == "ModelMetadata":
-            return _metadata_message(await self.model_metadata(model_name))
+            return metadata_message(await self.model_metadata(model_name))
         if method == "ModelConfig":
             return service_pb2.ModelConfigResponse(config=_config_message(self._find(model_name)))
         raise InferenceError(f"the fake engine has no {method}")
@@ -210,33 +209,6 @@ class FakeBackend:
         return [_not_a_number(tensor) for tensor in outputs] if self.mode is FakeMode.NAN else outputs
 
 
-def decode_request(message: bytes, deadline: float | None = None) -> InferRequest:
-    """The request in a serialised ModelInferRequest whose tensors are raw."""
-    request = service_pb2.ModelInferRequest.FromString(message)
-    inputs = zip(request.inputs, request.raw_input_contents, strict=True)
-    return InferRequest(
-        model_name=request.model_name,
-        inputs=tuple(Tensor(i.name, Datatype(i.datatype), tuple(i.shape), memoryview(raw)) for i, raw in inputs),
-        model_version=request.model_version,
-        id=request.id,
-        outputs=tuple(output.name for output in request.outputs),
-        parameters=parameters_of(request.parameters),
-        deadline=deadline,
-    )
-
-
-def encode_response(response: InferResponse) -> bytes:
-    """The serialised ModelInferResponse, its tensors raw."""
-    message = service_pb2.ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
-    for tensor in response.outputs:
-        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(bytes(tensor.data))
-    serialised: bytes = message.SerializeToString()
-    return serialised
-
-
 def _zeros(spec: TensorSpec, rows: tuple[int, ...]) -> Tensor:
     shape = (*rows, *(1 if size < 0 else size for size in spec.shape))
     count = int(np.prod(shape, dtype=np.int64))
@@ -249,17 +221,6 @@ def _not_a_number(tensor: Tensor) -> Tensor:
         return tensor
     filled = np.full_like(tensor.to_numpy(), np.nan)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, filled.reshape(-1).view(np.uint8).data)
-
-
-def _metadata_message(metadata: ModelMetadata) -> service_pb2.ModelMetadataResponse:
-    message = service_pb2.ModelMetadataResponse(
-        name=metadata.name, versions=metadata.versions, platform=metadata.platform
-    )
-    for spec in metadata.inputs:
-        message.inputs.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
-    for spec in metadata.outputs:
-        message.outputs.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
-    return message
 
 
 def _config_message(config: ModelConfig) -> model_config_pb2.ModelConfig:

@@ -6,13 +6,14 @@ import time
 import numpy as np
 import pytest
 
+from server.backends.embedded.grpc_messages import decode_request
 from server.backends.triton_messages import encode_request
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
 from server.core.relay import GrpcCall
 from server.core.tensor import Datatype, tensor_from_numpy
-from server.testing import FakeBackend, FakeMode, decode_request
+from server.testing import FakeBackend, FakeMode
 
 MODEL = ModelConfig(
     "m", "python", 8, (TensorSpec("x", Datatype.FP32, (2,)),), (TensorSpec("y", Datatype.FP32, (-1, 3)),)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from server.backends.embedded.grpc_messages import encode_response
 from server.backends.triton import TritonBackend
 from server.backends.triton_messages import encode_request
 from server.backends.triton_runtime import find_triton
@@ -17,7 +18,6 @@ from server.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, 
 from server.core.infer import InferRequest
 from server.core.relay import GrpcCall, HttpCall
 from server.core.tensor import Array, tensor_from_bytes, tensor_from_numpy
-from server.testing import encode_response
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.tiny_models import write_tiny_repository
 

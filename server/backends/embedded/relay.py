@@ -1,0 +1,35 @@
+"""EmbeddedRelay: the KServe v2 wire over the embedded engine, as Triton would answer it."""
+
+from server.backends.embedded.engine import EmbeddedEngine
+from server.backends.embedded.grpc_methods import GrpcMethods
+from server.backends.embedded.http_routes import HttpRoutes
+from server.backends.embedded.relay_errors import ANSWERED, grpc_error, http_error
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+
+MAX_BODY_BYTES = 2**31 - 1  # Triton's own; what is less is the transport's to say
+
+
+class EmbeddedRelay:
+    """Relay over the engine: bytes in, bytes out. Call it from the engine's event loop; long bodies go to threads.
+
+    Raises Overloaded besides what Relay says: the transport knows what to tell of it. max_body_bytes: of a compressed
+    body, once decompressed.
+    """
+
+    def __init__(self, engine: EmbeddedEngine, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._http = HttpRoutes(engine, max_body_bytes)
+        self._grpc = GrpcMethods(engine)
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        """See Relay. Cancelling cancels the engine's work."""
+        try:
+            return await self._http.answer(call, deadline)
+        except ANSWERED as error:
+            return http_error(error)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        """See Relay. Cancelling cancels the engine's work."""
+        try:
+            return GrpcAnswer(0, await self._grpc.answer(call.method, call.message, deadline))
+        except ANSWERED as error:
+            return grpc_error(error)

@@ -1,0 +1,73 @@
+"""One inference through the engine, whichever protocol it came by."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+from server.backends.embedded.classification import classified
+from server.backends.embedded.engine import EmbeddedEngine
+from server.backends.embedded.relay_asks import InferAsk
+from server.core.errors import InvalidRequest, NotSupported
+from server.core.infer import InferRequest, InferResponse
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CONFIG, FILE_PREFIX = "config", "file:"
+_THREAD_FROM_BYTES = 1 << 20
+
+
+async def infer(
+    engine: EmbeddedEngine, ask: InferAsk, *, model: str, version: str, deadline: float | None
+) -> InferResponse:
+    """The engine's answer, with classes in place of the outputs that were asked for as such."""
+    wanted = tuple(output.name for output in ask.outputs)
+    response = await engine.infer(InferRequest(model, ask.inputs, version, ask.id, wanted, deadline=deadline))
+    if not any(output.classes for output in ask.outputs):
+        return response
+    model, version = response.model_name, response.model_version
+    has_batch = engine.config_message(model, version).max_batch_size > 0
+    labels = {output.name: engine.labels(model, version, output.name) for output in ask.outputs}
+    return await in_thread(response_bytes(response), _with_classes, response, ask, labels, has_batch=has_batch)
+
+
+def _with_classes(
+    response: InferResponse, ask: InferAsk, labels: Mapping[str, tuple[str, ...]], *, has_batch: bool
+) -> InferResponse:
+    outputs = tuple(
+        classified(tensor, classes=classes, labels=labels.get(tensor.name, ()), has_batch=has_batch)
+        if (classes := ask.output(tensor.name).classes)
+        else tensor
+        for tensor in response.outputs
+    )
+    return replace(response, outputs=outputs)
+
+
+def response_bytes(response: InferResponse) -> int:
+    """Of all its tensors."""
+    return sum(tensor.data.nbytes for tensor in response.outputs)
+
+
+async def in_thread(size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """work(…), in a thread where so many bytes would hold up the event loop."""
+    if size_bytes < _THREAD_FROM_BYTES:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def refuse_load_parameter(name: str) -> None:
+    """Raises NotSupported for a file that a load brings along, InvalidRequest for what no load has."""
+    if name.startswith(FILE_PREFIX):
+        raise NotSupported(
+            f"the embedded engine loads models from its repository only, not {name!r} that came with the load; "
+            "put the file there, or start with --engine triton"
+        )
+    if name != CONFIG:
+        raise InvalidRequest(f"unrecognized load parameter '{name}'.")
+
+
+def refuse_repository(name: str) -> None:
+    """Raises NotSupported where a repository is named, as Triton does."""
+    if name:
+        raise NotSupported("'repository_name' specification is not supported")

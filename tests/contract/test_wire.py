@@ -1,0 +1,76 @@
+"""The KServe v2 wire: the same calls to the real Triton and to the embedded engine, and the same answers."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from server.backends.triton_runtime import find_triton
+from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
+from tests.contract import wire_grpc_cases, wire_http_binary_cases, wire_http_cases
+from tests.contract.wire_case import Difference, GrpcCase, HttpCase
+from tests.contract.wire_engines import Engines, Told, both_engines, told_by_grpc, told_by_http, without
+from tests.contract.wire_models import write_models
+
+pytestmark = [pytest.mark.xdist_group("wire"), pytest.mark.asyncio(loop_scope="module")]
+
+HTTP_CASES = [
+    *wire_http_cases.READS,
+    *wire_http_cases.INFERS,
+    *wire_http_cases.PARAMETERS,
+    *wire_http_binary_cases.BINARY,
+    *wire_http_binary_cases.RAW,
+    *wire_http_binary_cases.COMPRESSED,
+    *wire_http_binary_cases.CLASSES,
+]
+GRPC_CASES = [*wire_grpc_cases.READS, *wire_grpc_cases.INFERS]
+
+
+@pytest.fixture(scope="module")
+def triton(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
+    """One real Triton over the models."""
+    folder = tmp_path_factory.mktemp("wire")
+    write_models(folder / "models")
+    launch = find_triton(environment=triton_environment, search_path="").prepare(tmp_path_factory.mktemp("run"))
+    with running_triton(launch, folder / "models", folder) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(triton: RunningTriton) -> AsyncIterator[Engines]:
+    """Both engines over the same models."""
+    async with both_engines(triton, triton.log_path.parent / "models") as engines:
+        yield engines
+
+
+@pytest.mark.parametrize("case", HTTP_CASES, ids=lambda case: case.name)
+async def test_rest_call_to_either_engine_gets_the_same_answer(engines: Engines, case: HttpCase) -> None:
+    """Status, headers, JSON and tensor bytes are Triton's, but for what the table says and why."""
+    theirs = told_by_http(await engines.triton.http(case.call, deadline=None))
+    ours = told_by_http(await engines.embedded.http(case.call, deadline=None))
+    compare(ours, theirs, case.but, code="status")
+
+
+@pytest.mark.parametrize("case", GRPC_CASES, ids=lambda case: case.name)
+async def test_grpc_call_to_either_engine_gets_the_same_answer(engines: Engines, case: GrpcCase) -> None:
+    """Code, details and message are Triton's, but for what the table says and why."""
+    theirs = told_by_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
+    ours = told_by_grpc(case.method, await engines.embedded.grpc(case.call, deadline=None))
+    compare(ours, theirs, case.but, code="code")
+
+
+def compare(ours: Told, theirs: Told, but: Difference | None, *, code: str) -> None:
+    """Equal, but for the difference; and a difference in codes must be there."""
+    if but is None:
+        assert ours == theirs
+        return
+    if but.code is not None:
+        assert ours[code] == but.code
+        assert theirs[code] != but.code
+        return
+    if but.is_text:
+        assert ours[code] == theirs[code]
+        assert ours != theirs
+        return
+    assert without(ours, but.aside) == without(theirs, but.aside)

@@ -1,0 +1,131 @@
+"""The two engines that are asked the same, and their answers made comparable."""
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from tritonclient.grpc import service_pb2
+
+from server.backends.embedded.engine import EmbeddedEngine
+from server.backends.embedded.relay import EmbeddedRelay
+from server.backends.triton import TritonBackend
+from server.core.backend import Relay
+from server.core.errors import ModelNotReady
+from server.core.relay import GrpcAnswer, HttpAnswer
+from tests.backends.triton_of_onnx_models import RunningTriton
+
+Told: TypeAlias = dict[str, Any]
+HEADERS_THAT_MATTER = (b"content-type", b"inference-header-content-length", b"content-encoding")
+RESPONSES: dict[str, type[Message]] = {
+    "ModelInfer": service_pb2.ModelInferResponse,
+    "ServerLive": service_pb2.ServerLiveResponse,
+    "ServerReady": service_pb2.ServerReadyResponse,
+    "ServerMetadata": service_pb2.ServerMetadataResponse,
+    "ModelReady": service_pb2.ModelReadyResponse,
+    "ModelMetadata": service_pb2.ModelMetadataResponse,
+    "ModelConfig": service_pb2.ModelConfigResponse,
+    "ModelStatistics": service_pb2.ModelStatisticsResponse,
+    "RepositoryIndex": service_pb2.RepositoryIndexResponse,
+    "RepositoryModelLoad": service_pb2.RepositoryModelLoadResponse,
+    "RepositoryModelUnload": service_pb2.RepositoryModelUnloadResponse,
+}
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Over the same repository, with every model loaded that can be."""
+
+    triton: Relay
+    embedded: Relay
+
+
+@contextlib.asynccontextmanager
+async def both_engines(triton: RunningTriton, repository: Path) -> AsyncIterator[Engines]:
+    """The running Triton, and the embedded engine in this process."""
+    engine = EmbeddedEngine((repository,))
+    backend = TritonBackend(http_url=triton.http_url, grpc_address=triton.grpc_address, max_connections=4)
+    try:
+        for row in await engine.repository_index():
+            with contextlib.suppress(ModelNotReady):
+                await engine.load(row.name)
+        yield Engines(backend, EmbeddedRelay(engine))
+    finally:
+        await backend.aclose()
+        await engine.aclose()
+
+
+def told_by_http(answer: HttpAnswer) -> Told:
+    """Status, headers that matter, the JSON with each output's bytes in place; outputs sorted by name.
+
+    Triton's Python backend answers in no order; of an error only the text counts, not its content type: Triton's is
+    now one, now the other.
+    """
+    headers = {name.decode(): value.decode() for name, value in answer.headers if name in HEADERS_THAT_MATTER}
+    body = _inflated(answer.body, headers.get("content-encoding", ""))
+    length = int(headers.get("inference-header-content-length", len(body)))
+    content = _json(body[:length])
+    if isinstance(content, dict) and "outputs" in content and "model_version" in content:
+        _place_bytes(content["outputs"], body[length:])
+        content["outputs"].sort(key=lambda output: output["name"])
+    if answer.status != 200 or not body:
+        headers.pop("content-type", None)
+    return {"status": answer.status, "headers": headers, "content": content}
+
+
+def told_by_grpc(method: str, answer: GrpcAnswer) -> Told:
+    """Code, details, trailing metadata, and the message as JSON with each output's bytes in place."""
+    told: Told = {"code": answer.code, "details": answer.details, "trailing": answer.trailing_metadata}
+    if answer.code:
+        return told
+    message = RESPONSES[method].FromString(answer.message)
+    if isinstance(message, service_pb2.ModelInferResponse):
+        contents = list(message.raw_output_contents)
+        del message.raw_output_contents[:]
+        told["content"] = as_json(message)
+        for output, raw in zip(told["content"]["outputs"], contents, strict=True):
+            output["raw"] = raw.hex()
+        told["content"]["outputs"].sort(key=lambda output: output["name"])
+        return told
+    told["content"] = as_json(message)
+    return told
+
+
+def as_json(message: Message) -> Told:
+    """Every field, defaults too."""
+    told: Told = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return told
+
+
+def without(told: Any, members: tuple[str, ...]) -> Any:
+    """The same with the members of these names left out, at any depth."""
+    if isinstance(told, dict):
+        return {name: without(value, members) for name, value in told.items() if name not in members}
+    return [without(item, members) for item in told] if isinstance(told, list) else told
+
+
+def _inflated(body: bytes, encoding: str) -> bytes:
+    if encoding == "gzip":
+        return gzip.decompress(body)
+    return zlib.decompress(body) if encoding == "deflate" else body
+
+
+def _json(text: bytes) -> Any:
+    """Not-a-numbers as words, since they equal nothing."""
+    return json.loads(text, parse_constant=str) if text else None
+
+
+def _place_bytes(outputs: list[Told], binary: bytes) -> None:
+    for output in outputs:
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is not None:
+            output["raw"], binary = binary[:size].hex(), binary[size:]
+    assert binary == b"", "bytes that belong to no output"
