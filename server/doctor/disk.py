@@ -60,15 +60,17 @@ def probe(plan: Plan) -> DiskFacts:
 
 def folder_facts(path: Path) -> FolderFacts:
     """What can be done there, or where it would be made."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    there = next(
+        folder for folder in (path, *path.absolute().parents) if os.path.isdir(folder)
+    )  # Path.is_dir raises where it may not look
     status = there.stat()
     return FolderFacts(
         path=path,
-        exists=path.is_dir(),
+        exists=os.path.isdir(path),
         free_bytes=shutil.disk_usage(there).free,
         is_writable=_can_write(there),
         is_noexec=bool(os.statvfs(there).f_flag & os.ST_NOEXEC),
-        is_shared=path.is_dir() and (status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)),
+        is_shared=os.path.isdir(path) and (status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)),
     )
 
 

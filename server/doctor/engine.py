@@ -1,6 +1,7 @@
 """Which engine `penstock up` would take here, and why."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -46,26 +47,32 @@ def runs_triton(plan: Plan) -> bool:
     """Whether `penstock up` would start a Triton of its own here."""
     if plan.engine not in ("auto", "triton"):
         return False
-    try:
-        find_triton(environment=plan.engine_environment)
-    except TritonUnavailable:
-        return plan.engine == "triton"
-    return True
+    return plan.engine == "triton" or isinstance(_find(plan), TritonRuntime)
 
 
 def probe(plan: Plan) -> EngineFacts:
     """Finds Triton as `penstock up` does, and asks ONNX Runtime for its providers."""
-    triton, no_triton = "", ""
+    found = _find(plan)
+    runtime = ask_onnxruntime()
+    if isinstance(found, TritonRuntime):
+        return EngineFacts(plan.engine, _described(found), "", runtime)
+    return EngineFacts(plan.engine, "", found, runtime)
+
+
+def _find(plan: Plan) -> TritonRuntime | str:
+    """Triton, or the sentence on why none can run."""
     try:
-        triton = _described(find_triton(environment=plan.engine_environment))
+        return find_triton(environment=plan.engine_environment)
     except TritonUnavailable as error:
-        no_triton = str(error)
-    return EngineFacts(plan.engine, triton, no_triton, ask_onnxruntime())
+        return str(error)
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror}); let this user read it"
 
 
 def _described(runtime: TritonRuntime) -> str:
     if runtime.wheel is None:
-        return f"tritonserver on PATH ({runtime.binary})"
+        release = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")  # NVIDIA's image sets it
+        return f"tritonserver{release and f' {release}'} on PATH ({runtime.binary})"
     wheels = sorted(runtime.wheel.site_packages.glob("nvidia_pytriton-*.dist-info"))
     release = wheels[0].name.removesuffix(".dist-info").partition("-")[2] if wheels else "of unknown version"
     return f"Triton of nvidia-pytriton {release} in {runtime.wheel.environment}"

@@ -71,7 +71,8 @@ def findings_of(facts: GraphicsFacts) -> list[Finding]:
     findings += [_card(card) for card in reading.cards]
     if facts.hidden:
         advice = "unset it if every card is meant to serve"
-        findings.append(Finding("gpu.hidden", Status.NOTE, f"CUDA sees fewer cards: {facts.hidden}", advice))
+        seen = "CUDA sees none of them" if facts.hidden.endswith(("=", "=-1")) else "CUDA sees those named only"
+        findings.append(Finding("gpu.hidden", Status.NOTE, f"{seen}: {facts.hidden}", advice))
     return findings
 
 
@@ -79,7 +80,7 @@ def _card(card: Card) -> Finding:
     name = f"gpu.card{card.index}"
     major, minor = card.capability
     found = f"{card.name}, compute capability {major}.{minor}, {shown_bytes(card.memory_bytes)}"
-    found += f" ({shown_bytes(card.used_bytes)} used), mode {card.compute_mode}"
+    found += f" ({shown_bytes(card.memory_bytes - card.used_bytes)} free), mode {card.compute_mode}"
     if card.mig is not None:
         found += f", MIG {'on' if card.mig else 'off'}"
     if card.processes:

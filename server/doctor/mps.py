@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -40,7 +39,7 @@ def probe() -> MpsFacts:
     return MpsFacts(
         control=shutil.which(CONTROL) or "",
         pipe_directory=pipe_directory,
-        has_pipe=(Path(pipe_directory) / "control").exists(),
+        has_pipe=os.path.exists(os.path.join(pipe_directory, "control")),
         daemon_uids=_daemon_uids(),
         uid=os.geteuid(),
     )

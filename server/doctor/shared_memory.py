@@ -82,7 +82,7 @@ def find_leftovers(shared_memory: Path, run_base: Path) -> tuple[Leftover, ...]:
 def _abandoned(run_base: Path, engine_id: str, carried: set[str]) -> Iterator[bool]:
     """One word where the stack is gone: whether its run directory is still there. None where it runs."""
     run = run_base / f"{_RUN}{engine_id}"
-    if run.is_dir():
+    if os.path.isdir(run):
         with _shared_lock(run_base / ".lock") as is_quiet, _shared_lock(run / "owner") as is_ownerless:
             if is_quiet and is_ownerless:
                 yield True

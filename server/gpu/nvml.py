@@ -27,8 +27,9 @@ class NvmlOutcome(StrEnum):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """One GPU. compute_mode: NVML's name without its prefix, "DEFAULT". mig: None where the card has none.
+    """One GPU. used_bytes: with what the driver reserves. compute_mode: NVML's name without its prefix, "DEFAULT".
 
+    mig: None where the card has none.
     processes: process ids with a compute context, as far as NVML shows them here.
     """
 

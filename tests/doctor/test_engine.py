@@ -54,6 +54,18 @@ def test_engine_probe_real_triton_is_found(triton_environment: Path, tmp_path: P
     assert "CPUExecutionProvider" in facts.onnxruntime.providers
 
 
+def test_engine_probe_unreadable_files_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Triton that this user may not read is none, with the file named."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/root/lib/libpython3.11.so")
+
+    monkeypatch.setattr(engine, "find_triton", refuse)
+    facts = engine.probe(plan(tmp_path, engine="auto"))
+    assert facts.no_triton.startswith("/root/lib/libpython3.11.so cannot be read (Permission denied)")
+    assert not engine.runs_triton(plan(tmp_path, engine="auto"))
+
+
 @pytest.mark.parametrize(("asked", "is_run"), [("embedded", False), ("http://h:1", False), ("triton", True)])
 def test_runs_triton_follows_what_is_asked(tmp_path: Path, asked: str, is_run: bool) -> None:
     """Ports and shared memory of a Triton matter only where one would be started."""
