@@ -9,18 +9,32 @@ from pathlib import Path
 from typing import IO
 
 from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.errors import PullFailed, WrongContent
-from server.catalogue.source import ModelFile, Source, open_source
+from server.catalogue.errors import Interrupted, PullFailed, WrongContent
+from server.catalogue.remote import OTHERWISE
+from server.catalogue.source import Opened, Source, open_source
 
 Progress = Callable[[int], None]  # bytes that are there so far
 CHUNK_BYTES = 1 << 18
+MOST_RESUMES = 4  # in one call, and only after a break before which something came
 
 
 def fetch(entry: CatalogueEntry, source: Source, partial: Path, progress: Progress) -> None:
-    """Makes partial the entry's file; what an earlier call left there is continued.
+    """Makes partial the entry's file; what an earlier call left there is continued, and so is what broke off now.
 
     Raises WrongContent (partial is gone: it is of no use) and PullFailed (partial stays, to be continued).
     """
+    for _ in range(MOST_RESUMES):
+        before = _usable_bytes(partial, entry.size_bytes)
+        try:
+            return _fetch_once(entry, source, partial, progress)
+        except Interrupted:
+            if _usable_bytes(partial, entry.size_bytes) <= before:
+                raise
+    return _fetch_once(entry, source, partial, progress)
+
+
+def _fetch_once(entry: CatalogueEntry, source: Source, partial: Path, progress: Progress) -> None:
+    """One connection; two where what an earlier call left turns out to be of another file."""
     offset = _usable_bytes(partial, entry.size_bytes)
     try:
         _fetch_from(entry, source, partial, offset, progress)
@@ -28,7 +42,7 @@ def fetch(entry: CatalogueEntry, source: Source, partial: Path, progress: Progre
         partial.unlink(missing_ok=True)
         if offset == 0:
             raise
-        _fetch_afresh(entry, source, partial, progress)  # the old part may have been the wrong one
+        _fetch_afresh(entry, source, partial, progress)
 
 
 def _fetch_afresh(entry: CatalogueEntry, source: Source, partial: Path, progress: Progress) -> None:
@@ -55,10 +69,9 @@ def _fetch_from(entry: CatalogueEntry, source: Source, partial: Path, offset: in
             _digest_prefix(file, offset, digest)
         else:
             with open_source(source, offset) as opened:
-                if opened.size_bytes not in (None, entry.size_bytes):
-                    raise WrongContent(_size_text(entry, source, str(opened.size_bytes)))
+                _require_size(entry, source, opened)
                 file.truncate(_digest_prefix(file, opened.offset, digest))
-                _copy(entry, source, opened.file, _Sink(file, digest, progress, opened.offset))
+                _copy(entry, source, opened, _Sink(file, digest, progress, opened.offset))
         file.flush()
         os.fsync(file.fileno())
     _require_hash(entry, source, digest.hexdigest())
@@ -89,15 +102,32 @@ class _Sink:
         self.progress(self.done_bytes)
 
 
-def _copy(entry: CatalogueEntry, source: Source, model_file: ModelFile, sink: _Sink) -> None:
-    while chunk := model_file.read(CHUNK_BYTES):
+def _require_size(entry: CatalogueEntry, source: Source, opened: Opened) -> None:
+    """Before a byte is written. A web page costs nothing that came before: the file may well be there another time."""
+    if opened.size_bytes == entry.size_bytes:
+        return
+    if opened.is_web_page:
+        raise PullFailed(
+            f"{source} is a web page, not the file (a login, a proxy's notice, or a folder, whose address must end in "
+            f"/): check the address, {OTHERWISE}"
+        )
+    if opened.is_pointer:
+        raise WrongContent(
+            f"{source} is the note that Git LFS left in the file's place: run `git lfs pull` there first"
+        )
+    if opened.size_bytes is not None:
+        raise WrongContent(_size_text(entry, source, str(opened.size_bytes)))
+
+
+def _copy(entry: CatalogueEntry, source: Source, opened: Opened, sink: _Sink) -> None:
+    while chunk := opened.read(CHUNK_BYTES):
         if sink.done_bytes + len(chunk) > entry.size_bytes:
             raise WrongContent(_size_text(entry, source, f"more than {entry.size_bytes}"))
         sink.write(chunk)
     if sink.done_bytes < entry.size_bytes:
-        raise PullFailed(
+        raise Interrupted(
             f"{source} broke off after {sink.done_bytes} of {entry.size_bytes} bytes: run the same command again, "
-            "it goes on from there"
+            f"it goes on from there, {OTHERWISE}"
         )
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -22,12 +22,21 @@ def staging_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     parent.mkdir(parents=True, exist_ok=True)
     for remains in parent.glob(f"{name}.*"):
-        shutil.rmtree(remains, ignore_errors=True)
+        remove(remains)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=parent))
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
+
+
+def remove(path: Path) -> None:
+    """Takes away a folder and all in it, a file, or a link; what cannot go stays, in silence."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def land(staged: Path, target: Path) -> None:
@@ -37,7 +46,7 @@ def land(staged: Path, target: Path) -> None:
     """
     _sync_tree(staged)
     staged.chmod(0o755)  # mkdtemp's 0700 would hide it from a Triton that runs as somebody else
-    if not target.exists():
+    if not os.path.lexists(target):
         staged.rename(target)
     elif not _exchange(staged, target):
         _swap_in_two_steps(staged, target)

@@ -5,17 +5,29 @@ import fcntl
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from server.catalogue.catalogue import CatalogueEntry
 from server.catalogue.download import Progress, fetch, is_disk_full
 from server.catalogue.errors import PullFailed
-from server.catalogue.landing import land, staging_folder
+from server.catalogue.landing import land, remove, staging_folder
 from server.catalogue.source import Source, find_source
 
 MODEL_FILE = Path("1") / "model.onnx"
+EDITABLE = ("config.pbtxt", "labels.txt", "golden.json", "golden.jpg")  # what people change or record in a folder
+STALE_AFTER_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """folder: the model, complete. kept: names of files that differ from the catalogue's and were left as they were."""
+
+    folder: Path
+    kept: tuple[str, ...] = ()
 
 
 def repository_of(home: Path) -> Path:
@@ -30,12 +42,13 @@ def pull(
     home: Path,
     progress: Progress,
     on_wait: Callable[[], None] = lambda: None,
-) -> Path:
-    """The folder of the model in home's repository, complete, its file verified.
+) -> Pulled:
+    """The model in home's repository, complete, its file verified.
 
     source: a folder, a file, a file:// or http(s):// address; None for the catalogue's own address. A file that is
-    there already and right is kept. on_wait: called when another process pulls the same model and is waited for.
-    Blocks. Raises PullFailed; then the repository is as it was.
+    there already and right is kept; so is what somebody changed or recorded (EDITABLE), and what the catalogue does
+    not have, as further versions. on_wait: called when another process pulls the same
+    model and is waited for. Blocks. Raises PullFailed; then the repository is as it was.
     """
     try:
         return _pull(entry, source, home, progress, on_wait)
@@ -49,21 +62,62 @@ def _pull(
     home: Path,
     progress: Progress,
     on_wait: Callable[[], None],
-) -> Path:
-    downloads, repository = home / "downloads", repository_of(home)
-    for folder in (downloads, repository):
+) -> Pulled:
+    downloads, staging, repository = home / "downloads", home / "staging", repository_of(home)
+    for folder in (downloads, staging, repository):
         folder.mkdir(parents=True, exist_ok=True)
+    _sweep(downloads, "*.partial", "*.copy")
+    _sweep(staging, "*")
     target = repository / entry.name
-    with _locked(downloads / f"{entry.name}.lock", on_wait), staging_folder(home / "staging", entry.name) as staged:
+    with _locked(downloads / f"{entry.name}.lock", on_wait), staging_folder(staging, entry.name) as staged:
         shutil.copytree(entry.folder, staged, dirs_exist_ok=True)
+        kept = _carry_over(target, staged)
         model_file = staged / MODEL_FILE
-        model_file.parent.mkdir()
+        model_file.parent.mkdir(exist_ok=True)
         if _is_entry(entry, target / MODEL_FILE):
-            shutil.copyfile(target / MODEL_FILE, model_file)
+            _link(target / MODEL_FILE, model_file)
         else:
             _download(entry, find_source(entry, source), downloads, progress).replace(model_file)
         land(staged, target)
-    return target
+    return Pulled(target, kept)
+
+
+def _carry_over(target: Path, staged: Path) -> tuple[str, ...]:
+    """Brings from target what the catalogue does not have or somebody changed; the names of what was changed."""
+    if not target.is_dir() or target.is_symlink():
+        return ()
+    changed = [name for name in EDITABLE if _differs(target / name, staged / name)]
+    for name in changed:
+        (staged / name).unlink(missing_ok=True)
+    for path in sorted(target.rglob("*")):
+        to = staged / path.relative_to(target)
+        if path.is_dir() and not path.is_symlink():
+            to.mkdir(exist_ok=True)
+        elif to != staged / MODEL_FILE and not to.exists():
+            _link(path, to)
+    return tuple(changed)
+
+
+def _differs(path: Path, catalogued: Path) -> bool:
+    return path.is_file() and (not catalogued.is_file() or path.read_bytes() != catalogued.read_bytes())
+
+
+def _link(path: Path, to: Path) -> None:
+    """One file under two names, until the old folder goes; a copy where the file system has no links."""
+    try:
+        os.link(path, to, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(path, to, follow_symlinks=False)
+
+
+def _sweep(folder: Path, *patterns: str) -> None:
+    """Removes what pulls left that were never repeated: what is in use has been touched within the week."""
+    oldest = time.time() - STALE_AFTER_S
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            with suppress(FileNotFoundError):  # another pull sweeps too
+                if path.lstat().st_mtime < oldest:
+                    remove(path)
 
 
 def _download(entry: CatalogueEntry, source: Source, downloads: Path, progress: Progress) -> Path:

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
 from server.catalogue.errors import CatalogueError
 from server.catalogue.installed import scan
+from server.catalogue.pull import Pulled, repository_of
 from server.catalogue.pull import pull as pull_model
-from server.catalogue.pull import repository_of
 from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, IndexRow, NothingAnswers
 from server.commands.model_check import check
@@ -58,7 +58,8 @@ def list_models(
 def pull(
     name: Name,
     source: Annotated[
-        str | None, typer.Option("--from", help="a folder, a file or an address instead of the catalogue's")
+        str | None,
+        typer.Option("--from", help="a folder, a file or an address (a folder's ends in /) instead of the catalogue's"),
     ] = None,
     url: Url = None,
     home: Home = None,
@@ -67,10 +68,15 @@ def pull(
     settings = settings_or_fail(home)
     try:
         entry = find_entry(name, read_catalogue())
-        folder = _pull_with_progress(entry, source, settings.home_path)
+        pulled = _pull_with_progress(entry, source, settings.home_path)
     except CatalogueError as error:
         fail(str(error), code=1)
-    typer.echo(f"{name} is in {folder} (SHA-256 verified, {entry.licence})")
+    typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, {entry.licence})")
+    for kept in pulled.kept:
+        path = pulled.folder / kept
+        typer.echo(
+            f"your {kept} differs from the catalogue's and was kept; for the catalogue's, remove {path} and pull again"
+        )
     gateway = Gateway(gateway_url(url))
     try:
         gateway.load(name)
@@ -129,7 +135,7 @@ def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:
         return None
 
 
-def _pull_with_progress(entry: CatalogueEntry, source: str | None, home: Path) -> Path:
+def _pull_with_progress(entry: CatalogueEntry, source: str | None, home: Path) -> Pulled:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -1,18 +1,19 @@
 """Pulls from every kind of source, and what is left when they go wrong."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from server.catalogue import source as source_module
 from server.catalogue.catalogue import CatalogueEntry
 from server.catalogue.errors import PullFailed, WrongContent
-from server.catalogue.pull import pull
+from server.catalogue.pull import STALE_AFTER_S, pull
 from tests.catalogue.conftest import CONTENT, ModelServer, entry_of
 
 MODEL = Path("models") / "fastestdet" / "1" / "model.onnx"
@@ -37,10 +38,27 @@ def write_as(name: str) -> Callable[[Path], Path]:
     return write
 
 
+def model_folder(folder: Path) -> Path:
+    """A whole model folder, as another machine's home has it."""
+    (folder / "fastestdet" / "1").mkdir(parents=True)
+    (folder / "fastestdet" / "config.pbtxt").write_text("somebody's own")
+    (folder / "fastestdet" / "1" / "model.onnx").write_bytes(CONTENT)
+    return folder / "fastestdet"
+
+
+def two_files(folder: Path) -> Path:
+    """A folder with another file under the first name that is looked for, and the right one under the second."""
+    (folder / "FastestDet.onnx").write_bytes(CONTENT[:9])
+    return write_as("fastestdet.onnx")(folder)
+
+
 SOURCES: dict[str, Callable[[Path], Path | str]] = {
     "folder with the file's own name": write_as("FastestDet.onnx"),
     "folder with the model's name": write_as("fastestdet.onnx"),
     "the file": lambda folder: write_as("any.bin")(folder) / "any.bin",
+    "whole model folder": model_folder,
+    "repository": lambda folder: model_folder(folder).parent,
+    "folder of a wrong file and a right one": two_files,
     "file address": lambda folder: (write_as("a b.onnx")(folder) / "a b.onnx").as_uri(),
     "file address of the folder": lambda folder: write_as("FastestDet.onnx")(folder).as_uri(),
 }
@@ -55,10 +73,10 @@ def test_pull_from_this_machine_lands_the_whole_folder(
     inputs.mkdir()
     source = prepare(inputs)
     home = tmp_path / "home"
-    folder = pull(entry, source=source, home=home, progress=quiet)
+    folder = pull(entry, source=source, home=home, progress=quiet).folder
     assert folder == home / "models" / "fastestdet"
     assert (home / MODEL).read_bytes() == CONTENT
-    assert sorted(os.listdir(folder)) == ["1", "MODEL.md", "config.pbtxt", "labels.txt"]
+    assert sorted(os.listdir(folder)) == sorted(["1", *os.listdir(entry.folder)])
     assert os.listdir(folder / "1") == ["model.onnx"]
     assert folder.stat().st_mode & 0o755 == 0o755
     assert left_in_repository(home) == ["fastestdet"]
@@ -66,20 +84,25 @@ def test_pull_from_this_machine_lands_the_whole_folder(
     assert model_server.requests == []
 
 
-@pytest.mark.parametrize("kind", ["catalogue", "address", "address of a folder"])
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (None, "/weights/FastestDet.onnx"),
+        ("/mirror/any.bin", "/mirror/any.bin"),
+        ("/mirror/", "/mirror/FastestDet.onnx"),
+        ("/mirror/?token=a", "/mirror/FastestDet.onnx?token=a"),
+    ],
+    ids=["catalogue", "address", "address of a folder", "address of a folder with a query"],
+)
 def test_pull_over_http_reports_growing_progress(
-    kind: str, entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
+    given: str | None, path: str, entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
 ) -> None:
     """The catalogue's own address, another one, or a folder's; progress grows to the file's size."""
-    source = {
-        "catalogue": None,
-        "address": model_server.url,
-        "address of a folder": model_server.url.rpartition("/")[0],
-    }
-    given = source[kind]
     seen: list[int] = []
-    pull(entry, source=given, home=tmp_path, progress=seen.append)
+    source = None if given is None else model_server.url.removesuffix("/weights/FastestDet.onnx") + given
+    pull(entry, source=source, home=tmp_path, progress=seen.append)
     assert (tmp_path / MODEL).read_bytes() == CONTENT
+    assert model_server.paths == [path]
     assert seen == sorted(seen)
     assert seen[-1] == len(CONTENT)
 
@@ -111,34 +134,6 @@ def test_pull_wrong_file_leaves_nothing_behind(
     assert os.listdir(home / "downloads") == ["fastestdet.lock"]
 
 
-def test_pull_after_a_broken_connection_goes_on_where_it_stopped(
-    entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
-) -> None:
-    """What came before the break is kept outside the repository, and only the rest is asked for."""
-    model_server.breaks_after = 300_000
-    with pytest.raises(PullFailed, match="broke off after 300000 of 700001 bytes: run the same command again"):
-        pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert left_in_repository(tmp_path) == []
-    model_server.breaks_after = None
-    seen: list[int] = []
-    pull(entry, source=None, home=tmp_path, progress=seen.append)
-    assert model_server.requests == ["", "bytes=300000-"]
-    assert seen[0] > 300_000
-    assert (tmp_path / MODEL).read_bytes() == CONTENT
-
-
-def test_pull_where_the_server_cannot_resume_starts_again(
-    entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
-) -> None:
-    """A server that ignores Range costs the first part once more, nothing else."""
-    model_server.breaks_after = 300_000
-    with pytest.raises(PullFailed):
-        pull(entry, source=None, home=tmp_path, progress=quiet)
-    model_server.breaks_after, model_server.has_ranges = None, False
-    pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert (tmp_path / MODEL).read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize(
     "leftover", [b"x" * 1000, b"x" * len(CONTENT), b"x" * (len(CONTENT) + 5)], ids=["part", "whole", "more"]
 )
@@ -165,38 +160,11 @@ def test_pull_where_the_address_now_has_a_shorter_file_is_refused(
     assert os.listdir(tmp_path / "downloads") == ["fastestdet.lock"]
 
 
-def test_pull_not_found_says_how_to_go_on(entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path) -> None:
-    """An error status is passed on with the way out."""
-    model_server.status, model_server.content = 404, b"gone"
-    with pytest.raises(PullFailed, match="answered 404 Not Found: get the file by other means and give it with --from"):
-        pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert left_in_repository(tmp_path) == []
-
-
-def test_pull_silent_server_is_given_up(
-    entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that stops sending in mid-file is left after the silence limit; what came is kept for the next time."""
-    monkeypatch.setattr(source_module, "SILENCE_TIMEOUT_S", 0.2)
-    model_server.breaks_after, model_server.hold = 100_000, threading.Event()
-    with pytest.raises(PullFailed, match=r"nothing came for 0\.2 s"):
-        pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert (tmp_path / "downloads" / f"{entry.sha256}.partial").stat().st_size == 100_000
-    assert left_in_repository(tmp_path) == []
-
-
-def test_pull_nobody_listens_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused connection is one sentence."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(PullFailed, match=r"http://127\.0\.0\.1:9/x\.onnx cannot be reached"):
-        pull(entry_of("http://127.0.0.1:9/x.onnx"), source=None, home=tmp_path, progress=quiet)
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (lambda folder: folder / "absent", "there is no .*/absent: give the folder that holds FastestDet.onnx"),
-        (lambda folder: folder, "has neither FastestDet.onnx nor fastestdet.onnx: download http"),
+        (lambda folder: folder, "has neither FastestDet.onnx, fastestdet.onnx, 1/model.onnx nor .*: download http"),
     ],
     ids=["absent", "empty folder"],
 )
@@ -209,18 +177,97 @@ def test_pull_from_a_place_without_the_file_says_what_is_missing(
     assert left_in_repository(tmp_path / "home") == []
 
 
-def test_pull_again_renews_the_folder_without_a_download(
+def test_pull_again_keeps_what_somebody_changed_or_added(
     entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
 ) -> None:
-    """A right model file is kept; what surrounds it is the catalogue's again, strays are gone."""
-    folder = pull(entry, source=None, home=tmp_path, progress=quiet)
+    """An edited config.pbtxt, recorded answers, further versions and files: kept, and what differs is named."""
+    folder = pull(entry, source=None, home=tmp_path, progress=quiet).folder
     (folder / "config.pbtxt").write_text("edited")
-    (folder / "stray").write_text("")
-    pull(entry, source=None, home=tmp_path, progress=quiet)
-    assert len(model_server.requests) == 1
-    assert (folder / "config.pbtxt").read_text() == (entry.folder / "config.pbtxt").read_text()
-    assert not (folder / "stray").exists()
+    (folder / "MODEL.md").write_text("old")
+    (folder / "golden.json").write_text("recorded here")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "2").mkdir()
+    (folder / "2" / "model.onnx").write_text("mine")
+    pulled = pull(entry, source=None, home=tmp_path, progress=quiet)
+    assert pulled.kept == ("config.pbtxt", "golden.json")
+    assert len(model_server.requests) == 1, "a right model file is not fetched again"
     assert (tmp_path / MODEL).read_bytes() == CONTENT
+    assert (folder / "config.pbtxt").read_text() == "edited"
+    assert (folder / "MODEL.md").read_text() == (entry.folder / "MODEL.md").read_text()
+    assert (folder / "golden.json").read_text() == "recorded here"
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "2" / "model.onnx").read_text() == "mine"
+    assert left_in_repository(tmp_path) == ["fastestdet"]
+
+
+def test_pull_again_after_the_edit_was_removed_brings_the_catalogues_back(
+    entry: CatalogueEntry, tmp_path: Path
+) -> None:
+    """The way back that the command names works."""
+    folder = pull(entry, source=None, home=tmp_path, progress=quiet).folder
+    (folder / "config.pbtxt").unlink()
+    assert pull(entry, source=None, home=tmp_path, progress=quiet).kept == ()
+    assert (folder / "config.pbtxt").read_text() == (entry.folder / "config.pbtxt").read_text()
+
+
+def test_pull_sweeps_what_was_left_for_a_week(entry: CatalogueEntry, tmp_path: Path) -> None:
+    """Partial downloads of any model and remains of killed pulls do not stay for ever; fresh ones and locks do."""
+    old = [tmp_path / "downloads" / name for name in ("a.partial", "b.copy")] + [tmp_path / "staging" / "resnet50.x"]
+    fresh = [tmp_path / "downloads" / "c.partial", tmp_path / "downloads" / "resnet50.lock"]
+    for path in [*old, *fresh]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    week_ago = time.time() - STALE_AFTER_S - 60
+    for path in [*old, fresh[1]]:
+        os.utime(path, (week_ago, week_ago))
+    pull(entry, source=None, home=tmp_path, progress=quiet)
+    assert not any(path.exists() for path in old)
+    assert all(path.exists() for path in fresh)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("s3://bucket/models", "s3://bucket/models cannot be read from here: give a folder, a file, or a file://"),
+        ("file://elsewhere/models", "file://elsewhere/models cannot be read from here"),
+        ("http://[::1/x", "is no address"),
+        ("http://127.0.0.1:port/x", "cannot be reached .*port"),
+        ("http:///x", "cannot be reached"),
+        ("http://127.0.0.1:99999/x", "cannot be reached"),
+        ("http://127.0.0.1:9/a b.onnx", "cannot be reached"),
+    ],
+)
+def test_pull_from_what_is_no_place_is_one_sentence(
+    source: str, why: str, entry: CatalogueEntry, tmp_path: Path
+) -> None:
+    """Whatever is written after --from, the answer is a sentence that names it."""
+    with pytest.raises(PullFailed, match=why):
+        pull(entry, source=source, home=tmp_path, progress=quiet)
+    assert left_in_repository(tmp_path) == []
+
+
+def test_pull_of_a_git_lfs_pointer_says_how_to_get_the_file(entry: CatalogueEntry, tmp_path: Path) -> None:
+    """A clone without Git LFS holds notes of 130 bytes under the files' names."""
+    (tmp_path / "FastestDet.onnx").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:31cb\nsize 998169\n"
+    )
+    with pytest.raises(WrongContent, match="is the note that Git LFS left in the file's place: run `git lfs pull`"):
+        pull(entry, source=tmp_path, home=tmp_path / "home", progress=quiet)
+
+
+def test_pull_onto_a_link_or_a_file_replaces_it(entry: CatalogueEntry, tmp_path: Path) -> None:
+    """What stands under the model's name but is no folder goes; what a link points at stays."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    target = tmp_path / "models" / "fastestdet"
+    target.parent.mkdir()
+    for put in (lambda: target.symlink_to(elsewhere), lambda: target.write_text("")):
+        put()
+        pull(entry, source=None, home=tmp_path, progress=quiet)
+        assert (tmp_path / MODEL).read_bytes() == CONTENT
+        assert left_in_repository(tmp_path) == ["fastestdet"]
+        assert elsewhere.is_dir()
+        shutil.rmtree(target)
 
 
 def test_pull_over_a_damaged_model_replaces_it(entry: CatalogueEntry, tmp_path: Path) -> None:
@@ -243,7 +290,7 @@ def test_pull_removes_what_a_killed_pull_staged(entry: CatalogueEntry, tmp_path:
 PULL_PROGRAM = """
 import sys
 from pathlib import Path
-from server.catalogue.pull import pull
+from server.catalogue.pull import STALE_AFTER_S, pull
 from tests.catalogue.conftest import entry_of
 pull(entry_of(sys.argv[1]), source=None, home=Path(sys.argv[2]), progress=lambda done: None,
      on_wait=lambda: print("waiting", flush=True))

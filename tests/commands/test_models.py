@@ -146,11 +146,26 @@ def test_pull_that_the_gateway_cannot_load_fails_with_its_reason(
     )
 
 
+def test_pull_again_says_what_it_kept_and_how_to_have_the_catalogues(penstock: Call, shared_dir: Path) -> None:
+    """An edited config.pbtxt survives, in one line that names the way back."""
+    words = ("models", "pull", "fastestdet", "--from", shared_dir / "models", "--url", NOBODY)
+    assert penstock(*words).exit_code == 0
+    config = home() / "models" / "fastestdet" / "config.pbtxt"
+    config.write_text(config.read_text().replace("count: 2", "count: 4"))
+    assert penstock(*words).stdout.splitlines()[1] == (
+        "your config.pbtxt differs from the catalogue's and was kept; "
+        f"for the catalogue's, remove {config} and pull again"
+    )
+    assert "count: 4" in config.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("fastesdet",), "the catalogue has no model 'fastesdet': did you mean fastestdet?"),
         (("fastestdet", "--from", "/absent/folder"), "there is no /absent/folder: give the folder that holds"),
+        (("mnist", "--from", "http://127.0.0.1:9/"), "http://127.0.0.1:9/mnist-12.onnx cannot be reached"),
+        (("mnist", "--from", "ftp://127.0.0.1/"), "ftp://127.0.0.1/ cannot be read from here"),
     ],
 )
 def test_pull_that_cannot_be_done_is_one_sentence(penstock: Call, words: tuple[str, ...], why: str) -> None:
