@@ -58,11 +58,11 @@ def test_engine_probe_unreadable_files_are_a_reason(tmp_path: Path, monkeypatch:
     """A Triton that this user may not read is none, with the file named."""
 
     def refuse(**_: object) -> None:
-        raise PermissionError(13, "Permission denied", "/root/lib/libpython3.11.so")
+        raise PermissionError(13, "Permission denied", "/opt/lib/libpython3.11.so")
 
     monkeypatch.setattr(engine, "find_triton", refuse)
     facts = engine.probe(plan(tmp_path, engine="auto"))
-    assert facts.no_triton.startswith("/root/lib/libpython3.11.so cannot be read (Permission denied)")
+    assert facts.no_triton.startswith("/opt/lib/libpython3.11.so cannot be read (Permission denied)")
     assert not engine.runs_triton(plan(tmp_path, engine="auto"))
 
 
