@@ -1,0 +1,122 @@
+"""`penstock models check` against real engines: Triton behind the gateway, and ONNX Runtime in the command itself."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.conftest import CHECKOUT, RunningStack
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int, dict[str, Any]]:
+    """The exit code of `penstock models check --json`, and its rows by name."""
+    environ = os.environ | {"PENSTOCK_HOME": str(home)}
+    if repository is not None:
+        environ["PENSTOCK_MODEL_REPOSITORY"] = str(repository)
+    command = [sys.executable, "-m", "server.cli", "models", "check", "--json", *words]
+    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, {row["name"]: row for row in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def pulled(tmp_path: Path, shared_dir: Path) -> Path:
+    """A home into which fastestdet was pulled."""
+    command = [sys.executable, "-m", "server.cli", "models", "pull", "fastestdet", "--from", f"{shared_dir}/models"]
+    environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home")}
+    subprocess.run([*command, "--url", NOBODY], cwd=CHECKOUT, env=environ, capture_output=True, timeout=60, check=True)
+    return tmp_path / "home"
+
+
+def test_check_of_every_model_of_a_running_stack_tells_right_from_broken(stack: RunningStack, shared_dir: Path) -> None:
+    """Triton's answers to what is shipped and pulled are the recorded ones; what cannot be judged or loaded is told."""
+    code, rows = check(stack.home, "--url", stack.http_url)
+    assert code == 1
+    assert rows["broken"]["verdict"] == "cannot run"
+    assert "broken on purpose" in rows["broken"]["reasons"][0]
+    assert rows["identity_fp32"]["verdict"] == "not judged"
+    for name, references in {
+        "people": ["golden.jpg"],
+        "fastestdet": ["golden.jpg", "golden.json", "ONNX Runtime"],
+    }.items():
+        row = rows[name]
+        assert (row["verdict"], row["ran"], row["compared_with"]) == ("ok", "gateway", references), row
+
+
+def test_check_of_a_tensor_model_of_the_stack_passes_its_answer_through(stack: RunningStack) -> None:
+    """A shape that is given is sent; a python model's answer comes back, and nothing says whether it is right."""
+    code, rows = check(stack.home, "identity_fp32", "identity_bytes", "--shape", "x:2,5", "--url", stack.http_url)
+    assert code == 0
+    assert {row["ran"] for row in rows.values()} == {"gateway"}
+    assert {row["verdict"] for row in rows.values()} == {"not judged"}
+
+
+def test_check_without_a_gateway_runs_fastestdet_in_the_command(pulled: Path) -> None:
+    """The embedded engine gives the recorded answers, tensors and picture; people needs Triton and fails nobody."""
+    code, rows = check(pulled, "--url", NOBODY)
+    assert code == 0
+    row = rows["fastestdet"]
+    assert (row["verdict"], row["ran"]) == ("ok", "in-process"), row
+    assert row["compared_with"] == ["golden.jpg", "golden.json", "ONNX Runtime"]
+    assert rows["people"]["verdict"] == "not judged"
+
+
+def test_check_catches_other_weights_and_a_damaged_file(pulled: Path) -> None:
+    """Weights that differ by a twentieth are seen in hash and numbers; a cut file in its hash and its failure."""
+    file = pulled / "models" / "fastestdet" / "1" / "model.onnx"
+    model = onnx.load(file)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 4:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.05, tensor.name))
+    onnx.save(model, file)
+    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    told = rows["fastestdet"]
+    assert (code, told["verdict"]) == (1, "differs")
+    assert "the catalogue says 31cb14c017fc…" in told["reasons"][0]
+    assert any("(by golden.json)" in reason for reason in told["reasons"])
+    file.write_bytes(file.read_bytes()[:500_000])
+    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    assert (code, rows["fastestdet"]["verdict"]) == (1, "cannot run")
+    assert "SHA-256" in rows["fastestdet"]["reasons"][0]
+
+
+def test_check_catches_a_config_that_names_the_wrong_output(pulled: Path) -> None:
+    """As the engine says it: the config's name, and the names that the file has."""
+    config = pulled / "models" / "fastestdet" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "758"', 'name: "759"'))
+    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    assert (code, rows["fastestdet"]["verdict"]) == (1, "cannot run")
+    assert "names output '759', the ONNX file's outputs are '758'" in rows["fastestdet"]["reasons"][0]
+
+
+def test_check_catches_a_card_that_scales_pixels_wrongly(pulled: Path) -> None:
+    """The tensors are right and the boxes are not: only the picture, sent the whole way, tells."""
+    config = pulled / "models" / "fastestdet" / "config.pbtxt"
+    scale = 'key: "net-scale-factor" value { string_value: "0.00392156862745098" }'
+    config.write_text(config.read_text().replace(scale, scale.replace("0.0039", "0.0005")))
+    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    assert (code, rows["fastestdet"]["verdict"]) == (1, "differs")
+    assert len(rows["fastestdet"]["reasons"]) == 1
+    assert rows["fastestdet"]["reasons"][0].startswith("golden.jpg: class 0 at ")
+
+
+def test_record_of_a_users_model_holds_for_the_engine_too(stack: RunningStack, pulled: Path, tmp_path: Path) -> None:
+    """Recorded without any gateway, by plain ONNX Runtime; Triton then answers the same."""
+    folder = tmp_path / "mine" / "fastestdet"
+    shutil.copytree(pulled / "models" / "fastestdet", folder)
+    (folder / "golden.json").unlink()
+    code, rows = check(tmp_path, "fastestdet", "--record", "--url", NOBODY, repository=folder.parent)
+    assert (code, rows["fastestdet"]["verdict"]) == (0, "ok")
+    code, rows = check(tmp_path, "fastestdet", "--url", stack.http_url, repository=folder.parent)
+    assert (code, rows["fastestdet"]["verdict"], rows["fastestdet"]["ran"]) == (0, "ok", "gateway")
