@@ -290,8 +290,9 @@ def test_import_contracts_are_kept_here_and_broken_by_a_bad_sample(tmp_path: Pat
         "deepstream_pipeline/sinks/a.py": "import server.core.a",
         "deepstream_pipeline/types.py": "from deepstream_pipeline.sinks import a",
         "deepstream_pipeline/infer/a.py": "import server.rest.b",
+        "loadtest/users/a.py": "import deploy.models",
     }
-    rooms = "server/batching server/vision server/backends server/grpc server/local loadtest/users deepstream_pipeline"
+    rooms = "server/batching server/vision server/backends server/grpc server/local loadtest/users deploy/models deepstream_pipeline"
     for name in ("interfaces", "errors"):
         bad[f"deepstream_pipeline/{name}.py"] = ""
     for path in [*bad, *(f"{room}/__init__.py" for room in rooms.split())]:
