@@ -42,7 +42,7 @@ class GrpcMethods:
         return await handle(self, message, deadline)
 
     async def infer(self, message: bytes, deadline: float | None) -> bytes:
-        request = parsed_request(service_pb2.ModelInferRequest, message)
+        request = await in_thread(len(message), parsed_request, service_pb2.ModelInferRequest, message)
         model, version = request.model_name, request.model_version
         self._engine.labels(model, version, "")  # a model that is not there is told first
         ask = await in_thread(len(message), read_infer, request)

@@ -1,8 +1,10 @@
 """Tensors as JSON has them: the array `data`, flat or nested in any way, read and written as Triton does."""
 
 import json
+import math
 import re
 import struct
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -24,12 +26,15 @@ _INTEGERS = {
 _UNSIGNED = (Datatype.UINT8, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64)
 _FLOATS = {Datatype.FP32: np.float32, Datatype.FP64: np.float64}
 _NESTING = b"[] \t\r\n"
-_OF_NUMBERS = b"0123456789+-.eE,NaInfity"  # NaN, Infinity and -Infinity are numbers to Triton
-_FRACTION = re.compile(rb"[.eE]")
-_PERHAPS_OVER_64_BITS = re.compile(rb"[0-9]{19}")
+_ODD_NUMBERS = {b"NaN": math.nan, b"Infinity": math.inf, b"-Infinity": -math.inf}
 _EMPTY_ARRAYS = re.compile(rb",{2,}")
-_STRINGS = msgspec.json.Decoder(list[str])
-_ANYTHING = msgspec.json.Decoder()
+_OF_FLOATS = msgspec.json.Decoder(list[float])
+_OF_INTEGERS = msgspec.json.Decoder(list[int])
+_OF_BOOLEANS = msgspec.json.Decoder(list[bool])
+_OF_STRINGS = msgspec.json.Decoder(list[str])
+_OF_ANYTHING = msgspec.json.Decoder()
+# A piece is read or written in one go, some milliseconds in which no other thread runs.
+_PIECE_BYTES, _PIECE_ELEMENTS = 1 << 20, 1 << 16
 
 
 def tensor_data(text: bytes, datatype: Datatype, *, name: str, element_count: int) -> memoryview:
@@ -45,7 +50,7 @@ def tensor_data(text: bytes, datatype: Datatype, *, name: str, element_count: in
         raise _unreadable("attempt to access JSON non-array as array")
     if datatype is Datatype.BYTES:
         return memoryview(_strings(text))
-    array = _booleans(text) if datatype is Datatype.BOOL else _numbers(text, datatype)
+    array = _array(text, datatype)
     if array.size != element_count:
         raise _unreadable("Shape does not match true shape of 'data' field")
     return array.view(np.uint8).data
@@ -59,60 +64,73 @@ def tensor_text(tensor: Tensor) -> bytes:
             f"Please use the binary data format for output {tensor.name}"
         )
     array = tensor.to_numpy().reshape(-1)
-    if tensor.datatype is Datatype.BYTES:
+    pieces = (array[start : start + _PIECE_ELEMENTS] for start in range(0, array.size, _PIECE_ELEMENTS))
+    return b"[" + b",".join(_text(piece)[1:-1] for piece in pieces) + b"]"
+
+
+def _text(array: Array) -> bytes:
+    """Of elements one behind the other."""
+    if array.dtype == np.object_:
         texts = [item.decode("utf-8", "surrogateescape") for item in array]
         return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-    if tensor.datatype in _FLOATS and not np.isfinite(array).all():
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
         return json.dumps(array.tolist(), separators=(",", ":")).encode()  # msgspec would write null
     return msgspec.json.encode(array.tolist())
 
 
-def _numbers(text: bytes, datatype: Datatype) -> Array:
-    flat = _flat(text)
-    if flat.translate(None, _OF_NUMBERS):
-        raise _unreadable("attempt to access JSON non-number as number")
+def _array(text: bytes, datatype: Datatype) -> Array:
+    """All elements, in one dimension."""
+    if datatype is Datatype.BOOL:
+        return _joined(text, lambda piece: np.array(_OF_BOOLEANS.decode(piece), np.bool_))
     if datatype in _FLOATS:
-        return _floats(flat, datatype)
-    if _FRACTION.search(flat) or b"N" in flat or b"I" in flat:
-        raise _unreadable("attempt to access JSON non-integer as integer")
-    if datatype in _UNSIGNED and b"-" in flat:
-        raise _unreadable("attempt to access JSON non-unsigned-integer as unsigned-integer")
+        with np.errstate(over="ignore"):  # what FP32 cannot hold is an infinity, as in C++
+            return _joined(text, _floats).astype(_FLOATS[datatype])
     wide = np.uint64 if datatype in _UNSIGNED else np.int64
-    if _PERHAPS_OVER_64_BITS.search(flat):
-        return _long_integers(flat, wide).astype(_INTEGERS[datatype])
-    return np.fromstring(flat, wide, sep=",").astype(_INTEGERS[datatype])
+    return _joined(text, lambda piece: np.array(_OF_INTEGERS.decode(piece), wide)).astype(_INTEGERS[datatype])
 
 
-def _floats(flat: bytes, datatype: Datatype) -> Array:
-    wide = np.fromstring(flat, np.float64, sep=",")
-    if b"I" not in flat and np.isinf(wide).any():
-        raise _unreadable("Number too big to be stored in double")
-    with np.errstate(over="ignore"):  # what FP32 cannot hold is an infinity, as in C++
-        return wide.astype(_FLOATS[datatype])
+def _joined(text: bytes, read: Callable[[bytes], Array]) -> Array:
+    """Raises InvalidRequest where `read` cannot make an array of a piece."""
+    try:
+        arrays = [read(b"[" + piece + b"]") for piece in _pieces(_flat(text))]
+    except (msgspec.DecodeError, OverflowError) as error:
+        raise _unreadable(str(error)) from error
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _long_integers(flat: bytes, wide: type[np.int64 | np.uint64]) -> Array:
-    """Numbers of which one may fit no 64 bits, for which numpy's text reader has no word."""
-    numbers = [int(word) for word in flat.split(b",")]
-    limits = np.iinfo(wide)
-    if min(numbers) < limits.min or max(numbers) > limits.max:
-        raise _unreadable("an integer fits no 64 bits")
-    return np.array(numbers, wide)
+def _pieces(flat: bytes) -> Iterator[bytes]:
+    """The text, cut at commas."""
+    start = 0
+    while len(flat) - start > _PIECE_BYTES:
+        end = flat.find(b",", start + _PIECE_BYTES)
+        if end < 0:
+            break
+        yield flat[start:end]
+        start = end + 1
+    yield flat[start:]
 
 
-def _booleans(text: bytes) -> Array:
-    flat = _flat(text)
-    words = flat.split(b",") if flat else []
-    if any(word not in (b"true", b"false") for word in words):
-        raise _unreadable("attempt to access JSON non-boolean as boolean")
-    return np.array([word == b"true" for word in words], np.bool_)
+def _floats(piece: bytes) -> Array:
+    """NaN, Infinity and -Infinity are numbers to Triton; the quick reader knows none of them."""
+    try:
+        return np.array(_OF_FLOATS.decode(piece), np.float64)
+    except msgspec.DecodeError:
+        words = piece[1:-1].split(b",")
+        odd = {index: _ODD_NUMBERS[word] for index, word in enumerate(words) if word in _ODD_NUMBERS}
+        if not odd:
+            raise
+    for index in odd:
+        words[index] = b"0"
+    array = np.array(_OF_FLOATS.decode(b"[" + b",".join(words) + b"]"), np.float64)
+    array[list(odd)] = list(odd.values())
+    return array
 
 
 def _strings(text: bytes) -> bytes:
     try:
-        words = _STRINGS.decode(text)
+        words = _OF_STRINGS.decode(text)
     except msgspec.ValidationError:
-        words = _leaves(_ANYTHING.decode(text))
+        words = _leaves(_OF_ANYTHING.decode(text))
     return b"".join(struct.pack("<I", len(item)) + item for item in (word.encode() for word in words))
 
 
