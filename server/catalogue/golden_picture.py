@@ -5,8 +5,9 @@ import numpy as np
 from server.catalogue.golden import PictureRecord, PictureTolerance, SeenClass
 from server.core.result import Detections, VisionResult
 
-# Boxes come from the same decoder and the same resize everywhere; what is left is what engines differ by in a score.
-SCORE_SLACK, LEAST_IOU = 0.02, 0.9
+# Pixels are the same everywhere, one decoder and one resize; what is left is an engine's arithmetic. FastestDet's scores
+# move by 0.0003 when every factor is rounded to TF32, by 0.027 when red and blue are exchanged.
+SCORE_SLACK, LEAST_IOU = 0.01, 0.9
 
 
 def record_of_seen(seen: tuple[SeenClass, ...], *, sha256: str, threshold: float) -> PictureRecord:

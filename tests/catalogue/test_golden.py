@@ -260,7 +260,7 @@ def test_golden_record_whose_sample_does_not_fit_is_refused() -> None:
 
 SEEN = Detections(
     np.array([[10, 10, 50, 90], [60, 10, 100, 90], [200, 0, 240, 80]], np.float32),
-    np.array([0.9, 0.8, 0.66], np.float32),
+    np.array([0.9, 0.8, 0.655], np.float32),
     np.array([0, 0, 2]),
 )
 
@@ -270,7 +270,7 @@ SEEN = Detections(
     [
         ({}, ""),
         ({"xyxy": SEEN.xyxy + np.float32(0.8)}, ""),
-        ({"score": SEEN.score + np.float32(0.01)}, ""),
+        ({"score": SEEN.score + np.float32(0.005)}, ""),
         ({"rows": [1, 0, 2]}, ""),
         ({"rows": [0, 1]}, ""),  # the third is as near to the threshold as a score may differ
         ({"rows": [0, 2]}, "class 0 at [60, 10, 100, 90], score 0.800, is not seen any more"),
@@ -278,7 +278,7 @@ SEEN = Detections(
             {"xyxy": SEEN.xyxy + np.float32(20)},
             "is not seen any more (the nearest of its class is at [30, 30, 70, 110])",
         ),
-        ({"score": SEEN.score - np.float32(0.1)}, "has score 0.800 now, 0.02 apart is allowed"),
+        ({"score": SEEN.score - np.float32(0.1)}, "has score 0.800 now, 0.01 apart is allowed"),
         ({"class_id": np.array([1, 0, 2])}, "class 0 at [10, 10, 50, 90], score 0.900, is not seen any more"),
         ({"rows": [0, 1, 1]}, "class 0 at [60, 10, 100, 90], score 0.800, is seen now, and was not"),
     ],
