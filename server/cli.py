@@ -5,8 +5,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import typer
+
+from server import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Command:
 
 
 COMMANDS = {
-    "up": Command("server.commands.up", "up", "Start Triton and the gateway; Ctrl-C drains and stops them."),
+    "up": Command("server.commands.up", "up", "Start the engine and the gateway; Ctrl-C drains and stops them."),
     "infer": Command("server.commands.infer", "infer", "Send pictures to a model of the running gateway."),
     "models": Command("server.commands.models", "app", "List, pull, load and unload models."),
     "doctor": Command("server.commands.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
@@ -50,7 +53,17 @@ def build_app(words: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _root() -> None:
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"penstock {VERSION}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="which Penstock this is")
+    ] = False,
+) -> None:
     """Keeps the sub-commands' names in the command line even where there is one only."""
 
 

@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 
 import uvloop
+from tritonclient.grpc import service_pb2
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
+from server.backends.triton_messages import parsed
 from server.backends.watch import LOADING, EngineWatch, KnownModel, WatchOptions
 from server.core.address import authority
+from server.core.backend import Backend, Relay
+from server.core.errors import InferenceError
+from server.core.relay import GrpcCall
 from server.dataplane import DataPlane
 from server.grpc.server import GrpcLimits, GrpcServer, serve
 from server.image_flow import ImageFlow
-from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.logs import get_logger
 from server.metrics import Metrics
 from server.rest.app import RestLimits, create_app
@@ -29,6 +34,7 @@ from server.settings import Settings
 from server.vision.pool import DecodePool
 
 log = get_logger("gateway")
+METADATA_TIMEOUT_S = 2.0
 WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine that is awaited; the last one goes on
 
 
@@ -55,6 +61,55 @@ def engine_address(settings: Settings) -> EngineAddress:
     return EngineAddress(settings.engine.rstrip("/"), grpc_address, metrics_url)
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine, wired. place: where it is, for the log."""
+
+    backend: Backend
+    relay: Relay
+    place: str
+
+
+def compose_engine(settings: Settings) -> Engine:
+    """The engine that the settings name. Call it inside the running loop."""
+    if settings.engine_is_embedded:
+        return _embedded_engine(settings)
+    address = engine_address(settings)
+    triton = TritonBackend(
+        http_url=address.http_url,
+        grpc_address=address.grpc_address,
+        metrics_url=address.metrics_url,
+        max_connections=settings.max_inflight_requests,
+    )
+    return Engine(triton, triton, address.grpc_address)
+
+
+def _embedded_engine(settings: Settings) -> Engine:
+    # Here and below, so that ONNX Runtime is loaded for this engine only.
+    from server.backends.embedded.engine import EmbeddedEngine
+    from server.backends.embedded.relay import EmbeddedRelay
+
+    repositories = tuple(path for path in settings.repositories if path.is_dir())
+    engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
+    return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded")
+
+
+async def describe_engine(settings: Settings, relay: Relay) -> str:
+    """Which engine serves, for a person; with the version that it gives itself, where it gives one."""
+    if settings.engine_is_embedded:
+        import onnxruntime
+
+        return f"embedded (ONNX Runtime {onnxruntime.__version__} on the {onnxruntime.get_device()})"
+    place = f" at {settings.engine}" if settings.engine_is_external else ""
+    question = GrpcCall("/inference.GRPCInferenceService/ServerMetadata", b"")
+    try:
+        answer = await relay.grpc(question, deadline=time.monotonic() + METADATA_TIMEOUT_S)
+        told = parsed(service_pb2.ServerMetadataResponse, answer.message)  # empty where it was refused
+    except InferenceError:
+        return f"triton{place}"
+    return f"{told.name or 'triton'} {told.version}".rstrip() + place
+
+
 class Gateway:
     """The gateway's parts, wired."""
 
@@ -62,15 +117,10 @@ class Gateway:
         self._settings = settings
         self._control = control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
-        self._address = address = engine_address(settings)
         self.metrics = Metrics()
-        self.backend = TritonBackend(
-            http_url=address.http_url,
-            grpc_address=address.grpc_address,
-            metrics_url=address.metrics_url,
-            max_connections=settings.max_inflight_requests,
-        )
-        self.watch = EngineWatch(self.backend, _watch_options(settings), ask_restart=self._ask_restart)
+        self.engine = compose_engine(settings)
+        self.is_sick = False
+        self.watch = EngineWatch(self.engine.backend, _watch_options(settings), ask_restart=self._ask_restart)
         self.pool = DecodePool(
             workers=settings.decoder_count,
             job_timeout_s=settings.decode_timeout_s,
@@ -78,9 +128,9 @@ class Gateway:
             max_pixels=settings.max_pixels,
         )
         self.admission = Admission(AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes))
-        images = ImageFlow(backend=self.backend, watch=self.watch, pool=self.pool, metrics=self.metrics)
+        images = ImageFlow(backend=self.engine.backend, watch=self.watch, pool=self.pool, metrics=self.metrics)
         self.plane = DataPlane(
-            relay=self.backend, watch=self.watch, images=images, admission=self.admission, metrics=self.metrics
+            relay=self.engine.relay, watch=self.watch, images=images, admission=self.admission, metrics=self.metrics
         )
         self._read_metrics()
 
@@ -97,6 +147,7 @@ class Gateway:
         read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
 
     def _ask_restart(self, reason: str) -> None:
+        self.is_sick = self._settings.engine_is_embedded
         if self._control is not None:
             self._control.send(RestartEngine(reason))
 
@@ -122,11 +173,12 @@ class Gateway:
                     await self.watch.first_ready.wait()
                 break
             if self.watch.reason != LOADING:  # the engine's own log tells of that
-                log.warning("waiting for the engine", grpc=self._address.grpc_address, reason=self.watch.reason)
+                log.warning("waiting for the engine", engine=self.engine.place, reason=self.watch.reason)
         models = sorted(name for name, known in self.watch.models.items() if known.is_ready)
         unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
         if self._control is not None:
-            self._control.send(GatewayReady(models, unavailable))
+            engine = await describe_engine(self._settings, self.engine.relay)
+            self._control.send(GatewayReady(engine, models, unavailable))
 
     def _is_missed(self, known: KnownModel) -> bool:
         """Whether it should serve and does not: what --models leaves out is no loss."""
@@ -153,7 +205,7 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
     await gateway.pool.start()
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
     rest = HttpListener(create_app(gateway.plane, limits, gateway.metrics), http_socket)
-    exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.backend.metrics), metrics_socket)
+    exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics), metrics_socket)
     grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
     grpc_address = authority(settings.host, settings.grpc_port)
     grpc_server = await serve(gateway.plane, grpc_limits, grpc_address, gateway.metrics)
@@ -187,13 +239,15 @@ async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -
 async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:
     """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace.
 
-    Whether nothing was cut.
+    With a sick engine in this process: no delay, and a short grace. Whether nothing was cut.
     """
     started = time.monotonic()
+    grace_s = min(settings.grace_s, SICK_GRACE_S) if gateway.is_sick else settings.grace_s
+    delay_s = 0.0 if gateway.is_sick else settings.drain_delay_s
     gateway.plane.announce_stop()
-    log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=settings.drain_delay_s)
-    await asyncio.sleep(settings.drain_delay_s)
-    is_clean = all(await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s)))
+    log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
+    await asyncio.sleep(delay_s)
+    is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s)))
     log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
     return is_clean
 
@@ -205,7 +259,7 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     await gateway.pool.aclose()
-    await gateway.backend.aclose()
+    await gateway.engine.backend.aclose()
 
 
 def run_gateway(settings: Settings, control_end: socket.socket | None = None) -> int:

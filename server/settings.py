@@ -69,16 +69,16 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "Settings":
-        if self.engine not in ("auto", "triton") and not self.engine.startswith(("http://", "https://")):
+        if self.engine not in ("auto", "triton", "embedded") and not self.engine_is_external:
             raise ValueError(
-                f"engine is {self.engine!r}; it takes auto, triton, or the http:// address of a Triton that runs"
+                f"engine is {self.engine!r}; it takes auto, triton, embedded, or the http:// address of a Triton"
             )
         if self.engine_is_external and not _has_host(self.engine):
             raise ValueError(f"engine is {self.engine!r}; a Triton's address looks like http://host:8000")
         if self.engine_grpc and not self.engine_is_external:
             raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
         ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
-        if not self.engine_is_external:
+        if self.engine_has_process:
             ports += [p for p in (self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port) if p]
         twice = {port for port in ports if ports.count(port) > 1}
         if twice:
@@ -89,6 +89,16 @@ class Settings(BaseSettings):
     def engine_is_external(self) -> bool:
         """Whether somebody else runs the engine."""
         return self.engine.startswith(("http://", "https://"))
+
+    @property
+    def engine_is_embedded(self) -> bool:
+        """Whether the engine lives in the gateway's process."""
+        return self.engine == "embedded"
+
+    @property
+    def engine_has_process(self) -> bool:
+        """Whether the engine is, or with `auto` may be, a process of ours with ports of its own."""
+        return not self.engine_is_external and not self.engine_is_embedded
 
     @property
     def home_path(self) -> Path:

@@ -1,6 +1,7 @@
-"""The composer of the whole stack: the small parent process that owns the engine's process and the gateway's.
+"""The composer of the whole stack: the small parent process that owns the gateway's process, and Triton's.
 
-Each is restarted when it dies; both are ended in order when the stack is told to stop.
+Each is restarted when it dies; both are ended in order when the stack is told to stop. The embedded engine has no
+process of its own: it lives and is restarted with the gateway.
 """
 
 import asyncio
@@ -10,33 +11,25 @@ import signal
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
 from server.backends.shell_paths import is_special, plain_paths
-from server.backends.triton_backoff import RestartBackoff
 from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, TritonProcess
-from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
+from server.backends.triton_runtime import TritonRuntime, TritonUnavailable, default_environment, find_triton
 from server.backends.triton_status import EngineState, EngineStatus
 from server.core.address import authority
-from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.local.gateway_process import GatewayProcess
 from server.logs import get_logger
 from server.rest.listener import PortTaken, bind
 from server.settings import Settings
 
 log = get_logger("stack")
 engine_log = get_logger("triton")
-EXIT_CANNOT_START = 78
-GATEWAY_ENVIRONMENT = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # decoders are started by exec; grpc's fork handlers only print warnings
-    "GRPC_VERBOSITY": "ERROR",
-}
-MAX_FAILED_STARTS = 3  # of a gateway that has never served
-GATEWAY_PROGRAM = (sys.executable, "-m", "server")
 ENGINE_GRACE_S = 5.0  # once the gateway has drained, only a model that still loads keeps the engine
 STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
 
@@ -47,8 +40,9 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a person is told once requests will be served."""
+    """What a person is told once requests will be served. engine: which one serves."""
 
+    engine: str
     http_url: str
     grpc_address: str
     metrics_url: str
@@ -56,10 +50,33 @@ class Announcement:
     unavailable: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """settings: with the engine said outright, never `auto`. triton: the one to start, None where none is."""
+
+    settings: Settings
+    triton: TritonRuntime | None = None
+
+
+def choose_engine(settings: Settings) -> EngineChoice:
+    """Decided here, once for every process of the stack. Raises CannotStart where Triton is asked for and absent."""
+    if settings.engine_is_external or settings.engine_is_embedded:
+        return EngineChoice(settings)
+    environment = settings.engine_environment or default_environment(Path(sys.prefix))
+    try:
+        triton = find_triton(environment=environment)
+    except TritonUnavailable as error:
+        if settings.engine == "triton":
+            raise CannotStart(str(error)) from error
+        log.info(f"engine: embedded, since {error}")
+        return EngineChoice(settings.model_copy(update={"engine": "embedded"}))
+    return EngineChoice(settings.model_copy(update={"engine": "triton"}), triton)
+
+
 def resolve_ports(settings: Settings) -> Settings:
     """The settings with real port numbers, each tried now. Raises CannotStart where one is taken."""
     names = ["http_port", "grpc_port", "metrics_port"]
-    if not settings.engine_is_external:
+    if settings.engine_has_process:
         names += ["engine_http_port", "engine_grpc_port", "engine_metrics_port"]
     held: list[socket.socket] = []
     ports: dict[str, int] = {}
@@ -81,7 +98,8 @@ def resolve_ports(settings: Settings) -> Settings:
 def check_repositories(settings: Settings) -> tuple[Path, ...]:
     """The model repositories that can be read.
 
-    Raises CannotStart where one is missing, where a model stands in two, or has a name that Triton cannot start.
+    Raises CannotStart where one is missing, where a model stands in two, or has a name that Triton cannot start: the
+    same repository is to run on every engine.
     """
     home = settings.home_path / "models"
     try:
@@ -140,121 +158,22 @@ def log_engine(level: int, event: str, /, **fields: str | int) -> None:
     engine_log.log(level, event, **fields)
 
 
-class GatewayProcess:
-    """The gateway as a child: started, restarted with growing pauses when it dies, drained by SIGTERM."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        run_dir: Path,
-        on_news: Callable[[object], None],
-        *,
-        program: Sequence[str] = GATEWAY_PROGRAM,
-    ) -> None:
-        self._settings_file = run_dir / "settings.json"
-        self._settings_file.touch(mode=0o600)
-        self._settings_file.write_text(settings.model_dump_json())
-        self._program = program
-        self._on_news = on_news
-        self._process: asyncio.subprocess.Process | None = None
-        self._line: ControlLine | None = None
-        self._last_news: EngineNews | None = None
-        self._stopping = asyncio.Event()
-        self._has_served = False
-        self.restarts = 0
-
-    def tell(self, news: EngineNews) -> None:
-        """The engine's state, now and for every later gateway process."""
-        self._last_news = news
-        if self._line is not None:
-            self._line.send(replace(news, gateway_restarts=self.restarts))
-
-    async def run(self) -> int:
-        """Until stopped, or until it cannot start; its exit code."""
-        backoff = RestartBackoff()
-        while not self._stopping.is_set():
-            backoff.live(time.monotonic())
-            code = await self._run_once()
-            if self._stopping.is_set():
-                # It died of the signal itself: it did not listen for it yet, so it had accepted nothing.
-                return 0 if code == -signal.SIGTERM else code
-            if code == EXIT_CANNOT_START:
-                return code
-            self.restarts += 1
-            if not self._has_served and self.restarts == MAX_FAILED_STARTS:
-                log.error("gateway cannot start; the lines above say why", code=code, starts=self.restarts)
-                return EXIT_CANNOT_START
-            pause_s = backoff.next_delay_s(time.monotonic())
-            log.error("gateway died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._stopping.wait()
-        return 0
-
-    async def _run_once(self) -> int:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._program,
-                str(self._settings_file),
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | GATEWAY_ENVIRONMENT,
-                start_new_session=True,
-            )
-        if self._stopping.is_set():  # told so while it was being made
-            self._process.terminate()
-        self._line = await ControlLine.over(ours)
-        if self._last_news is not None:
-            self._line.send(replace(self._last_news, gateway_restarts=self.restarts))
-        reading = asyncio.create_task(self._read(self._line))
-        code = await self._process.wait()
-        reading.cancel()
-        self._line.close()
-        self._line = None
-        return code
-
-    async def _read(self, line: ControlLine) -> None:
-        async for news in line.receive():
-            self._has_served |= isinstance(news, GatewayServes)
-            self._on_news(news)
-
-    async def stop(self, patience_s: float) -> None:
-        """SIGTERM, and SIGKILL when the patience is over. `run` then returns."""
-        self._stopping.set()
-        if self._process is None or self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._process.wait()
-        except TimeoutError:
-            log.error("gateway did not stop in time; killed", patience_s=patience_s)
-            self.kill()
-
-    def kill(self) -> None:
-        """At once, with its children."""
-        self._stopping.set()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-
 class Stack:
     """Run it once: `run` returns the exit code when everything has ended."""
 
-    def __init__(self, settings: Settings, *, announce: Callable[[Announcement], None]) -> None:
-        self._settings = settings
+    def __init__(self, choice: EngineChoice, *, announce: Callable[[Announcement], None]) -> None:
+        self._settings = choice.settings
+        self._triton = choice.triton
         self._announce = announce
         self._ports: GatewayServes | None = None
         self._stop_asked = asyncio.Event()
         self._is_hurried = False
         self._failure = ""
         self._run_dir = claim_run_dir()
-        self._gateway = GatewayProcess(settings, self._run_dir.path, self._on_gateway_news)
+        self._gateway = GatewayProcess(choice.settings.model_dump_json(), self._run_dir.path, self._on_gateway_news)
         self._engine: TritonProcess | None = None
         self._engine_task: asyncio.Task[None] | None = None
+        self._embedded_restarts = 0
 
     async def run(self) -> int:
         """0 when what was accepted was answered; 1 when something was cut. Raises CannotStart."""
@@ -286,13 +205,12 @@ class Stack:
         return 1 if self._is_hurried else code
 
     def _start_engine(self) -> None:
-        if self._settings.engine_is_external:
+        repositories = () if self._settings.engine_is_external else check_repositories(self._settings)
+        if self._triton is None:
             self._gateway.tell(EngineNews(is_running=True, reason="", restarts=0))
             return
-        environment = self._settings.engine_environment or default_environment(Path(sys.prefix))
-        repositories = check_repositories(self._settings)
         try:
-            launch = find_triton(environment=environment).prepare(self._run_dir.path)
+            launch = self._triton.prepare(self._run_dir.path)
         except TritonUnavailable as error:
             raise CannotStart(str(error)) from error
         options = TritonOptions(
@@ -322,10 +240,22 @@ class Stack:
     def _on_gateway_news(self, news: object) -> None:
         if isinstance(news, GatewayServes):
             self._ports = news
-        elif isinstance(news, RestartEngine) and self._engine is not None:
-            self._engine.restart(news.reason)
+        elif isinstance(news, RestartEngine):
+            self._restart_engine(news.reason)
         elif isinstance(news, GatewayReady) and self._ports is not None:
             self._announce(announcement(self._settings.host, self._ports, news))
+
+    def _restart_engine(self, reason: str) -> None:
+        """Somebody else's engine is left alone; the embedded one is started again with the gateway that holds it."""
+        patience_s = min(self._settings.grace_s, SICK_GRACE_S) + STOP_MARGIN_S
+        if self._engine is not None:
+            self._engine.restart(reason)
+        elif self._settings.engine_is_embedded and self._gateway.renew(patience_s):
+            self._embedded_restarts += 1
+            log.error(
+                "embedded engine is sick; restarting the gateway", reason=reason, restarts=self._embedded_restarts
+            )
+            self._gateway.tell(EngineNews(is_running=True, reason="", restarts=self._embedded_restarts))
 
     def _on_signal(self) -> None:
         if not self._stop_asked.is_set():
@@ -342,6 +272,7 @@ def announcement(host: str, ports: GatewayServes, news: GatewayReady) -> Announc
     """The URLs as somebody on this machine types them."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return Announcement(
+        news.engine,
         f"http://{authority(shown, ports.http_port)}",
         authority(shown, ports.grpc_port),
         f"http://{authority(shown, ports.metrics_port)}/metrics",

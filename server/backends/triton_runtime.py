@@ -15,7 +15,7 @@ _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
 # One thread an instance and library: instances are what a model scales by, and each would else take every core.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_WAY_OUT = "use --engine URL for a Triton elsewhere"
+_WAY_OUT = "use --engine embedded (ONNX models only) or --engine URL (a Triton elsewhere)"
 
 
 class TritonUnavailable(Exception):

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,8 @@ import typer
 
 from server.commands.terminal import fail
 from server.logs import LogFormat, configure_logs
-from server.settings import Settings, SettingsError, read_settings
-from server.stack import Announcement, CannotStart, Stack, resolve_ports
+from server.settings import SettingsError, read_settings
+from server.stack import Announcement, CannotStart, EngineChoice, Stack, choose_engine, resolve_ports
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
 
@@ -21,7 +22,9 @@ def up(
     http_port: Annotated[int | None, typer.Option(help="REST [8000]; 0 picks a free one")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC [8001]")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, triton, or a Triton's http:// address [auto]")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address [auto]")
+    ] = None,
     engine_grpc: Annotated[str | None, typer.Option(help="that Triton's gRPC address [the next port]")] = None,
     engine_http_port: Annotated[int | None, typer.Option(help="the supervised Triton's REST [9000]")] = None,
     engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
@@ -35,7 +38,10 @@ def up(
     log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error [info]")] = None,
 ) -> None:
-    """Start Triton and the gateway and stay in the foreground; Ctrl-C drains and stops both.
+    """Start the engine and the gateway and stay in the foreground; Ctrl-C drains and stops both.
+
+    The engine is Triton where it can run, else ONNX Runtime embedded in the gateway, which serves ONNX models only;
+    --engine triton, embedded or a URL says which.
 
     Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
 
@@ -49,23 +55,24 @@ def up(
     try:
         settings = read_settings(flags, file=config)
         configure_logs(settings.log_format, settings.log_level)
-        settings = resolve_ports(settings)
-        code = asyncio.run(_run(settings))
+        choice = choose_engine(settings)
+        code = asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
     except (SettingsError, CannotStart) as error:
         fail(str(error))
     raise typer.Exit(code)
 
 
-async def _run(settings: Settings) -> int:
-    return await Stack(settings, announce=announce).run()
+async def _run(choice: EngineChoice) -> int:
+    return await Stack(choice, announce=announce).run()
 
 
 def announce(ready: Announcement) -> None:
-    """The last lines a person reads: which models, which not and why, and the URLs."""
+    """The last lines a person reads: which engine, which models, which not and why, and the URLs."""
     lines = [
         f"cannot serve {name}: {reason.removeprefix(f'model {name!r} cannot be loaded: ')}"
         for name, reason in sorted(ready.unavailable.items())
     ]
+    lines.append(f"engine: {ready.engine}")
     lines.append(f"serving {', '.join(ready.models) or 'no model yet (penstock models pull fastestdet)'}")
     lines.append("Ctrl-C drains and stops")
     lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}")

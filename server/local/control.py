@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SICK_GRACE_S = 5.0  # what running requests get of a gateway that ends with a sick engine in its own process
 MAX_LINE_BYTES = 4 << 20  # GatewayReady names every model that cannot be served, with its reason
 
 
@@ -34,8 +35,12 @@ class GatewayServes:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReady:
-    """Gateway → parent: requests will be served by these models; the others could not be loaded, and why."""
+    """Gateway → parent: requests will be served by these models; the others could not be loaded, and why.
 
+    engine: which one serves, for a person.
+    """
+
+    engine: str
     models: list[str]
     unavailable: dict[str, str]
 

@@ -70,9 +70,9 @@ def test_find_with_tritonserver_on_the_path_takes_it_as_it_is(tmp_path: Path, en
 
 def test_find_without_any_triton_says_what_to_do(tmp_path: Path) -> None:
     """One sentence with the fix, whether an environment is expected or not."""
-    with pytest.raises(TritonUnavailable, match=r"make up.*--engine URL"):
+    with pytest.raises(TritonUnavailable, match=r"make up.*--engine embedded.*--engine URL"):
         find_triton(environment=tmp_path / "absent", search_path="")
-    with pytest.raises(TritonUnavailable, match=r"make up.*--engine URL"):
+    with pytest.raises(TritonUnavailable, match=r"make up.*--engine embedded.*--engine URL"):
         find_triton(environment=None, search_path="")
 
 

@@ -13,7 +13,7 @@ async def test_control_line_carries_every_kind_of_news_in_order() -> None:
     told: list[News] = [
         EngineNews(is_running=True, reason="", restarts=1, gateway_restarts=2),
         GatewayServes(1, 2, 3),
-        GatewayReady(["a"], {"b": "broken\non purpose"}),
+        GatewayReady("triton 2.51.0", ["a"], {"b": "broken\non purpose"}),
         RestartEngine("sick"),
     ]
     for news in told:

@@ -1,4 +1,4 @@
-"""The parent's hold on its gateway process: started, started again, told to stop at the worst moment."""
+"""The parent's hold on its gateway process: started, started again, renewed, told to stop at the worst moment."""
 
 import asyncio
 import sys
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from server.settings import read_settings
-from server.stack import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
+from server.local.gateway_process import EXIT_CANNOT_START, MAX_FAILED_STARTS, GatewayProcess
 
 COUNTED = "from pathlib import Path; p = Path({file!r}); p.write_text(p.read_text() + 'x' if p.exists() else 'x'); "
 SERVES = (
@@ -18,14 +17,14 @@ SERVES = (
 )
 DIES = "raise SystemExit(3)"
 SLEEPS = "import time; time.sleep(60)"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 
 def gateway_that(tmp_path: Path, script: str) -> tuple[GatewayProcess, Path, list[object]]:
     """The process, the file with one letter for each of its starts, and the news that came."""
     starts, news = tmp_path / "starts", []
     program = (sys.executable, "-c", COUNTED.format(file=str(starts)) + script)
-    settings = read_settings({}, environ={})
-    return GatewayProcess(settings, tmp_path, news.append, program=program), starts, news
+    return GatewayProcess("{}", tmp_path, news.append, program=program), starts, news
 
 
 @asynccontextmanager
@@ -92,6 +91,34 @@ async def test_gateway_process_that_served_once_is_started_for_ever(tmp_path: Pa
         await task
     assert len(starts.read_text()) > MAX_FAILED_STARTS
     assert len(news) > MAX_FAILED_STARTS
+
+
+async def test_gateway_process_renewed_is_started_again_and_counts_no_death(tmp_path: Path) -> None:
+    """Told to end with its engine, once however often it is asked, it comes back; it did not die."""
+    gateway, starts, news = gateway_that(tmp_path, SERVES + SLEEPS)
+    async with in_time():
+        task = asyncio.create_task(gateway.run())
+        assert not gateway.renew(5.0)  # there is no process yet
+        await until(lambda: len(news) == 1)
+        assert gateway.renew(5.0)
+        assert not gateway.renew(5.0)
+        await until(lambda: len(news) == 2)
+        assert (starts.read_text(), gateway.restarts) == ("xx", 0)
+        await gateway.stop(5.0)
+        await task
+
+
+async def test_gateway_process_that_does_not_end_when_renewed_is_killed(tmp_path: Path) -> None:
+    """An engine that holds its process for ever does not hold the stack: after the patience another one starts."""
+    gateway, starts, news = gateway_that(tmp_path, DEAF + SERVES + SLEEPS)
+    async with in_time():
+        task = asyncio.create_task(gateway.run())
+        await until(lambda: len(news) == 1)
+        gateway.renew(0.1)
+        await until(lambda: len(news) == 2)
+        assert starts.read_text() == "xx"
+        gateway.kill()
+        await task
 
 
 async def test_gateway_process_keeps_its_settings_to_its_user(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """Settings are read once; a mistake is named with its place and the fix."""
 
+import socket
+import tomllib
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from server.cli import build_app
 from server.local.control import GatewayReady, GatewayServes
 from server.main import engine_address
-from server.settings import Settings, SettingsError, read_settings
-from server.stack import announcement
+from server.settings import CHECKOUT, Settings, SettingsError, read_settings
+from server.stack import CannotStart, announcement, choose_engine, resolve_ports
 
 
 def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> None:
@@ -31,7 +34,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_GRACE_S": "x"}, "PENSTOCK_GRACE_S is 'x': it should be a number"),
         ({"PENSTOCK_LOG_LEVEL": "loud"}, "it should be 'debug', 'info', 'warning' or 'error'"),
         ({"PENSTOCK_HTTP_PORT": "70000"}, "less than or equal to 65535"),
-        ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, or the http:// address"),
+        ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, embedded, or the http:// address"),
         ({"PENSTOCK_ENGINE": "http://"}, "engine is 'http://'; a Triton's address looks like http://host:8000"),
         ({"PENSTOCK_ENGINE": "http://h:99999"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE": "http://[::1"}, "a Triton's address looks like"),
@@ -96,6 +99,65 @@ def test_settings_survive_the_way_to_the_gateway_process() -> None:
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
+def test_engine_by_default_is_embedded_where_no_triton_can_run_and_says_why(no_triton: dict[str, Path]) -> None:
+    """Decided before anything starts, and said outright in the settings that the gateway gets."""
+    with structlog.testing.capture_logs() as logged:
+        choice = choose_engine(read_settings(no_triton, environ={}))
+    assert (choice.settings.engine, choice.triton) == ("embedded", None)
+    assert [line["log_level"] for line in logged] == ["info"]
+    assert logged[0]["event"].startswith("engine: embedded, since no tritonserver on PATH and none of nvidia-pytriton")
+
+
+def test_engine_by_default_is_triton_where_it_can_run(triton_on_path: Path) -> None:
+    """The one that was found is the one that is started."""
+    with structlog.testing.capture_logs() as logged:
+        choice = choose_engine(read_settings({}, environ={}))
+    assert choice.triton is not None
+    assert (choice.settings.engine, choice.triton.binary) == ("triton", triton_on_path)
+    assert not logged
+
+
+def test_engine_triton_where_it_cannot_run_is_refused_with_the_other_engines(no_triton: dict[str, Path]) -> None:
+    """Who asks for Triton does not get something else in silence."""
+    with pytest.raises(CannotStart, match=r"make up.* or use --engine embedded .* --engine URL"):
+        choose_engine(read_settings({"engine": "triton", **no_triton}, environ={}))
+
+
+@pytest.mark.parametrize("engine", ["embedded", "http://h:1"])
+def test_engine_without_a_process_of_ours_is_taken_at_its_word(engine: str, triton_on_path: Path) -> None:
+    """No Triton is looked for, and the engine's ports are nobody's business: taken or given twice, it is no mistake."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "engine_http_port": taken.getsockname()[1]}
+        settings = read_settings({"engine": engine, **ports, "engine_grpc_port": ports["engine_http_port"]}, environ={})
+        choice = choose_engine(settings)
+        assert (choice.settings, choice.triton) == (settings, None)
+        assert resolve_ports(settings).engine_http_port == ports["engine_http_port"]
+
+
+@pytest.fixture
+def no_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
+    """A PATH without tritonserver, and the setting of an environment that has none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return {"engine_environment": tmp_path / "absent"}
+
+
+@pytest.fixture
+def triton_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A tritonserver on PATH, as in NVIDIA's container."""
+    binary = tmp_path / "tritonserver"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return binary
+
+
+def test_version_is_that_of_the_package() -> None:
+    """`penstock --version` works from a checkout, and says what pyproject.toml says."""
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    assert CliRunner().invoke(build_app(["--version"]), ["--version"]).stdout == f"penstock {version}\n"
+
+
 def test_settings_in_a_file_that_is_no_text_are_refused(tmp_path: Path) -> None:
     """A binary file is a sentence with its path, not a traceback."""
     file = tmp_path / "penstock.toml"
@@ -127,4 +189,4 @@ def test_engine_address_is_the_urls_port_and_the_two_behind_it(engine: str, expe
 )
 def test_announcement_shows_addresses_that_can_be_typed(host: str, url: str) -> None:
     """The address of all interfaces is none to connect to, and IPv6 stands in brackets."""
-    assert announcement(host, GatewayServes(1, 2, 3), GatewayReady([], {})).http_url == url
+    assert announcement(host, GatewayServes(1, 2, 3), GatewayReady("", [], {})).http_url == url

@@ -14,12 +14,21 @@ from tests.tiny_models import write_model
 pytestmark = pytest.mark.xdist_group("lifecycle")
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port", "--engine-grpc-port"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
 def test_port_in_use_is_one_line_with_the_flag(tmp_path: Path, flag: str) -> None:
     """Which port, and which flag chooses another; nothing was started."""
+    assert_taken_port_is_one_line(tmp_path, flag, engine="embedded")
+
+
+def test_port_in_use_of_the_engine_is_one_line_with_the_flag(tmp_path: Path, triton_environment: Path) -> None:
+    """Triton's own ports are tried as well."""
+    assert_taken_port_is_one_line(tmp_path, "--engine-grpc-port", engine="triton")
+
+
+def assert_taken_port_is_one_line(tmp_path: Path, flag: str, *, engine: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, text = fails_to_start(tmp_path, *ANY_PORTS, flag, str(port))
+        code, text = fails_to_start(tmp_path, "--engine", engine, *ANY_PORTS, flag, str(port))
     assert code != 0
     assert len(text.splitlines()) == 1
     assert f"127.0.0.1:{port}" in text
@@ -35,13 +44,13 @@ def test_unknown_setting_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
 
 
 def test_no_triton_binary_is_one_line_with_the_fix(tmp_path: Path) -> None:
-    """Where there is no Triton, the message says what to do."""
+    """Who asks for Triton where there is none is told what to do."""
     environ = {"PATH": "/nonexistent", "PENSTOCK_ENGINE_ENVIRONMENT": str(tmp_path / "none")}
-    code, text = fails_to_start(tmp_path, *ANY_PORTS, environ=environ)
+    code, text = fails_to_start(tmp_path, "--engine", "triton", *ANY_PORTS, environ=environ)
     assert code != 0
     assert len(text.splitlines()) == 1
-    assert "Triton" in text
-    assert "make" in text or "--engine" in text
+    assert "no tritonserver on PATH" in text
+    assert "`make up` builds it, or use --engine embedded" in text
 
 
 def test_missing_repository_is_one_line(tmp_path: Path, triton_environment: Path) -> None:
@@ -120,7 +129,7 @@ def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path:
             port = late.wait_for_log("listening").split("http=")[1].split()[0]
             ready = wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready")
             assert ready == 503
-            late.wait_for_log(f"waiting for the engine grpc={engine_grpc} reason=")
+            late.wait_for_log(f"waiting for the engine engine={engine_grpc} reason=")
             assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
         finally:
             triton.resume()
