@@ -1,5 +1,6 @@
 """The KServe v2 wire: the same calls to the real Triton and to the embedded engine, and the same answers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 import pytest_asyncio
 
 from server.backends.triton_runtime import find_triton
+from server.core.backend import Relay
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
-from tests.contract import wire_grpc_cases, wire_http_binary_cases, wire_http_cases
-from tests.contract.wire_case import Difference, GrpcCase, HttpCase
+from tests.contract import wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
+from tests.contract.wire_case import Difference, GrpcCase, HttpCase, post
 from tests.contract.wire_engines import Engines, Told, both_engines, told_by_grpc, told_by_http, without
 from tests.contract.wire_models import write_models
 
@@ -60,17 +62,46 @@ async def test_grpc_call_to_either_engine_gets_the_same_answer(engines: Engines,
     compare(ours, theirs, case.but, code="code")
 
 
-def compare(ours: Told, theirs: Told, but: Difference | None, *, code: str) -> None:
+async def test_rest_loads_and_unloads_change_either_engine_alike(engines: Engines) -> None:
+    """Each step, in its order, gets the same answer from both."""
+    for step in wire_loads.HTTP_STEPS:
+        if isinstance(step, wire_loads.Unloaded):
+            await until_unloaded(engines.triton)
+            continue
+        theirs = told_by_http(await engines.triton.http(step.call, deadline=None))
+        ours = told_by_http(await engines.embedded.http(step.call, deadline=None))
+        compare(ours, theirs, step.but, code="status", name=step.name)
+
+
+async def test_grpc_loads_and_unloads_change_either_engine_alike(engines: Engines) -> None:
+    """Each step, in its order, gets the same answer from both."""
+    for step in wire_loads.GRPC_STEPS:
+        if isinstance(step, wire_loads.Unloaded):
+            await until_unloaded(engines.triton)
+            continue
+        theirs = told_by_grpc(step.method, await engines.triton.grpc(step.call, deadline=None))
+        ours = told_by_grpc(step.method, await engines.embedded.grpc(step.call, deadline=None))
+        compare(ours, theirs, step.but, code="code", name=step.name)
+
+
+async def until_unloaded(triton: Relay) -> None:
+    """Triton unloads in its own time, and has no event for it."""
+    async with asyncio.timeout(20):
+        while b'"unloaded"' not in (await triton.http(post("/v2/repository/index"), deadline=None)).body:
+            await asyncio.sleep(0.02)
+
+
+def compare(ours: Told, theirs: Told, but: Difference | None, *, code: str, name: str = "") -> None:
     """Equal, but for the difference; and a difference in codes must be there."""
     if but is None:
-        assert ours == theirs
+        assert ours == theirs, name
         return
     if but.code is not None:
-        assert ours[code] == but.code
-        assert theirs[code] != but.code
+        assert ours[code] == but.code, name
+        assert theirs[code] != but.code, name
         return
     if but.is_text:
-        assert ours[code] == theirs[code]
-        assert ours != theirs
+        assert ours[code] == theirs[code], name
+        assert ours != theirs, name
         return
-    assert without(ours, but.aside) == without(theirs, but.aside)
+    assert without(ours, but.aside) == without(theirs, but.aside), name

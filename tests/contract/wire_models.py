@@ -26,7 +26,8 @@ parameters [ { key: "owner" value: { string_value: "tests" } } ]
 
 
 def write_models(repository: Path) -> None:
-    """plain has labels for two of its three classes; pair is completed from its file; broken is no ONNX file."""
+    """plain has labels for two of its three classes; pair is completed from its file; spare is for loads; broken is
+    no ONNX file."""
     save, text = onnx_models.save, TensorProto.STRING
     labelled = _in_and_out(dims="[ 3 ]", labels='label_filename: "labels.txt"')
     save(onnx_models.identity(), repository, "plain", config=_config(8, labelled))
@@ -45,6 +46,8 @@ def write_models(repository: Path) -> None:
     save(onnx_models.square(("N",)), repository, "scalars", config=_config(0))
     save(onnx_models.plus_optional(), repository, "optional", config=_config(0, OPTIONAL))
     save(onnx_models.lookup(), repository, "lookup", config=_config(8, LOOKUP))
+    save(onnx_models.identity(), repository, "spare", config=_config(8, labelled))
+    (repository / "spare" / "labels.txt").write_text("left\n")
     save(onnx_models.identity(), repository, "broken", config=_config(0))
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"this is no ONNX file")
 
