@@ -2,8 +2,8 @@
 
     python -m deploy.models.drawn_people golden.jpg
 
-Both find all three, FastestDet at 0.92 each. The colours are strong, so that red and blue in each other's place show: two
-of FastestDet's scores fall by 0.014 and 0.027 then, where golden.json allows 0.01.
+Both find all three, FastestDet at 0.92 each. The colours are strong, so that red and blue in each other's place show:
+two of FastestDet's scores fall by 0.014 and 0.027 then, where golden.json allows 0.01.
 """
 
 import sys

@@ -5,8 +5,8 @@ import numpy as np
 from server.catalogue.golden import PictureRecord, PictureTolerance, SeenClass
 from server.core.result import Detections, VisionResult
 
-# Pixels are the same everywhere, one decoder and one resize; what is left is an engine's arithmetic. FastestDet's scores
-# move by 0.0003 when every factor is rounded to TF32, by 0.027 when red and blue are exchanged.
+# Pixels are the same everywhere, one decoder and one resize; what is left is an engine's arithmetic. FastestDet's
+# scores move by 0.0003 when every factor is rounded to TF32, by 0.027 when red and blue are exchanged.
 SCORE_SLACK, LEAST_IOU = 0.01, 0.9
 
 
