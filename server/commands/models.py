@@ -18,12 +18,14 @@ from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, IndexRow, NothingAnswers
 from server.commands.model_check import check
 from server.commands.model_rows import in_short, model_rows, model_table, reason_lines
+from server.commands.optimize import optimize
 from server.commands.terminal import fail
 
 TRITONS_POLL_FAILURE = "failed to poll from model repository"
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command(short_help="Send each model a known input and compare its answer.")(check)
+app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
 
 Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
 Home = Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)]

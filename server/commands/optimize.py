@@ -1,0 +1,126 @@
+"""`penstock models optimize`: a float model's INT8 twin beside it, and what that changed."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from server.catalogue.installed import InstalledModel, scan
+from server.catalogue.placing import new_model_folder
+from server.commands.defaults import gateway_url, settings_or_fail
+from server.commands.gateway import Gateway, GatewayError, NothingAnswers
+from server.commands.optimize_tables import show
+from server.commands.pictures import NoPictures, pictures_of
+from server.commands.terminal import fail
+
+if TYPE_CHECKING:
+    from server.optimize.progress import Progress
+    from server.optimize.report import Report
+
+
+def optimize(
+    name: Annotated[str, typer.Argument(help="a float model of this machine, of backend onnxruntime")],
+    calibrate: Annotated[Path, typer.Option(help="a folder of pictures like those to come", metavar="DIR")],
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
+    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="its models/ gets the result [~/.penstock]", show_default=False)
+    ] = None,
+) -> None:
+    """Quantise a model to NAME-int8, beside it; show what was fused, what it costs in accuracy, what it wins in speed.
+
+    Half of the pictures calibrate (64 at most), the others judge: by mAP where DIR has an annotations.json in COCO's
+    format, else by agreement with the float model.
+    """
+    if not int8:
+        fail("say what to make of the model: --int8")
+    settings = settings_or_fail(home)
+    model = _find(name, settings.repositories)
+    pictures = _pictures(calibrate)
+    report = _optimise(model, pictures, calibrate, settings.home_path)
+    folder = settings.home_path / "models" / report.name
+    loaded = _load(report.name, Gateway(gateway_url(url)))
+    if as_json:
+        from server.optimize.report import as_json as plain
+
+        sys.stdout.write(
+            msgspec.json.encode(plain(report) | {"folder": str(folder), "gateway": loaded}).decode() + "\n"
+        )
+    else:
+        show(report, folder)
+        typer.echo(loaded)
+
+
+def _find(name: str, repositories: Sequence[Path]) -> InstalledModel:
+    found = next((model for model in scan(repositories) if model.name == name), None)
+    if found is None:
+        where = " or ".join(map(str, repositories))
+        fail(f"there is no model {name!r} in {where}: `penstock models list` shows what there is", code=1)
+    return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        fail(f"--calibrate wants a folder of pictures; {folder} is none")
+    try:
+        return pictures_of(folder)
+    except NoPictures as error:
+        fail(str(error), code=1)
+
+
+def _optimise(model: InstalledModel, pictures: Sequence[Path], calibrate: Path, home: Path) -> "Report":
+    """The heavy part: its imports are paid here."""
+    from server.optimize.errors import OptimizeError
+    from server.optimize.optimise import optimise
+    from server.optimize.progress import Progress
+    from server.optimize.source import read_source
+    from server.vision.accuracy import ANNOTATIONS, read_annotations
+
+    try:
+        source = read_source(model.repository / model.name)
+        truth = read_annotations(calibrate) if (calibrate / ANNOTATIONS).is_file() else {}
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            progress = _progress_on(bar, Progress)
+            with new_model_folder(home, f"{model.name}-int8") as staged:
+                return optimise(source, pictures, truth, staged, progress)
+    except (OptimizeError, ValueError) as error:
+        fail(str(error), code=1)
+    except OSError as error:
+        fail(_disk_text(error, home), code=1)
+
+
+def _progress_on(bar: Bar, kind: "type[Progress]") -> "Progress":
+    """One task at a time; a step of nothing to count shows no end."""
+    current = bar.add_task("", total=None)
+
+    def step(what: str, count: int) -> None:
+        bar.reset(current, description=what, total=count or None)
+
+    return kind(step=step, advance=lambda: bar.advance(current))
+
+
+def _load(name: str, gateway: Gateway) -> str:
+    """Into the running gateway, where there is one; what became of it, as a sentence."""
+    try:
+        gateway.load(name)
+    except NothingAnswers:
+        return f"no gateway runs at {gateway.url}: {name} will be loaded at the next `penstock up`"
+    except GatewayError as error:
+        return f"{name} is in place, but the gateway at {gateway.url} did not load it: {error}"
+    return f"{name} is loaded at {gateway.url}: penstock infer {name} photo.jpg"
+
+
+def _disk_text(error: OSError, home: Path) -> str:
+    where = os.fsdecode(error.filename) if error.filename is not None else home
+    why = os.strerror(error.errno) if error.errno else str(error)
+    return f"{where} cannot be read or written ({why}): make it so or choose another home with PENSTOCK_HOME"

@@ -1,0 +1,153 @@
+"""What ONNX Runtime makes of a graph on this CPU: operators before and after each of its levels."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from server.optimize.source import SourceModel, engine_options, open_model
+
+LEVELS = {
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+FILE = "file"
+_BLOCKED = "com.microsoft.nchwc"  # the domain of operators on ONNX Runtime's blocked layout
+_CONVOLUTIONS = ("Conv", "FusedConv", "QLinearConv", "NhwcFusedConv")
+_SUM_INPUT = 3  # of a convolution that adds a shortcut: data, weight, bias, sum
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Nodes of a graph by operator. level: `file`, or ONNX Runtime's level that made it.
+
+    has_relu, has_sum: convolutions that hold a ReLU, and those that add a shortcut as well.
+    """
+
+    level: str
+    counts: dict[str, int]
+    has_relu: int
+    has_sum: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain of nodes of the float file, each read by the next alone, and the one node that does its work now."""
+
+    before: tuple[str, ...]
+    float_after: str
+    int8_after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """float_levels, int8_levels: the file's operators, then each level's. engine_level: what the engine uses."""
+
+    engine_level: str
+    float_levels: tuple[Operators, ...]
+    int8_levels: tuple[Operators, ...]
+    example: Chain | None
+
+
+def read_fusion(source: SourceModel, int8_file: Path) -> Fusion:
+    """Both files through a session of every level, with the engine's own options otherwise."""
+    level = engine_options(source).graph_optimization_level
+    engine_level = next((name for name, known in LEVELS.items() if known == level), "none")
+    float_graph = onnx.load(source.path).graph
+    float_optimised = {name: _optimised(source, source.path, name) for name in LEVELS}
+    int8_optimised = {name: _optimised(source, int8_file, name) for name in LEVELS}
+    shown = engine_level if engine_level in LEVELS else "basic"
+    return Fusion(
+        engine_level,
+        (_operators(FILE, float_graph), *(_operators(name, graph) for name, graph in float_optimised.items())),
+        (
+            _operators(FILE, onnx.load(int8_file).graph),
+            *(_operators(name, graph) for name, graph in int8_optimised.items()),
+        ),
+        _example(float_graph, float_optimised[shown], int8_optimised[shown]),
+    )
+
+
+def _optimised(source: SourceModel, file: Path, level: str) -> onnx.GraphProto:
+    """The graph that a session of this level runs here."""
+    options = engine_options(source)
+    options.graph_optimization_level = LEVELS[level]
+    with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder:
+        written = Path(folder) / "optimised.onnx"
+        options.optimized_model_filepath = str(written)
+        open_model(file, options)
+        return onnx.load(written).graph
+
+
+def _operators(level: str, graph: onnx.GraphProto) -> Operators:
+    counts = Counter(label(node) for node in graph.node if node.op_type != "Constant")
+    convolutions = [node for node in graph.node if node.op_type in _CONVOLUTIONS]
+    return Operators(
+        level,
+        dict(counts.most_common()),
+        has_relu=sum("Relu" in _inside(node) for node in convolutions),
+        has_sum=sum("Add" in _inside(node) for node in convolutions),
+    )
+
+
+def label(node: onnx.NodeProto) -> str:
+    """The operator, and its layout where that is ONNX Runtime's own."""
+    return f"{node.op_type} (NCHWc)" if node.domain == _BLOCKED else str(node.op_type)
+
+
+def _inside(node: onnx.NodeProto) -> tuple[str, ...]:
+    """What a convolution does besides: a fused Add, a fused activation."""
+    activation = next((item.s.decode() for item in node.attribute if item.name == "activation"), "")
+    may_add = node.op_type == "FusedConv" or node.domain == _BLOCKED
+    has_sum = may_add and len(node.input) > _SUM_INPUT and bool(node.input[_SUM_INPUT])
+    return (*(("Add",) if has_sum else ()), *((activation,) if activation else ()))
+
+
+def _example(before: onnx.GraphProto, float_after: onnx.GraphProto, int8_after: onnx.GraphProto) -> Chain | None:
+    """The first convolution of the file with what follows it; None where it has none or its node is not found."""
+    first = next((node for node in before.node if node.op_type == "Conv"), None)
+    if first is None:
+        return None
+    chain = _followed(before, first)
+    names = [name for node in chain for name in (node.name, *node.output, *node.input[1:]) if name]
+    found = [_node_of(names, graph) for graph in (float_after, int8_after)]
+    if found[0] is None or found[1] is None:
+        return None
+    return Chain(tuple(f"{node.op_type} {node.name}".strip() for node in chain), _text(found[0]), _text(found[1]))
+
+
+def _followed(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The node, and the normalisation and ReLU after it that nobody else reads."""
+    chain = [node]
+    while True:
+        readers = [reader for reader in graph.node if chain[-1].output[0] in reader.input]
+        if len(readers) != 1 or readers[0].op_type not in ("BatchNormalization", "Relu"):
+            return chain
+        chain.append(readers[0])
+
+
+def _node_of(names: Sequence[str], graph: onnx.GraphProto) -> onnx.NodeProto | None:
+    """The convolution that carries the longest of the names: fusions keep parts of the names of what they ate."""
+    convolutions = [node for node in graph.node if node.op_type in _CONVOLUTIONS]
+    best = max(convolutions, key=lambda node: _longest(names, (node.name, *node.input, *node.output)), default=None)
+    if best is None or not _longest(names, (best.name, *best.input, *best.output)):
+        return None
+    return best
+
+
+def _longest(names: Sequence[str], carriers: Iterable[str]) -> int:
+    return max((len(name) for carrier in carriers for name in names if name in carrier), default=0)
+
+
+def _text(node: onnx.NodeProto) -> str:
+    inside = _inside(node)
+    return f"{label(node)} {node.name}" + (f" with {' and '.join(inside)} inside" if inside else "")

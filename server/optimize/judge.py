@@ -1,0 +1,64 @@
+"""INT8 against float on pictures that neither calibration nor choice has seen."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnxruntime as ort
+
+from server.core.result import VisionResult
+from server.optimize.answers import agreement, answer, detections_of
+from server.optimize.errors import OptimizeError
+from server.optimize.progress import Progress
+from server.optimize.report import Judgement
+from server.optimize.samples import Sample, read_samples
+from server.optimize.source import SourceModel
+from server.vision.accuracy import Truth, average_precision
+
+IOU = 0.5
+
+
+def judge(
+    source: SourceModel,
+    sessions: Sequence[ort.InferenceSession],
+    held_out: Sequence[Path],
+    truth: Mapping[str, Truth],
+    progress: Progress,
+) -> list[Judgement]:
+    """One judgement a session after the first, which is the float model's. truth: by file name; may be empty.
+
+    Each picture is read once and goes through every session. Raises OptimizeError where the truth is not the model's.
+    """
+    progress.step("judging", len(held_out))
+    found: list[list[VisionResult]] = [[] for _ in sessions]
+    for sample in read_samples(held_out, source):
+        _look(source, sessions, sample, found)
+        progress.advance()
+    known = [truth.get(path.name) for path in held_out]
+    precisions = [_precision(source, known, results) for results in found]
+    return [
+        Judgement(agreement(found[0], results), precisions[0], precision)
+        for results, precision in zip(found[1:], precisions[1:], strict=True)
+    ]
+
+
+def _look(
+    source: SourceModel, sessions: Sequence[ort.InferenceSession], sample: Sample, found: list[list[VisionResult]]
+) -> None:
+    for session, results in zip(sessions, found, strict=True):
+        results += answer(session, source, [sample])
+
+
+def _precision(source: SourceModel, known: Sequence[Truth | None], results: Sequence[VisionResult]) -> float | None:
+    """mAP at IoU 0.5 over the pictures whose truth is known, with the card's own threshold; None without any."""
+    boxes = detections_of(results)
+    pairs = [(truth, box) for truth, box in zip(known, boxes, strict=False) if truth is not None]
+    if not pairs:
+        return None
+    labels = len(source.card.labels) or 1 + max(int(truth.class_id.max(initial=0)) for truth, _ in pairs)
+    try:
+        precision = average_precision(
+            [truth for truth, _ in pairs], [box for _, box in pairs], iou=IOU, class_count=labels
+        )
+    except ValueError as error:
+        raise OptimizeError(f"annotations.json does not fit model {source.name!r}: {error}") from error
+    return precision.mean

@@ -1,0 +1,196 @@
+"""A float graph to QDQ graphs, by onnxruntime.quantization: weights per channel, activations by measured ranges.
+
+Two graphs come of the same ranges, because no one form pleases both engines (ONNX Runtime 1.31, ResNet-50, a CPU with
+AVX512-VNNI, batch 1, times as fast as float):
+
+* for ONNX Runtime on a CPU: activations uint8 with a zero point, 3.2 x. A ReLU vanishes into the range's lower end.
+* for TensorRT: activations int8 with zero point 0, biases left float, as its ONNX parser demands, and a pair only
+  before what is weighted (who else reads that tensor, as a shortcut does, reads it quantised), so that its own fusions
+  are free. No TensorRT was at hand to try it. On the CPU a form with zero point 0 is slow: 0.8 x, and
+  0.2 x with session.qdqisint8allowed. The kernels want uint8 activations, ONNX Runtime's rewriting of int8 ones stops
+  at every tensor with two readers, and a ReLU does not vanish.
+"""
+
+import contextlib
+import copy
+import io
+import logging
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+from google.protobuf.message import DecodeError
+from onnx import version_converter
+from onnxruntime.quantization import CalibrationMethod, QuantType
+from onnxruntime.quantization.calibrate import TensorsData, create_calibrator
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from server.backends.ort_serving.session import ORT_ERRORS, ort_sentence
+from server.core.tensor import Array
+from server.optimize.errors import OptimizeError
+
+LOWEST_OPSET, OPSET = 13, 17  # a scale a channel came with 13; 17 is what the oldest engine that we name still reads
+QUANTISED = tuple(sorted({*QLinearOpsRegistry, *QDQRegistry}))  # what the quantiser itself takes where nobody says
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+PERCENTILE = 99.99
+
+Feed = dict[str, Array]  # a session's input by name
+
+
+class Ranges(StrEnum):
+    """How a tensor's range is chosen from what calibration saw of it."""
+
+    MINMAX = "minmax"
+    PERCENTILE = "percentile"
+    ENTROPY = "entropy"
+
+
+_METHODS = {
+    Ranges.MINMAX: (CalibrationMethod.MinMax, {}),
+    Ranges.PERCENTILE: (CalibrationMethod.Percentile, {"symmetric": False, "percentile": PERCENTILE}),
+    Ranges.ENTROPY: (CalibrationMethod.Entropy, {"symmetric": False}),
+}
+
+
+def prepare_graph(model_file: Path, target: Path) -> None:
+    """Writes target: the graph at opset 13 or later, constants and normalisations folded, every node named.
+
+    Raises OptimizeError where it cannot be read or raised to an opset that has scales.
+    """
+    try:
+        model = onnx.load(model_file)
+        opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+        if opset < LOWEST_OPSET:
+            model = version_converter.convert_version(model, OPSET)
+        _name_nodes(model.graph)
+        onnx.save(model, target)
+        quant_pre_process(target, target, skip_symbolic_shape=True)
+    except (*ORT_ERRORS, onnx.checker.ValidationError, DecodeError, OSError, StopIteration) as error:
+        raise OptimizeError(f"{model_file} cannot be prepared for quantisation: {ort_sentence(error)}") from error
+    prepared = onnx.load(target)
+    _name_nodes(prepared.graph)
+    onnx.save(prepared, target)
+
+
+def measure_ranges(
+    prepared: Path, feeds: Iterable[Feed], ranges: Ranges, on_picture: Callable[[], None]
+) -> TensorsData:
+    """The range of every tensor of the file that may be quantised, over the feeds, of which one is looked at a time."""
+    method, options = _METHODS[ranges]
+    with tempfile.TemporaryDirectory(prefix="penstock-optimize.") as folder, contextlib.redirect_stdout(io.StringIO()):
+        calibrator = create_calibrator(
+            prepared,
+            list(QUANTISED),
+            augmented_model_path=str(Path(folder) / "augmented.onnx"),
+            calibrate_method=method,
+            extra_options=options,
+        )
+        for feed in feeds:
+            calibrator.collect_data(_Once(feed))
+            on_picture()
+        found: TensorsData = calibrator.compute_data()
+    return found
+
+
+def for_onnxruntime(prepared: Path, ranges: TensorsData, left_float: Collection[str]) -> onnx.ModelProto:
+    """uint8 activations. left_float: names of nodes that are not quantised."""
+    return _quantised(prepared, ranges, left_float, list(QUANTISED), QuantType.QUInt8, {})
+
+
+def for_tensorrt(prepared: Path, ranges: TensorsData, left_float: Collection[str]) -> onnx.ModelProto:
+    """int8 activations with zero point 0, a pair before every weighted node, biases float."""
+    options = {
+        "ActivationSymmetric": True,
+        "QuantizeBias": False,
+        "OpTypesToExcludeOutputQuantization": list(WEIGHTED),
+    }
+    return _quantised(prepared, ranges, left_float, list(WEIGHTED), QuantType.QInt8, options)
+
+
+def behind_the_last_weights(graph: onnx.GraphProto) -> tuple[frozenset[str], frozenset[str]]:
+    """(names of the nodes on the way from the last weighted nodes to the outputs, names of those weighted nodes).
+
+    Sigmoids, softmaxes and the concatenation of a detector's heads: few operations, which spread an error wide.
+    """
+    producers = {name: node for node in graph.node for name in node.output}
+    tail: set[str] = set()
+    last: set[str] = set()
+    waiting = [output.name for output in graph.output]
+    while waiting:
+        node = producers.get(waiting.pop())
+        if node is None or node.name in tail or node.name in last:
+            continue
+        if node.op_type in WEIGHTED:
+            last.add(node.name)
+        else:
+            tail.add(node.name)
+            waiting.extend(node.input)
+    return frozenset(tail), frozenset(last)
+
+
+def _quantised(
+    prepared: Path,
+    ranges: TensorsData,
+    left_float: Collection[str],
+    op_types: list[str],
+    activations: QuantType,
+    options: dict[str, object],
+) -> onnx.ModelProto:
+    quantizer = QDQQuantizer(
+        onnx.load(prepared),
+        per_channel=True,
+        reduce_range=False,
+        weight_qType=QuantType.QInt8,
+        activation_qType=activations,
+        tensors_range=copy.deepcopy(ranges),  # it is changed by what follows
+        nodes_to_quantize=[],
+        nodes_to_exclude=sorted(left_float),
+        op_types_to_quantize=op_types,
+        extra_options=options,
+    )
+    with _quiet_quantiser():
+        quantizer.quantize_model()
+    result: onnx.ModelProto = quantizer.model.model
+    del result.metadata_props[:]
+    result.producer_name, result.producer_version = "onnxruntime.quantization", ort.__version__
+    return result
+
+
+@contextlib.contextmanager
+def _quiet_quantiser() -> Iterator[None]:
+    """It tells the root logger of every bias whose scale it corrects, which is no news to a person."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """What is left float is said by name, and not every exporter gives one."""
+    taken = {node.name for node in graph.node}
+    for number, node in enumerate(graph.node):
+        if not node.name:
+            node.name = next(
+                name for name in (f"{node.op_type}_{number}", f"{node.op_type}_{number}_unnamed") if name not in taken
+            )
+            taken.add(node.name)
+
+
+class _Once:
+    """One feed, as the calibrators read it."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed: Feed | None = feed
+
+    def get_next(self) -> Feed | None:
+        """The feed at the first call."""
+        feed, self._feed = self._feed, None
+        return feed

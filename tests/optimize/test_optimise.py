@@ -1,0 +1,128 @@
+"""The whole way on a small network: the folder that comes out, the choice, the fusions, the judgement."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from server.backends.config_pbtxt import read_config
+from server.core.result import Detections
+from server.optimize import judge as judging
+from server.optimize.folder import config_text
+from server.optimize.fusion import read_fusion
+from server.optimize.optimise import optimise
+from server.optimize.progress import Progress
+from server.optimize.quantise import Ranges
+from server.optimize.recipes import choose
+from server.optimize.report import RANDOM_WEIGHTS, Trial, as_json
+from server.optimize.source import SourceModel, engine_options, open_model, read_source
+from server.vision.accuracy import Truth
+from tests.optimize.conftest import RANDOM, write_model
+
+
+@pytest.mark.usefixtures("quick_rounds")
+def test_optimise_writes_a_model_that_the_engine_opens(
+    source: SourceModel, pictures: list[Path], tmp_path: Path, silent: Progress
+) -> None:
+    """Same card and labels, another name and precision; the page has hashes and figures; the original is untouched."""
+    before = {path: path.read_bytes() for path in source.folder.rglob("*") if path.is_file()}
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    report = optimise(source, pictures, {}, staged, silent)
+    config = read_config_of(staged, "small-int8")
+    assert config.parameters | {"precision": "", "optimized-from": ""} == {
+        **source.config.parameters,
+        "precision": "",
+        "optimized-from": "",
+    }
+    assert (config.parameters["precision"], config.parameters["optimized-from"]) == ("int8", "small")
+    assert "# A comment that must survive." in (staged / "config.pbtxt").read_text()
+    page = (staged / "MODEL.md").read_text()
+    assert all(word in page for word in (report.source_sha256, report.int8_sha256, "Apache-2.0", "10 pictures"))
+    assert (staged / "labels.txt").read_bytes() == (source.folder / "labels.txt").read_bytes()
+    assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx", "tensorrt.onnx"]
+    session = open_model(staged / "1" / "model.onnx", engine_options(source))
+    assert session.run(None, {"image": np.zeros((3, 3, 32, 32), np.float32)})[0].shape == (3, 8)
+    assert {path: path.read_bytes() for path in source.folder.rglob("*") if path.is_file()} == before
+    assert report.judgement is not None
+    assert report.judgement.agreement.pictures == 10
+    assert [item.batch_size for item in report.comparisons] == [1, 8]
+    told = json.loads(msgspec.json.encode(as_json(report)))
+    assert told["comparisons"][0]["ratio"] == pytest.approx(report.comparisons[0].ratio)
+    assert told["fusion"]["float_levels"][0]["counts"]["Conv"] == 2
+
+
+@pytest.mark.usefixtures("quick_rounds")
+def test_optimise_of_random_weights_judges_nothing(pictures: list[Path], tmp_path: Path, silent: Progress) -> None:
+    """No agreement, no choice by it; the page says so in its first line and under Measured."""
+    source = read_source(write_model(tmp_path / "models", "small", more=RANDOM))
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    report = optimise(source, pictures, {}, staged, silent)
+    assert (report.judgement, report.trials, report.chosen.agreement) == (None, (), None)
+    assert as_json(report)["accuracy"] == RANDOM_WEIGHTS
+    page = (staged / "MODEL.md").read_text()
+    assert "RANDOM WEIGHTS" in page.splitlines()[0]
+    assert RANDOM_WEIGHTS in page
+
+
+def test_read_fusion_names_what_became_of_the_first_convolution(source: SourceModel) -> None:
+    """Conv + BatchNorm + ReLU is one node in the engine's graph, and the shortcut's Add is inside a convolution."""
+    fusion = read_fusion(source, source.path)
+    assert fusion.engine_level == "all"
+    file, basic, _, everything = fusion.float_levels
+    assert (file.counts["BatchNormalization"], file.counts["Relu"], file.counts["Add"]) == (1, 2, 1)
+    assert "BatchNormalization" not in basic.counts
+    assert not {"Relu", "Add", "BatchNormalization"} & set(everything.counts)
+    assert (everything.has_relu, everything.has_sum) == (2, 1)
+    assert fusion.example is not None
+    assert fusion.example.before == ("Conv stem", "BatchNormalization stem.norm", "Relu stem.norm.relu")
+    assert "with Relu inside" in fusion.example.float_after
+    assert "stem" in fusion.example.float_after
+
+
+def test_choose_leaves_nodes_float_only_where_that_gains_more_than_a_point() -> None:
+    """Speed is not given away for what may be chance."""
+    plain = Trial(Ranges.MINMAX, (), 0.90)
+    better = Trial(Ranges.ENTROPY, (), 0.93)
+    little, much = (Trial(Ranges.ENTROPY, ("head",), value) for value in (0.939, 0.95))
+    assert choose([plain, better, little]) == better
+    assert choose([plain, better, little, much]) == much
+    assert choose([plain, Trial(Ranges.PERCENTILE, (), 0.90)]) == plain
+
+
+def test_config_text_that_cannot_be_edited_as_text_is_rendered_anew(tmp_path: Path) -> None:
+    """A config on one line still says the same under its new name."""
+    folder = write_model(tmp_path, "small")
+    config = (folder / "config.pbtxt").read_text().split("\n", 1)[1]
+    (folder / "config.pbtxt").write_text(
+        " ".join(config.split()).replace('name: "small"', 'version_policy { latest { } } name: "small"', 1)
+    )
+    (tmp_path / "small-int8").mkdir()
+    (tmp_path / "small-int8" / "config.pbtxt").write_text(config_text(read_source(folder), "small-int8"))
+    assert read_config(tmp_path / "small-int8" / "config.pbtxt").parameters["precision"] == "int8"
+
+
+def test_judge_measures_precision_against_the_truth(
+    source: SourceModel, pictures: list[Path], silent: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With annotations both models are held against them; pictures without any are left out."""
+    box = np.array([[0, 0, 10, 10]], np.float32)
+    seen = Detections(box, np.array([0.9], np.float32), np.array([0]))
+    blind = Detections(box[:0], np.zeros(0, np.float32), np.zeros(0, np.int64))
+    monkeypatch.setattr(judging, "answer", lambda session, source, samples: [session for _ in samples])
+    truth = {path.name: Truth(box, np.array([0])) for path in pictures[:3]}
+    (found,) = judging.judge(source, [seen, blind], pictures, truth, silent)  # type: ignore[list-item]
+    assert (found.float_map, found.int8_map) == (1.0, 0.0)
+    (other,) = judging.judge(source, [seen, seen], pictures, {}, silent)  # type: ignore[list-item]
+    assert (other.float_map, other.agreement.share) == (None, 1.0)
+
+
+def read_config_of(staged: Path, name: str):  # type: ignore[no-untyped-def]
+    """The config as Triton would read it in a folder of that name."""
+    folder = staged.parent / name
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text((staged / "config.pbtxt").read_text())
+    return read_config(folder / "config.pbtxt")

@@ -1,0 +1,42 @@
+"""Rounds in turns, by a clock that the test moves."""
+
+import pytest
+
+from server.optimize.timing import WARM_UP_RUNS, compare
+
+
+class Clock:
+    """Moves by what each run costs."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.runs: list[str] = []
+
+    def run(self, name: str, cost_s: float) -> None:
+        self.now += cost_s
+        self.runs.append(name)
+
+
+def test_compare_takes_turns_after_a_warm_up_and_gives_each_rounds_ratio() -> None:
+    """Nobody is always first, the warm-up is not measured, and the ratio is float's time over INT8's."""
+    clock = Clock()
+    found = compare(
+        4, lambda: clock.run("float", 0.3), lambda: clock.run("int8", 0.1), rounds=2, clock=lambda: clock.now
+    )
+    assert found.batch_size == 4
+    assert found.float_ms == pytest.approx((300.0, 300.0))
+    assert found.int8_ms == pytest.approx((100.0, 100.0))
+    assert found.ratio == pytest.approx(3.0)
+    measured = clock.runs[2 * WARM_UP_RUNS :]
+    assert (measured[0], measured[-1]) == ("float", "float")  # second round: INT8 first
+
+
+def test_compare_of_a_disturbed_round_keeps_the_median() -> None:
+    """One round in which something else ran does not decide."""
+    clock = Clock()
+    costs = iter([0.2] * WARM_UP_RUNS + [0.2] * 3 + [2.0] * 3 + [0.2] * 30)
+    found = compare(
+        1, lambda: clock.run("float", next(costs)), lambda: clock.run("int8", 0.1), rounds=3, clock=lambda: clock.now
+    )
+    assert sorted(found.ratios) == pytest.approx([2.0, 2.0, 20.0])
+    assert found.ratio == pytest.approx(2.0)
