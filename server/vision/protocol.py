@@ -15,7 +15,7 @@ from server.vision.spec import PrepareSpec
 
 READY = b"R"
 _JOB = struct.Struct(f"<QQ{PrepareSpec.WIRE_SIZE}s")
-_REPLY = struct.Struct("<BIIIQIIIIddIIdd400s")
+_REPLY = struct.Struct("<BIIIQIIIIddiidd400s")
 _TEXT_BYTES = 400
 
 

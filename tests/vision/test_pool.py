@@ -46,7 +46,13 @@ OWN_SIZE = PrepareSpec(width=0, height=0, fit=Fit.KEEP, layout=Layout.NHWC, data
 
 @pytest.mark.parametrize(
     "spec",
-    [SPEC, replace(SPEC, datatype=Datatype.FP16), replace(SPEC, layout=Layout.NHWC, fit=Fit.PAD_SYMMETRIC), OWN_SIZE],
+    [
+        SPEC,
+        replace(SPEC, datatype=Datatype.FP16),
+        replace(SPEC, layout=Layout.NHWC, fit=Fit.PAD_SYMMETRIC),
+        replace(SPEC, fit=Fit.CROP, shorter_side=72),
+        OWN_SIZE,
+    ],
 )
 async def test_pool_prepares_what_the_plain_functions_prepare(spec: PrepareSpec) -> None:
     """Array, geometry and times come from the other process as from this one, image after image of any size."""
