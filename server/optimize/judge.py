@@ -1,11 +1,12 @@
 """INT8 against float on pictures that neither calibration nor choice has seen."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime as ort
 
-from server.core.result import VisionResult
+from server.core.result import Detections, VisionResult
 from server.optimize.answers import agreement, answer, detections_of
 from server.optimize.errors import OptimizeError
 from server.optimize.progress import Progress
@@ -15,6 +16,7 @@ from server.optimize.source import SourceModel
 from server.vision.accuracy import Truth, average_precision
 
 IOU = 0.5
+LEAST_SCORE = 0.05  # for COCO's curve to be whole, boxes count that the card would drop
 
 
 def judge(
@@ -29,16 +31,32 @@ def judge(
     Each picture is read once and goes through every session. Raises OptimizeError where the truth is not the model's.
     """
     progress.step("judging", len(held_out))
+    known = [truth.get(path.name) for path in held_out]
+    watched = _with_threshold(source, LEAST_SCORE) if any(known) else source
     found: list[list[VisionResult]] = [[] for _ in sessions]
     for sample in read_samples(held_out, source):
-        _look(source, sessions, sample, found)
+        _look(watched, sessions, sample, found)
         progress.advance()
-    known = [truth.get(path.name) for path in held_out]
     precisions = [_precision(source, known, results) for results in found]
+    served = [[_as_served(source, result) for result in results] for results in found]
     return [
-        Judgement(agreement(found[0], results), precisions[0], precision)
-        for results, precision in zip(found[1:], precisions[1:], strict=True)
+        Judgement(agreement(served[0], results), precisions[0], precision)
+        for results, precision in zip(served[1:], precisions[1:], strict=True)
     ]
+
+
+def _with_threshold(source: SourceModel, score: float) -> SourceModel:
+    options = source.card.parser_options
+    lower = min(score, options.pre_cluster_threshold)
+    return replace(source, card=replace(source.card, parser_options=replace(options, pre_cluster_threshold=lower)))
+
+
+def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
+    """Without what the card drops: a box of a low score never suppresses one of a higher."""
+    if not isinstance(result, Detections):
+        return result
+    is_kept = result.score > source.card.parser_options.pre_cluster_threshold
+    return Detections(result.xyxy[is_kept], result.score[is_kept], result.class_id[is_kept])
 
 
 def _look(
@@ -49,9 +67,9 @@ def _look(
 
 
 def _precision(source: SourceModel, known: Sequence[Truth | None], results: Sequence[VisionResult]) -> float | None:
-    """mAP at IoU 0.5 over the pictures whose truth is known, with the card's own threshold; None without any."""
+    """mAP at IoU 0.5 over the pictures whose truth is known; None without any, and for classifiers."""
     boxes = detections_of(results)
-    pairs = [(truth, box) for truth, box in zip(known, boxes, strict=False) if truth is not None]
+    pairs = [(truth, box) for truth, box in zip(known, boxes, strict=True) if truth is not None] if boxes else []
     if not pairs:
         return None
     labels = len(source.card.labels) or 1 + max(int(truth.class_id.max(initial=0)) for truth, _ in pairs)

@@ -113,9 +113,13 @@ def test_judge_measures_precision_against_the_truth(
     seen = Detections(box, np.array([0.9], np.float32), np.array([0]))
     blind = Detections(box[:0], np.zeros(0, np.float32), np.zeros(0, np.int64))
     monkeypatch.setattr(judging, "answer", lambda session, source, samples: [session for _ in samples])
+    unsure = Detections(box, np.array([0.1], np.float32), np.array([0]))
     truth = {path.name: Truth(box, np.array([0])) for path in pictures[:3]}
     (found,) = judging.judge(source, [seen, blind], pictures, truth, silent)  # type: ignore[list-item]
     assert (found.float_map, found.int8_map) == (1.0, 0.0)
+    (found,) = judging.judge(source, [seen, unsure], pictures, truth, silent)  # type: ignore[list-item]
+    assert found.int8_map == 1.0  # the curve counts what the card's threshold of 0.2 drops
+    assert (found.agreement.share, found.agreement.pictures) == (0.0, 20)
     (other,) = judging.judge(source, [seen, seen], pictures, {}, silent)  # type: ignore[list-item]
     assert (other.float_map, other.agreement.share) == (None, 1.0)
 
