@@ -1,5 +1,6 @@
 """Settings are read once; a mistake is named with its place and the fix."""
 
+import re
 import socket
 import tomllib
 from pathlib import Path
@@ -10,9 +11,10 @@ from typer.testing import CliRunner
 
 from server.cli import build_app
 from server.local.control import GatewayReady, GatewayServes
-from server.main import engine_address
+from server.main import describe_engine, engine_address
 from server.settings import CHECKOUT, Settings, SettingsError, read_settings
 from server.stack import CannotStart, announcement, choose_engine, resolve_ports
+from server.testing import FakeBackend, FakeMode
 
 
 def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> None:
@@ -132,6 +134,23 @@ def test_engine_without_a_process_of_ours_is_taken_at_its_word(engine: str, trit
         choice = choose_engine(settings)
         assert (choice.settings, choice.triton) == (settings, None)
         assert resolve_ports(settings).engine_http_port == ports["engine_http_port"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode", "said"),
+    [
+        ("triton", FakeMode.NORMAL, "fake 0"),
+        ("http://h:7000", FakeMode.NORMAL, "fake 0 at http://h:7000"),
+        ("http://h:7000", FakeMode.UNAVAILABLE, "triton at http://h:7000"),
+        ("embedded", FakeMode.UNAVAILABLE, r"embedded \(ONNX Runtime \d+\.\d+\.\d+ on the [CG]PU\)"),
+    ],
+)
+async def test_engine_is_described_by_the_name_and_version_that_it_gives_itself(
+    engine: str, mode: FakeMode, said: str
+) -> None:
+    """Nothing is claimed that was not asked, and an engine that is gone meanwhile is named all the same."""
+    settings = read_settings({"engine": engine}, environ={})
+    assert re.fullmatch(said, await describe_engine(settings, FakeBackend(mode=mode)))
 
 
 @pytest.fixture
