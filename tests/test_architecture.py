@@ -292,10 +292,10 @@ def test_import_contracts_are_kept_here_and_broken_by_a_bad_sample(tmp_path: Pat
         "deepstream_pipeline/infer/a.py": "import server.rest.b",
         "loadtest/users/a.py": "import deploy.models",
     }
-    rooms = "server/batching server/vision server/backends server/grpc server/local loadtest/users deploy/models deepstream_pipeline"
+    rooms = "server/batching server/vision server/backends server/grpc server/local loadtest/users deploy/models"
     for name in ("interfaces", "errors"):
         bad[f"deepstream_pipeline/{name}.py"] = ""
-    for path in [*bad, *(f"{room}/__init__.py" for room in rooms.split())]:
+    for path in [*bad, *(f"{room}/__init__.py" for room in (*rooms.split(), "deepstream_pipeline"))]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         for folder in list((tmp_path / path).relative_to(tmp_path).parents)[:-1]:
             (tmp_path / folder / "__init__.py").touch()
