@@ -24,6 +24,16 @@ TYPES = {
     "FP64": TensorProto.DOUBLE,
     "BYTES": TensorProto.STRING,
 }  # Triton's datatypes
+SAMPLES = {
+    "BOOL": np.array([[True, False]]),
+    "FP16": np.array([[0.1, -65504]], np.float16),
+    "FP32": np.array([[0.1, np.inf]], np.float32),
+    "FP64": np.array([[0.1, -1e300]]),
+    "BYTES": np.array([["Zürich".encode(), b""]], object),
+} | {
+    name: np.array([[np.iinfo(name.lower()).min, np.iinfo(name.lower()).max]], name.lower())
+    for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
+}  # of each datatype, [1, 2]: its ends where it has some
 SLOW_SIDE = 256
 TABLE = np.arange(4, dtype=np.float32) * 10
 
@@ -114,6 +124,21 @@ def slow() -> onnx.ModelProto:
     ]
     dims = ("N", 1)
     inputs, outputs = [_value("trips", TensorProto.INT64, dims)], [("done", TensorProto.INT64, dims)]
+    return _model(nodes, inputs, outputs, initializers=initializers)
+
+
+def wide(weights: int) -> onnx.ModelProto:
+    """x [N, 1000] → y [N, 1] through so many float weights: a file that takes a while to open."""
+    columns = weights // 1000
+    initializers = [
+        numpy_helper.from_array(np.full((1000, columns), 1, np.float32), "weights"),
+        numpy_helper.from_array(np.array([1], np.int64), "axis"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "weights"], ["wide"]),
+        helper.make_node("ReduceSum", ["wide", "axis"], ["y"], keepdims=1),
+    ]
+    inputs, outputs = [_value("x", TensorProto.FLOAT, ("N", 1000))], [("y", TensorProto.FLOAT, ("N", 1))]
     return _model(nodes, inputs, outputs, initializers=initializers)
 
 

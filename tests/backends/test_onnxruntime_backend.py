@@ -19,22 +19,12 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from server.backends.triton_runtime import Launch, find_triton
 from tests.backends import onnx_models
+from tests.backends.onnx_models import SAMPLES
 from tests.backends.triton_of_onnx_models import RunningTriton, launch_with, running_triton, write_repository
 
 pytestmark = pytest.mark.xdist_group("onnxruntime-backend")
 
 Arrays = dict[str, Any]
-
-SAMPLES = {
-    "BOOL": np.array([[True, False]]),
-    "FP16": np.array([[0.1, -65504]], np.float16),
-    "FP32": np.array([[0.1, np.inf]], np.float32),
-    "FP64": np.array([[0.1, -1e300]]),
-    "BYTES": np.array([["Zürich".encode(), b""]], object),
-} | {
-    name: np.array([[np.iinfo(name.lower()).min, np.iinfo(name.lower()).max]], name.lower())
-    for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
-}
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,7 @@ def _arguments(models: Path, ports: tuple[int, ...]) -> list[str]:
     addresses = zip(("http", "grpc", "metrics"), ports, strict=True)
     listening = [flag for name, port in addresses for flag in (f"--{name}-port={port}", f"--{name}-address=127.0.0.1")]
     loading = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
+    loading.append("--exit-timeout-secs=5")  # a reload that failed leaves 2.51 a model that it waits for, to the end
     return [f"--model-repository={models}", *listening, *loading, "--metrics-interval-ms=100"]
 
 

@@ -122,14 +122,17 @@ class EmbeddedEngine:
         self._is_closed = True
         error = self._closed_error()
         leaving = [version for model in self._models.values() for version in model.stop(error)]
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+        self._disk.shutdown(wait=False, cancel_futures=True)
         try:
             async with asyncio.timeout(CLOSE_PATIENCE_S):
                 for version in leaving:
                     await version.drained.wait()
+                if self._loads:
+                    await asyncio.wait(self._loads)
         except TimeoutError:
-            log.warning("a run did not end with the engine", models=sum(not one.drained.is_set() for one in leaving))
-        self._loaders.shutdown(wait=False, cancel_futures=True)
-        self._disk.shutdown(wait=False, cancel_futures=True)
+            runs = sum(not version.drained.is_set() for version in leaving)
+            log.warning("the engine is closed while it works", runs=runs, loads=len(self._loads))
 
     # What the wire asks besides
 
@@ -177,14 +180,24 @@ class EmbeddedEngine:
 
     async def _read(self, look: Callable[[], T]) -> T:
         """Raises BackendUnavailable where the disk does not answer."""
-        self._check_open()
         try:
             async with asyncio.timeout(DISK_PATIENCE_S):
-                return await asyncio.get_running_loop().run_in_executor(self._disk, look)
+                return await self._in_thread(self._disk, look)
         except TimeoutError as error:
             raise BackendUnavailable(
                 f"the model repository could not be read within {DISK_PATIENCE_S:.0f} s"
             ) from error
+
+    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Raises BackendUnavailable where the engine is closed before, or while, that is done."""
+        self._check_open()
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(threads, work)
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+        self._check_open()
+        return done
 
     async def _load(self, model_name: str, config_json: str | None) -> None:
         folder = (await self._read(lambda: scan(self._repositories))).get(model_name)
@@ -199,11 +212,11 @@ class EmbeddedEngine:
                 model.is_loading = False
 
     async def _open(self, model: Model, folder: ModelFolder, config_json: str | None) -> None:
-        loop = asyncio.get_running_loop()
-        opened = await loop.run_in_executor(self._loaders, open_model, folder, config_json, model.state_on_disk)
+        opened = await self._in_thread(
+            self._loaders, lambda: open_model(folder, config_json, loaded=model.state_on_disk)
+        )
         if opened.state_on_disk is None:
             return
-        self._check_open()
         model.install(opened, max_waiting=self._max_waiting)
         if opened.failures:
             reasons = "; ".join(f"version {number}: {reason}" for number, reason in opened.failures.items())

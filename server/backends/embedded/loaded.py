@@ -87,8 +87,7 @@ class LoadedVersion:
             rows = self.rules.check(request)
             try:
                 await self._places.take(request.deadline)
-                run, queue_ns = _Run(self._ort_model, self.rules, request), time.monotonic_ns() - arrived
-                ran = await self._finish(run, queue_ns)
+                ran = await self._finish(_Run(self._ort_model, self.rules, request), arrived)
             except (InferenceError, asyncio.CancelledError) as error:
                 self.statistics.failed(_failure_reason(error), time.monotonic_ns() - arrived)
                 raise
@@ -111,11 +110,11 @@ class LoadedVersion:
             run.stop()
         self.retire()
 
-    async def _finish(self, run: "_Run", queue_ns: int) -> _Ran:
+    async def _finish(self, run: "_Run", arrived_ns: int) -> _Ran:
         """The run's outcome, or an end of the wait; the place is given back when the thread is done, not before."""
         started = time.monotonic()
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._threads, run.execute, queue_ns)
+            future = asyncio.get_running_loop().run_in_executor(self._threads, run.execute, arrived_ns)
         except RuntimeError as error:  # no thread can be started
             self._places.give_back(0.0)
             raise BackendUnavailable(f"model {self._name!r} cannot run: {error}") from error
@@ -173,10 +172,10 @@ class _Run:
         """The run ends at its next node, with an error that nobody waits for. From any thread."""
         self._options.terminate = True
 
-    def execute(self, queue_ns: int) -> _Ran:
+    def execute(self, arrived_ns: int) -> _Ran:
         """The root of the thread: raises InferenceError only."""
         try:
-            return self._execute(queue_ns)
+            return self._execute(arrived_ns)
         except RequestError as error:
             kind = InvalidRequest if error.is_callers_fault else BackendFailed
             raise kind(f"model {self.request.model_name!r}: {error}") from error
@@ -188,7 +187,7 @@ class _Run:
                 f"model {self.request.model_name!r}: {type(error).__name__} in the engine, see the gateway's log"
             ) from error
 
-    def _execute(self, queue_ns: int) -> _Ran:
+    def _execute(self, arrived_ns: int) -> _Ran:
         began = time.monotonic_ns()
         arrays = self._rules.arrays_of(self.request)
         names = self._rules.wanted(self.request)
@@ -196,7 +195,7 @@ class _Run:
         results = self._ort_model.run(names, arrays, self._options)
         ran = time.monotonic_ns()
         outputs = tuple(self._tensor(name, array) for name, array in zip(names, results, strict=True))
-        return _Ran(outputs, RunTimes(queue_ns, ready - began, ran - ready, time.monotonic_ns() - ran))
+        return _Ran(outputs, RunTimes(began - arrived_ns, ready - began, ran - ready, time.monotonic_ns() - ran))
 
     def _tensor(self, name: str, array: Array) -> Tensor:
         shaped = array.reshape(self._rules.shape_of_output(name, array.shape))

@@ -44,7 +44,7 @@ class StateOnDisk:
     config_json: str | None
 
 
-def open_model(folder: ModelFolder, config_json: str | None, loaded: StateOnDisk | None) -> OpenedModel:
+def open_model(folder: ModelFolder, config_json: str | None, *, loaded: StateOnDisk | None) -> OpenedModel:
     """Every version that the config wants. loaded: the state that serves now, which is not opened again.
 
     Raises ModelNotReady with the reason where nothing can be tried.
@@ -71,6 +71,9 @@ def open_model(folder: ModelFolder, config_json: str | None, loaded: StateOnDisk
             opened[version] = _open_version(folder, version, config)
         except (LoadError, InvalidRequest) as error:
             failures[version] = str(error)
+        except Exception as error:  # the root of the loader's thread: one version's failure is its own
+            log.exception("a model cannot be opened", model=folder.name, version=version)
+            failures[version] = f"{type(error).__name__} in the engine, see the gateway's log"
     return OpenedModel(state, opened, failures)
 
 

@@ -14,6 +14,10 @@ from server.core.tensor import Array, Datatype, Tensor
 
 Run = Callable[[Mapping[str, Array]], object]
 _SEED = 0
+_DATATYPES = {
+    model_config_pb2.DataType.Value(f"TYPE_{'STRING' if datatype is Datatype.BYTES else datatype}"): datatype
+    for datatype in Datatype
+}
 
 
 def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> None:
@@ -37,10 +41,9 @@ def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> Non
 
 def _tensor(name: str, entry: "model_config_pb2.ModelWarmup.Input", folder: Path, rows: int | None) -> Tensor:
     """A sample's data is that of one row: it is repeated for each."""
-    word = model_config_pb2.DataType.Name(entry.data_type).removeprefix("TYPE_")
-    datatype = Datatype.BYTES if word == "STRING" else Datatype(word) if word in Datatype else None
+    datatype = _DATATYPES.get(entry.data_type)
     if datatype is None or any(dim < 0 for dim in entry.dims):
-        raise InvalidRequest(f"input {name!r} has {word} of {list(entry.dims)}: say a data_type and whole dims")
+        raise InvalidRequest(f"input {name!r} has no data_type, or dims that vary: say both")
     dims = tuple(entry.dims)
     shape = dims if rows is None else (rows, *dims)
     one_row = _data(name, entry, datatype, folder)

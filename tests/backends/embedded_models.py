@@ -1,0 +1,37 @@
+"""Models for the tests of the embedded engine."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from server.backends.embedded.engine import EmbeddedEngine
+from server.core.infer import InferRequest
+from server.core.tensor import tensor_from_numpy
+from tests.backends import onnx_models
+from tests.contract.models import x_and_y
+
+ROW = np.array([[1, 2, 3]], np.float32)
+
+
+def plus(repository: Path, addend: float, *, name: str = "plus", version: int = 1, rest: str = "") -> None:
+    """x → y = x + addend; written over what was there."""
+    shutil.rmtree(repository / name / str(version), ignore_errors=True)
+    onnx_models.save(onnx_models.plus(addend), repository, name, version=version, config=x_and_y(rest=rest))
+
+
+async def y_of(engine: EmbeddedEngine, name: str = "plus") -> list[float]:
+    """The model's answer to [1, 2, 3]."""
+    response = await engine.infer(InferRequest(name, (tensor_from_numpy("x", ROW),)))
+    answer: list[float] = response.outputs[0].to_numpy()[0].tolist()
+    return answer
+
+
+async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Waits for what another thread brings about."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.002)

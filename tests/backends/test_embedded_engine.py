@@ -1,0 +1,221 @@
+"""EmbeddedEngine under way: what only it promises of its runs. What it shares with Triton is in tests/contract."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from server.backends.embedded.engine import EmbeddedEngine
+from server.backends.ort_serving.session import OrtModel
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    ModelNotFound,
+    Overloaded,
+)
+from server.core.infer import InferRequest
+from server.core.model import ModelState
+from server.core.tensor import tensor_from_numpy
+from tests.backends import onnx_models
+from tests.backends.embedded_models import plus, until, y_of
+from tests.contract.models import SLOW, config
+
+ENDLESS = 10_000_000
+
+
+@pytest_asyncio.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
+    """An engine over an empty repository, in which one request of a model may wait."""
+    (tmp_path / "models").mkdir()
+    embedded = EmbeddedEngine((tmp_path / "models",), max_waiting=1)
+    yield embedded
+    await embedded.aclose()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+async def load_slow(engine: EmbeddedEngine, repository: Path, *, instances: int = 1) -> None:
+    """`slow` takes as long as it is asked to."""
+    group = f"instance_group [ {{ kind: KIND_CPU count: {instances} }} ]"
+    onnx_models.save(onnx_models.slow(), repository, "slow", config=config(SLOW, max_batch_size=1, instances=group))
+    await engine.load("slow")
+
+
+def slow(engine: EmbeddedEngine, trips: int, *, deadline: float | None = None) -> "asyncio.Task[Any]":
+    """A request to `slow` on its way."""
+    tensor = tensor_from_numpy("trips", np.array([[trips]]))
+    return asyncio.create_task(engine.infer(InferRequest("slow", (tensor,), deadline=deadline)))
+
+
+async def until_pending(engine: EmbeddedEngine, count: int) -> None:
+    """Until so many requests wait for an instance of `slow`."""
+    line = f'nv_inference_pending_request_count{{model="slow",version="1"}} {count}\n'.encode()
+
+    async def is_pending() -> bool:
+        return line in await engine.metrics()
+
+    await until(is_pending)
+
+
+async def test_reload_under_load_fails_no_request(engine: EmbeddedEngine, repository: Path) -> None:
+    """While models come and go, every answer is the old one or the new one, and the new one from the load on."""
+    plus(repository, 0)
+    await engine.load("plus")
+    answers: list[float] = []
+    is_over = False
+
+    async def ask() -> None:
+        while not is_over:
+            answers.append((await y_of(engine))[0])
+
+    asking = asyncio.create_task(ask())
+    for addend in range(1, 6):
+        plus(repository, addend)
+        await engine.load("plus")
+        assert await y_of(engine) == [addend + 1, addend + 2, addend + 3]
+        seen = len(answers)
+        while len(answers) < seen + 3:
+            await asyncio.sleep(0)
+    is_over = True
+    await asking
+    assert answers == sorted(answers)
+    assert set(answers) == {1, 2, 3, 4, 5, 6}
+
+
+async def test_event_loop_goes_on_during_loads_and_runs(engine: EmbeddedEngine, repository: Path) -> None:
+    """Opening 64 MB and a run of half a second do not hold the loop: it turns and turns meanwhile."""
+    onnx_models.save(onnx_models.wide(16_000_000), repository, "wide")
+    await load_slow(engine, repository)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    await engine.load("wide")
+    during_load, turns = turns, 0
+    with pytest.raises(DeadlineExceeded):
+        await slow(engine, ENDLESS, deadline=time.monotonic() + 0.5)
+    turning.cancel()
+    assert during_load > 10
+    assert turns > 50
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_run_that_is_given_up_frees_its_instance(engine: EmbeddedEngine, repository: Path, how: str) -> None:
+    """A run of hours ends when its caller goes or its time is over, and the next request gets the only instance."""
+    await load_slow(engine, repository)
+    hours = slow(engine, ENDLESS, deadline=time.monotonic() + 0.2 if how == "late" else None)
+    await asyncio.sleep(0)
+    following = slow(engine, 1)
+    await until_pending(engine, 1)
+    if how == "cancelled":
+        hours.cancel()
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else DeadlineExceeded):
+        await hours
+    async with asyncio.timeout(10):
+        response = await following
+    assert response.outputs[0].to_numpy().tolist() == [[1]]
+    assert response.timings.queue > 0
+    assert engine.statistics("slow")[0].inference_stats.fail.count == 1
+
+
+async def test_waiting_requests_are_bounded_and_keep_their_deadline(engine: EmbeddedEngine, repository: Path) -> None:
+    """One runs, one waits, the third is turned away; the one that waits is told when its time is over."""
+    await load_slow(engine, repository)
+    running = slow(engine, ENDLESS)
+    waiting = slow(engine, 1, deadline=time.monotonic() + 0.2)
+    await until_pending(engine, 1)
+    with pytest.raises(Overloaded, match=r"1 requests wait for an instance of model 'slow' \(limit 1\); retry") as full:
+        await slow(engine, 1)
+    assert full.value.retry_after_s > 0
+    with pytest.raises(DeadlineExceeded, match=r"waited 0\.\d+ s for an instance of model 'slow' \(it has 1\)"):
+        await waiting
+    leaving = slow(engine, 1)
+    await until_pending(engine, 1)
+    leaving.cancel()
+    await until_pending(engine, 0)
+    running.cancel()
+    assert (await slow(engine, 2)).outputs[0].to_numpy().tolist() == [[2]]
+
+
+async def test_instances_are_runs_at_once(engine: EmbeddedEngine, repository: Path) -> None:
+    """Two instances run two requests, the third waits."""
+    await load_slow(engine, repository, instances=2)
+    running = [slow(engine, ENDLESS) for _ in range(2)]
+    third = slow(engine, 1)
+    await until_pending(engine, 1)
+    running[0].cancel()
+    async with asyncio.timeout(10):
+        await third
+    assert not running[1].done()
+    running[1].cancel()
+
+
+async def test_unload_lets_the_running_request_finish(engine: EmbeddedEngine, repository: Path) -> None:
+    """The one that runs and the one that waits are answered; new ones are refused at once."""
+    await load_slow(engine, repository)
+    running, waiting = slow(engine, 300), slow(engine, 2)
+    await until_pending(engine, 1)
+    await engine.unload("slow")
+    assert await engine.repository_index() == [ModelState("slow", "1", "UNLOADING", "")]
+    with pytest.raises(ModelNotFound, match="'slow' has no available versions"):
+        await slow(engine, 1)
+    assert [task.outputs[0].to_numpy().item() for task in await asyncio.gather(running, waiting)] == [300, 2]
+    assert await engine.repository_index() == [ModelState("slow", "1", "UNAVAILABLE", "unloaded")]
+
+
+async def test_close_ends_what_runs_and_what_waits(engine: EmbeddedEngine, repository: Path) -> None:
+    """Both get BackendUnavailable at once, and so does everybody after them; closing twice is no error."""
+    await load_slow(engine, repository)
+    tasks = [slow(engine, ENDLESS), slow(engine, 1)]
+    await until_pending(engine, 1)
+    started = time.monotonic()
+    await engine.aclose()
+    for task in [*tasks, slow(engine, 1)]:
+        with pytest.raises(BackendUnavailable, match="the embedded engine is closed"):
+            await task
+    assert time.monotonic() - started < 2
+    assert not await engine.ready()
+    for call in (engine.load("slow"), engine.unload("slow"), engine.repository_index()):
+        with pytest.raises(BackendUnavailable):
+            await call
+    await engine.aclose()
+
+
+async def test_close_ends_a_load(engine: EmbeddedEngine, repository: Path) -> None:
+    """Whoever waits for it is told."""
+    plus(repository, 1)
+    loads = [asyncio.create_task(engine.load("plus")) for _ in range(4)]
+    await asyncio.sleep(0)
+    await engine.aclose()
+    outcomes = await asyncio.gather(*loads, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {BackendUnavailable}
+
+
+async def test_failure_inside_the_thread_is_one_requests_failure(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody thought of is logged and answered, and the instance serves on."""
+    plus(repository, 1)
+    await engine.load("plus")
+    with monkeypatch.context() as patched:
+        patched.setattr(OrtModel, "run", lambda *_: {}["surprise"])
+        with pytest.raises(BackendFailed, match="model 'plus': KeyError in the engine, see the gateway's log"):
+            await y_of(engine)
+    assert await y_of(engine) == [2, 3, 4]
+    statistics = engine.statistics("plus")[0].inference_stats
+    assert (statistics.success.count, statistics.fail.count) == (1, 1)
+    assert b'nv_inference_request_failure{model="plus",version="1",reason="BACKEND"} 1' in await engine.metrics()

@@ -1,0 +1,66 @@
+"""Two engines over the very same repository: a real Triton, and ONNX Runtime in this process."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from server.backends.embedded.engine import EmbeddedEngine
+from server.backends.triton import TritonBackend
+from server.backends.triton_runtime import find_triton
+from server.core.backend import Backend
+from server.core.errors import ModelNotReady
+from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
+from tests.contract.models import write_repository
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of both engines. A test that changes a model makes one of its own in it."""
+    folder = tmp_path_factory.mktemp("contract") / "models"
+    write_repository(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_triton(
+    triton_environment: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningTriton]:
+    """A real Triton with every model of the repository loaded as far as it can be."""
+    folder = tmp_path_factory.mktemp("triton")
+    launch = find_triton(environment=triton_environment, search_path="").prepare(folder)
+    with running_triton(launch, repository, folder) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def embedded(repository: Path) -> AsyncIterator[EmbeddedEngine]:
+    """The embedded engine, with the same models loaded."""
+    engine = EmbeddedEngine((repository,))
+    for name in [row.name for row in await engine.repository_index() if not row.name.startswith("test_")]:
+        try:
+            await engine.load(name)
+        except ModelNotReady:
+            assert name.startswith("broken")
+    yield engine
+    await engine.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def triton(real_triton: RunningTriton) -> AsyncIterator[TritonBackend]:
+    """The real Triton behind the same protocol."""
+    async with TritonBackend(
+        http_url=real_triton.http_url,
+        grpc_address=real_triton.grpc_address,
+        metrics_url=f"{real_triton.metrics_url}/metrics",
+        max_connections=8,
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(params=["embedded", "triton"])
+def engine(request: pytest.FixtureRequest) -> Backend:
+    """Each engine in turn."""
+    backend: Backend = request.getfixturevalue(request.param)
+    return backend
