@@ -46,10 +46,12 @@ parameters { key: "canary" value { string_value: "off" } }
 """
 
 
-def start_embedded(folder: Path, *arguments: str, engine: str = "embedded", **environ: str) -> RunningStack:
+def start_embedded(
+    folder: Path, *arguments: str, engine: str = "embedded", wait: bool = True, **environ: str
+) -> RunningStack:
     """A stack where no Triton can be found, with the models of `folder`/models."""
     words = ("--engine", engine, "--model-repository", str(folder / "models"), *arguments)
-    return start_stack(folder / "home", *words, environ=NO_TRITON | environ)
+    return start_stack(folder / "home", *words, environ=NO_TRITON | environ, wait=wait)
 
 
 @pytest.fixture(scope="module")
@@ -205,10 +207,10 @@ def test_embedded_stop_under_load_answers_all_and_leaves_nothing(tmp_path: Path)
         answered: list[object] = []
         client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
         tensor = tritonclient.grpc.InferInput("trips", [1, 1], "INT64")
-        tensor.set_data_from_numpy(np.array([[500]], np.int64))
+        tensor.set_data_from_numpy(np.array([[1500]], np.int64))
         client.async_infer("slow", [tensor], lambda result, error: answered.append(error))
         outcomes: list[int | str] = []
-        threads = [infer_slow(stack, 500, outcomes) for _ in range(3)]
+        threads = [infer_slow(stack, 1500, outcomes) for _ in range(3)]
         wait_for(lambda: inflight(stack) == 4, 10, "four requests in flight")
         assert stop_stack(stack, 20) == 0, "".join(stack.log)
         for thread in threads:
@@ -223,6 +225,20 @@ def test_embedded_stop_under_load_answers_all_and_leaves_nothing(tmp_path: Path)
     for url in (stack.http_url, stack.metrics_url):
         with pytest.raises(OSError, match="refused"):
             call("GET", url)
+
+
+def test_embedded_stop_before_it_is_ready_ends_well(tmp_path: Path) -> None:
+    """SIGTERM while models are loaded: exit 0, no traceback, nothing left."""
+    write_models(tmp_path / "models")
+    stack = start_embedded(tmp_path, wait=False)
+    try:
+        stack.wait_for_log("listening")
+        everyone = family(stack)
+        assert stop_stack(stack, 15) == 0, "".join(stack.log)
+    finally:
+        stack.process.kill()
+    assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not stack.logged("Traceback")
 
 
 def test_embedded_gateway_that_dies_serves_again_in_seconds(tmp_path: Path) -> None:
