@@ -37,6 +37,12 @@ def _typed_and_raw() -> Any:
     return request
 
 
+def _more_contents() -> Any:
+    request = infer_request()
+    request.raw_input_contents.append(F123)
+    return request
+
+
 def _all_types() -> Any:
     """Every datatype with typed contents but FP16, which has none, and so comes alone as raw elsewhere."""
     request = service_pb2.ModelInferRequest(model_name="types")
@@ -116,6 +122,7 @@ INFERS = [
     _infer("negative dimension", infer_request(shape=(-1, 3)), Difference("Triton multiplies it", is_text=True)),
     _infer("an input twice", _twice("x")),
     _infer("one input too many", _twice("more"), Difference("the order of the names", is_text=True)),
+    _infer("more contents than inputs", _more_contents()),
     _infer("typed", _typed(fp32_contents=[1, 2, 3])),
     _infer("typed strings", _typed("BYTES", "text", (1, 2), bytes_contents=[b"a", b"bc"])),
     _infer("typed, too few", _typed(fp32_contents=[1, 2])),

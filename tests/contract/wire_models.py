@@ -29,9 +29,7 @@ def write_models(repository: Path) -> None:
     """plain has labels for two of its three classes; pair is completed from its file; spare is for loads; broken is
     no ONNX file."""
     save, text = onnx_models.save, TensorProto.STRING
-    labelled = _in_and_out(dims="[ 3 ]", labels='label_filename: "labels.txt"')
-    save(onnx_models.identity(), repository, "plain", config=_config(8, labelled))
-    (repository / "plain" / "labels.txt").write_text("left\nmiddle\n")
+    write_plain(repository)
     save(onnx_models.identity(("N", "M")), repository, "vary", config=_config(8, _in_and_out()))
     strings = _in_and_out(data_type="TYPE_STRING")
     save(onnx_models.identity(("N", "M"), elem_type=text), repository, "text", config=_config(8, strings))
@@ -46,10 +44,16 @@ def write_models(repository: Path) -> None:
     save(onnx_models.square(("N",)), repository, "scalars", config=_config(0))
     save(onnx_models.plus_optional(), repository, "optional", config=_config(0, OPTIONAL))
     save(onnx_models.lookup(), repository, "lookup", config=_config(8, LOOKUP))
-    save(onnx_models.identity(), repository, "spare", config=_config(8, labelled))
-    (repository / "spare" / "labels.txt").write_text("left\n")
+    save(onnx_models.identity(), repository, "spare", config=_config(8, _in_and_out(dims="[ 3 ]")))
     save(onnx_models.identity(), repository, "broken", config=_config(0))
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"this is no ONNX file")
+
+
+def write_plain(repository: Path) -> None:
+    """x [N, 3] FP32 → y = x, at most 8 rows; the first two classes have labels."""
+    labelled = _in_and_out(dims="[ 3 ]", labels='label_filename: "labels.txt"')
+    onnx_models.save(onnx_models.identity(), repository, "plain", config=_config(8, labelled))
+    (repository / "plain" / "labels.txt").write_text("left\nmiddle\n")
 
 
 def _config(max_batch_size: int, rest: str = "") -> str:

@@ -76,7 +76,10 @@ def decode_request(message: bytes, deadline: float | None = None) -> InferReques
 
 
 def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
-    """What it asks for. Raises InvalidRequest, RegionNotFound, in Triton's words."""
+    """What it asks for. Raw contents behind the last input belong to nobody: dropped, as there.
+
+    Raises InvalidRequest, RegionNotFound, in Triton's words.
+    """
     for name, slot in request.parameters.items():
         if slot.WhichOneof("parameter_choice") is None:
             raise InvalidRequest(
@@ -84,10 +87,6 @@ def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
             )
     _check_parameters(parameters_of(request.parameters))
     raw = request.raw_input_contents
-    if len(raw) > len(request.inputs):
-        raise InvalidRequest(
-            f"expected {len(request.inputs)} raw_input_contents for model '{request.model_name}', got {len(raw)}"
-        )
     inputs = []
     for index, tensor in enumerate(request.inputs):
         _refuse_region(tensor.name, parameters_of(tensor.parameters))

@@ -22,7 +22,7 @@ from server.backends.embedded.relay_infer import (
     refuse_repository,
     response_bytes,
 )
-from server.backends.embedded.server_metadata import EXTENSIONS, NAME, server_version
+from server.backends.embedded.server_metadata import EXTENSIONS, NAME, VERSION
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 
 Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]
@@ -56,9 +56,7 @@ class GrpcMethods:
         return serialised(service_pb2.ServerReadyResponse(ready=await self._engine.ready()))
 
     async def server(self, _: bytes, __: float | None) -> bytes:
-        return serialised(
-            service_pb2.ServerMetadataResponse(name=NAME, version=server_version(), extensions=EXTENSIONS)
-        )
+        return serialised(service_pb2.ServerMetadataResponse(name=NAME, version=VERSION, extensions=EXTENSIONS))
 
     async def model_ready(self, message: bytes, _: float | None) -> bytes:
         request = parsed_request(service_pb2.ModelReadyRequest, message)

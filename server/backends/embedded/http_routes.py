@@ -22,7 +22,7 @@ from server.backends.embedded.relay_infer import (
     refuse_repository,
     response_bytes,
 )
-from server.backends.embedded.server_metadata import EXTENSIONS, NAME, server_version
+from server.backends.embedded.server_metadata import EXTENSIONS, NAME, VERSION
 from server.core.compression import inflate
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter
@@ -79,7 +79,7 @@ class HttpRoutes:
         return plain_error(404, "Not Found")
 
     async def server(self, _: Visit) -> HttpAnswer:
-        return _json({"name": NAME, "version": server_version(), "extensions": EXTENSIONS})
+        return _json({"name": NAME, "version": VERSION, "extensions": EXTENSIONS})
 
     async def live(self, _: Visit) -> HttpAnswer:
         return HttpAnswer(200, (JSON_TYPE,), b"")

@@ -1,8 +1,7 @@
 """Who answers here, and which of Triton's extensions it has."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 NAME = "penstock-embedded"
+VERSION = "0.1.0"  # pyproject's; a test holds them together
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -11,11 +10,3 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-
-
-def server_version() -> str:
-    """Penstock's version; 0 where it runs without being installed."""
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "0"

@@ -1,0 +1,187 @@
+"""Unmodified clients against two whole stacks over the same models: one with Triton, one with `--engine embedded`."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import RunningStack, start_stack, stop_stack, wait_until_ready
+from tests.contract.wire_case import F123, INFER, X, infer_request
+from tests.contract.wire_models import write_models
+from tests.integration.web import call
+
+pytestmark = pytest.mark.xdist_group("wire-stacks")
+CLIENT_ERRORS = [
+    ("GET", "/v2/models/nobody", None),
+    ("GET", "/v2/models/versions/versions/9/config", None),
+    ("POST", INFER.format("nobody"), {"inputs": [X]}),
+    ("POST", INFER.format("broken"), {"inputs": [X]}),
+    ("POST", INFER.format("plain"), {"inputs": [{**X, "name": "wrong"}]}),
+    ("POST", INFER.format("plain"), {"inputs": [{**X, "datatype": "INT8"}]}),
+    ("POST", INFER.format("plain"), {"inputs": [{**X, "shape": [3]}]}),
+    ("POST", INFER.format("plain"), {"inputs": [{**X, "shape": [9, 3], "data": [1] * 27}]}),
+    ("POST", INFER.format("plain"), {"inputs": [X], "outputs": [{"name": "nothing"}]}),
+    ("POST", INFER.format("plain"), {"inputs": [{**X, "data": [1]}]}),
+    ("POST", INFER.format("plain"), "no JSON"),
+]
+
+
+@dataclass(frozen=True)
+class Stacks:
+    triton: RunningStack
+    embedded: RunningStack
+
+    def __iter__(self) -> Iterator[RunningStack]:
+        return iter((self.triton, self.embedded))
+
+
+@pytest.fixture(scope="module")
+def stacks(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stacks]:
+    """Both stacks, ready."""
+    folder = tmp_path_factory.mktemp("stacks")
+    write_models(folder / "models")
+    models = ("--model-repository", str(folder / "models"))
+    triton = start_stack(folder / "triton", "--engine", "triton", *models, wait=False)
+    embedded = start_stack(folder / "embedded", "--engine", "embedded", *models, wait=False)
+    wait_until_ready(embedded)
+    wait_until_ready(triton)
+    yield Stacks(triton, embedded)
+    assert [stop_stack(triton), stop_stack(embedded)] == [0, 0]
+
+
+def http_client(stack: RunningStack) -> tritonclient.http.InferenceServerClient:
+    return tritonclient.http.InferenceServerClient(stack.http_url.removeprefix("http://"))
+
+
+def tensor(module: Any, array: Any, datatype: str = "FP32", **options: Any) -> Any:
+    made = module.InferInput("x", list(array.shape), datatype)
+    made.set_data_from_numpy(array, **options)
+    return made
+
+
+def test_http_client_infers_alike_in_every_encoding(stacks: Stacks) -> None:
+    """tritonclient.http: binary and JSON tensors, gzip and deflate both ways, strings, classes."""
+    array, words = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([[b"", "é".encode()]], np.object_)
+    answers = []
+    for stack in stacks:
+        with http_client(stack) as client:
+            told: list[Any] = []
+            for is_binary in (True, False):
+                wanted = [tritonclient.http.InferRequestedOutput("y", binary_data=is_binary)]
+                asked = [tensor(tritonclient.http, array, binary_data=is_binary)]
+                told.append(client.infer("plain", asked, outputs=wanted).as_numpy("y").tolist())
+                text = [tensor(tritonclient.http, words, "BYTES", binary_data=is_binary)]
+                told.append(client.infer("text", text).as_numpy("y").tolist())
+            for way in ("gzip", "deflate"):
+                done = client.infer(
+                    "plain",
+                    [tensor(tritonclient.http, array)],
+                    request_id="7",
+                    request_compression_algorithm=way,
+                    response_compression_algorithm=way,
+                )
+                told.append((done.as_numpy("y").tolist(), done.get_response()["id"]))  # fmt: skip
+            classes = [tritonclient.http.InferRequestedOutput("y", class_count=2)]
+            told.append(
+                client.infer("plain", [tensor(tritonclient.http, array)], outputs=classes).as_numpy("y").tolist()
+            )
+            answers.append(told)
+    assert answers[0] == answers[1]
+    assert answers[1][0] == array.tolist()
+
+
+def test_grpc_client_infers_and_reads_alike(stacks: Stacks) -> None:
+    """tritonclient.grpc: inference, classes, metadata, configuration, index, readiness."""
+    array, answers = np.arange(6, dtype=np.float32).reshape(2, 3), []
+    for stack in stacks:
+        with tritonclient.grpc.InferenceServerClient(stack.grpc_address) as client:
+            assert client.is_server_live()
+            assert client.is_model_ready("versions", "1")
+            classes = [tritonclient.grpc.InferRequestedOutput("y", class_count=3)]
+            config = client.get_model_config("pair", as_json=True)["config"]
+            config.pop("runtime", None)
+            answers.append([
+                client.infer("versions", [tensor(tritonclient.grpc, array)], model_version="1").as_numpy("y").tolist(),
+                client.infer("plain", [tensor(tritonclient.grpc, array)], outputs=classes).as_numpy("y").tolist(),
+                client.get_model_metadata("pair", as_json=True),
+                config,
+                [(row.name, row.version, row.state) for row in client.get_model_repository_index().models],
+                client.get_inference_statistics("plain").model_stats[0].inference_count >= 2,
+            ])  # fmt: skip
+    assert answers[0] == answers[1]
+
+
+async def test_aio_clients_infer_alike_side_by_side(stacks: Stacks) -> None:
+    """tritonclient.http.aio and tritonclient.grpc.aio, several requests at once."""
+    arrays = [np.full((1, 3), number, np.float32) for number in range(8)]
+    for stack in stacks:
+        async with (
+            tritonclient.http.aio.InferenceServerClient(stack.http_url.removeprefix("http://")) as over_http,
+            tritonclient.grpc.aio.InferenceServerClient(stack.grpc_address) as over_grpc,
+        ):
+            for module, client in ((tritonclient.http, over_http), (tritonclient.grpc, over_grpc)):
+                asked = (client.infer("plain", [tensor(module, array)]) for array in arrays)
+                for array, result in zip(arrays, await asyncio.gather(*asked), strict=True):
+                    np.testing.assert_array_equal(result.as_numpy("y"), array)
+
+
+@pytest.mark.parametrize(("method", "path", "payload"), CLIENT_ERRORS)
+def test_refusals_through_either_gateway_are_the_same(stacks: Stacks, method: str, path: str, payload: Any) -> None:
+    """Status and body."""
+    body = json.dumps(payload).encode() if payload is not None else None
+    triton, embedded = (call(method, stack.http_url + path, body) for stack in stacks)
+    assert (embedded.status, embedded.body) == (triton.status, triton.body)
+    assert embedded.status in (400, 404)
+
+
+def test_grpc_refusals_through_either_gateway_are_the_same(stacks: Stacks) -> None:
+    """Code and details of raw calls."""
+    requests = [
+        infer_request("nobody"), infer_request(version="9"), infer_request(x=F123[:5]), infer_request(name="wrong"),
+        infer_request(outputs={"y": {"classification": -1}}),
+    ]  # fmt: skip
+    answers = []
+    for stack in stacks:
+        with grpc.insecure_channel(stack.grpc_address) as channel:
+            method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            told = []
+            for request in requests:
+                with pytest.raises(grpc.RpcError) as refusal:
+                    method(request.SerializeToString(), timeout=20)
+                told.append((refusal.value.code(), refusal.value.details()))
+            answers.append(told)
+    assert answers[0] == answers[1]
+
+
+def test_models_are_loaded_and_unloaded_through_the_gateway(stacks: Stacks) -> None:
+    """Over both protocols, with a config of its own and without; a file that comes along is refused with a sentence."""
+    config = {"backend": "onnxruntime", "max_batch_size": 2}
+    with http_client(stacks.embedded) as over_http, tritonclient.grpc.InferenceServerClient(
+        stacks.embedded.grpc_address
+    ) as over_grpc:  # fmt: skip
+        over_http.unload_model("spare")
+        assert not over_grpc.is_model_ready("spare")
+        over_grpc.load_model("spare", config=json.dumps(config))
+        assert over_http.get_model_config("spare")["max_batch_size"] == 2
+        over_http.load_model("spare")
+        assert over_grpc.get_model_config("spare").config.max_batch_size == 8
+        with pytest.raises(InferenceServerException, match="loads models from its repository only"):
+            over_http.load_model("spare", config=json.dumps(config), files={"file:1/model.onnx": b"x"})
+
+
+def test_server_metadata_names_the_embedded_engine(stacks: Stacks) -> None:
+    """Who answers, and nothing that it cannot do."""
+    told = call("GET", f"{stacks.embedded.http_url}/v2").json
+    assert told["name"] == "penstock-embedded"
+    assert {"sequence", "schedule_policy", "system_shared_memory", "trace"}.isdisjoint(told["extensions"])
