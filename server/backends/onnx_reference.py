@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 from server.backends.ort_serving.config import Config
@@ -18,15 +19,20 @@ from server.backends.ort_serving.threads import ThreadBudget
 from server.core.errors import BackendFailed, InvalidRequest, ModelNotReady
 from server.core.tensor import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
 
+_EIGHT_BITS = ("QuantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 RECORDED_WITH = f"ONNX Runtime {ort.__version__}, CPU, graph optimisations off"
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """All outputs, by the graph as it stands in the file, and by the graph as ONNX Runtime optimises it."""
+    """All outputs, by the graph as it stands in the file, and by the graph as ONNX Runtime optimises it.
+
+    is_quantised: whether it computes in 8 bits; the two may then differ by whole steps, and by what follows from them.
+    """
 
     plain: tuple[Tensor, ...]
     optimised: tuple[Tensor, ...]
+    is_quantised: bool
 
 
 def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Reference:
@@ -41,7 +47,12 @@ def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Ref
         optimised = open_session(path, options, ["CPUExecutionProvider"])
     except LoadError as error:
         raise ModelNotReady(str(error)) from error
-    return Reference(_run(plain, inputs), _run(optimised, inputs))
+    return Reference(_run(plain, inputs), _run(optimised, inputs), _is_quantised(path))
+
+
+def _is_quantised(path: Path) -> bool:
+    graph = onnx.load(path, load_external_data=False).graph
+    return any(node.op_type in _EIGHT_BITS or node.op_type.startswith("QLinear") for node in graph.node)
 
 
 def _run(session: ort.InferenceSession, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

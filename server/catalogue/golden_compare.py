@@ -144,13 +144,20 @@ def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
     if one.datatype is Datatype.BYTES:
         return Tolerance()
     values = one.to_numpy().astype(np.float64).reshape(-1)
-    finite = values[np.isfinite(values)]
-    root_mean_square = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+    root_mean_square = _root_mean_square(values)
     share = 0.0
     if one.datatype in _FLOATS:
         share = SHARE_OF_HALVES if one.datatype in _HALVES else SHARE
     spread = min(SPREAD_MARGIN * _spread(values, other), MAX_SHARE * root_mean_square)
     return Tolerance(absolute=float(f"{max(share * root_mean_square, spread):.3g}"), relative=share)
+
+
+def is_steady(one: Tensor, other: Tensor) -> bool:
+    """Whether two ways to one output are near enough that a tolerance can tell right from wrong."""
+    if one.datatype is Datatype.BYTES:
+        return True
+    values = one.to_numpy().astype(np.float64).reshape(-1)
+    return _spread(values, other) <= MAX_SHARE * _root_mean_square(values)
 
 
 def sample_indexes(count: int) -> npt.NDArray[np.int64]:
@@ -252,6 +259,11 @@ def _statistics(values: Array) -> Statistics:
     if not finite.size:
         return Statistics(0, 0.0, 0.0)
     return Statistics(finite.size, float(finite.mean()), float(finite.std()))
+
+
+def _root_mean_square(values: npt.NDArray[np.float64]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
 
 
 def _spread(values: npt.NDArray[np.float64], other: Tensor | None) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from server.catalogue.golden import InputPattern, TensorRecord
 from server.catalogue.golden_files import ModelFiles
-from server.catalogue.golden_pattern import Shapes, made_input, pattern_for, pixel_range
+from server.catalogue.golden_pattern import Shapes, ShapeUnknown, made_input, pattern_for, pixel_range
 from server.commands.check_ways import Way, in_process, through_gateway
 from server.commands.gateway import Gateway, IndexRow
 from server.core.infer import InferRequest
@@ -79,17 +79,24 @@ def way_to(files: ModelFiles, around: Surroundings, notes: list[str]) -> Abstrac
 
 
 async def ask(way: Way, files: ModelFiles, shapes: Shapes) -> Answered | None:
-    """The answer to golden.json's inputs, or to inputs made for the model; None where golden.json has a picture only.
+    """The answer to golden.json's inputs, or to inputs made for the model.
 
-    Raises of the InferenceError tree, and ShapeUnknown and GoldenError for inputs that cannot be made.
+    None where golden.json has a picture, and no tensors that could be made or judged. Raises of the InferenceError
+    tree, and ShapeUnknown and GoldenError for inputs that cannot be made.
     """
     metadata = await way.model_metadata(files.folder.name)
     record = files.golden.tensors if files.golden is not None else None
     if record is not None and shapes.keys() & {pattern.name for pattern in record.inputs}:
         record = None
-    if record is None and not shapes and files.golden is not None and files.golden.picture is not None:
+    has_picture = files.golden is not None and files.golden.picture is not None
+    if record is None and has_picture and not files.is_onnx and not shapes:
         return None
-    patterns = record.inputs if record is not None else patterns_for(metadata, files, shapes)
+    try:
+        patterns = record.inputs if record is not None else patterns_for(metadata, files, shapes)
+    except ShapeUnknown:
+        if has_picture:
+            return None
+        raise
     inputs = tuple(made_input(pattern) for pattern in patterns)
     outputs = await answer_to(way, files, inputs)
     return Answered(inputs, outputs, {spec.name: spec.shape for spec in metadata.outputs}, record)

@@ -14,7 +14,7 @@ from server.catalogue.golden import (
     TensorRecord,
     write_golden,
 )
-from server.catalogue.golden_compare import record_of_tensor, tolerance_for
+from server.catalogue.golden_compare import is_steady, record_of_tensor, tolerance_for
 from server.catalogue.golden_files import ModelFiles, read_model_files
 from server.catalogue.golden_pattern import ShapeUnknown, made_input
 from server.catalogue.golden_picture import record_of_seen
@@ -22,6 +22,10 @@ from server.catalogue.installed import InstalledModel
 from server.commands.check_question import Surroundings, answer_to, patterns_for, way_to
 from server.commands.check_ways import Way
 from server.core.tensor import Tensor
+
+
+class Unsteady(GoldenError):
+    """A model answers the same question in ways that differ, as 8-bit networks do."""
 
 
 async def record_golden(model: InstalledModel, around: Surroundings) -> Path:
@@ -40,9 +44,9 @@ async def record_golden(model: InstalledModel, around: Surroundings) -> Path:
         picture = await _picture(way, files)
         try:
             tensors = await _tensors(way, files, around)
-        except ShapeUnknown as error:
+        except (ShapeUnknown, Unsteady) as error:
             if picture is None:
-                raise _with_picture_hint(error, files) from error
+                raise GoldenError(f"{error}{_picture_hint(files)}") from error
             tensors = None
         if picture is not None and files.is_onnx:
             recorders.append(f"{PICTURE_FILE} by {await way.engine_name()}")
@@ -57,8 +61,7 @@ async def _tensors(way: Way, files: ModelFiles, around: Surroundings) -> TensorR
     inputs = tuple(made_input(pattern) for pattern in patterns)
     once, again = await _two_answers(way, files, inputs)
     served = {spec.name for spec in metadata.outputs}
-    outputs = [_output(one, again) for one in once if one.name in served]
-    return TensorRecord(patterns, tuple(outputs))
+    return TensorRecord(patterns, tuple(_output(one, again) for one in once if one.name in served))
 
 
 async def _two_answers(
@@ -71,7 +74,10 @@ async def _two_answers(
 
 
 def _output(one: Tensor, again: tuple[Tensor, ...]) -> OutputRecord:
+    """Raises Unsteady where the two answers are so far apart that no tolerance tells right from wrong."""
     other = next((tensor for tensor in again if tensor.name == one.name), None)
+    if other is not None and not is_steady(one, other):
+        raise Unsteady(f"two ways on this machine to output {one.name!r} are too far apart to judge others by")
     return record_of_tensor(one, tolerance_for(one, other))
 
 
@@ -86,5 +92,5 @@ async def _picture(way: Way, files: ModelFiles) -> PictureRecord | None:
     )
 
 
-def _with_picture_hint(error: ShapeUnknown, files: ModelFiles) -> ShapeUnknown:
-    return ShapeUnknown(f"{error}, or lay a {PICTURE_FILE} into {files.folder}") if files.card is not None else error
+def _picture_hint(files: ModelFiles) -> str:
+    return f"; a {PICTURE_FILE} in {files.folder} would do as well" if files.card is not None else ""

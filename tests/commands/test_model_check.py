@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import structlog
 
+from server.backends.onnx_reference import Reference
 from server.catalogue.catalogue import CatalogueEntry
-from server.commands import model_check
+from server.commands import golden_record, model_check, model_verdict
+from server.core.tensor import tensor_from_numpy
 from tests.backends import onnx_models
 from tests.commands.conftest import Call, jpeg
 from tests.commands.test_models import NOBODY, home, write_model
@@ -295,7 +297,7 @@ def test_check_of_a_picture_goes_the_whole_way(penstock: Call, engine: Engine) -
     folder = save_python(SEEING)
     engine.specs = ("UINT8", [-1, -1, 3])
     refused = penstock("models", "check", "m", "--record", "--url", engine.url)
-    assert "--shape x:N,N,3, or lay a golden.jpg into" in refused.stderr
+    assert "--shape x:N,N,3; a golden.jpg in " in refused.stderr
     (folder / "golden.jpg").write_bytes(jpeg())
     (row,) = rows_of(penstock, "m", "--record", "--url", engine.url)
     assert (row["verdict"], row["compared_with"]) == ("ok", ["golden.jpg"])
@@ -304,6 +306,24 @@ def test_check_of_a_picture_goes_the_whole_way(penstock: Call, engine: Engine) -
     assert row["reasons"] == ["golden.jpg: class 0 at [10, 20, 40, 90], score 0.900, is not seen any more"]
     (folder / "golden.jpg").write_bytes(jpeg(width=90))
     assert "is another picture" in rows_of(penstock, "--url", engine.url)[0]["reasons"][0]
+
+
+@pytest.mark.parametrize(("is_quantised", "verdict"), [(True, "ok"), (False, "differs")])
+def test_check_of_a_quantised_model_takes_the_optimised_graphs_steps(
+    penstock: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_quantised: bool, verdict: str
+) -> None:
+    """8-bit kernels fall on other steps than the plain graph's; in FP32 that would be an error."""
+    save()
+    plain, optimised = (tensor_from_numpy("y", np.array([row], np.float32)) for row in ([1, 1, 5], [1, 1, 7]))
+    reference = Reference((plain,), (optimised,), is_quantised)
+    for module in (model_verdict, golden_record):
+        monkeypatch.setattr(module, "run_reference", lambda *_: reference)
+    engine.spoil = _with_data([1, 1, 7])
+    (row,) = rows_of(penstock, "m", "--url", engine.url)
+    assert row["verdict"] == verdict
+    assert "got 7, expected 5" in (row["notes"] or row["reasons"])[0]
+    refused = penstock("models", "check", "m", "--record", "--url", engine.url)
+    assert "two ways on this machine to output 'y' are too far apart to judge others by" in refused.stderr
 
 
 def test_check_of_an_input_whose_shape_varies_asks_for_it(penstock: Call) -> None:
