@@ -104,7 +104,9 @@ def _left_float(report: Report) -> str:
 def _accuracy(report: Report) -> str:
     if report.judgement is None:
         return f"Accuracy: {RANDOM_WEIGHTS}."
-    lines = [f"On {report.held_out} pictures that did not calibrate:", ""]
+    rule = "; a box of the float model is found again by one of its class with IoU >= 0.5"
+    is_detector = isinstance(report.judgement.agreement, DetectionAgreement)
+    lines = [f"On {report.held_out} pictures that did not calibrate{rule if is_detector else ''}:", ""]
     lines += [f"* {line}" for line in judgement_lines(report.judgement)]
     if report.tensorrt_judgement is not None:
         lines += [
@@ -123,8 +125,8 @@ def judgement_lines(judgement: Judgement) -> list[str]:
         lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f})")
     if isinstance(found, DetectionAgreement):
         lines.append(
-            f"of {found.float_boxes} float boxes {found.found_again} found again (IoU >= 0.5, same class), "
-            f"{found.lost} lost, {found.new} new: agreement {found.share:.1%}"
+            f"{found.found_again} of {found.float_boxes} boxes found again, {found.lost} lost, {found.new} new: "
+            f"agreement {found.share:.1%}"
         )
     if isinstance(found, ClassAgreement):
         lines.append(f"the same first class in {found.same_top1} of {found.pictures} pictures ({found.share:.1%})")

@@ -1,4 +1,4 @@
-"""The speed of two sessions against each other, in turns: what disturbs one disturbs the other."""
+"""The speed of two sessions against each other, in turns: what disturbs the one disturbs the other."""
 
 import statistics
 import time
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 ROUNDS = 5
 WARM_UP_RUNS = 3
-ROUND_S = 0.4
-FEWEST_RUNS = 3
+ROUND_S = 1.0
+FEWEST_RUNS = 5
 
 Run = Callable[[], object]
 Clock = Callable[[], float]  # seconds, monotonic
@@ -16,7 +16,7 @@ Clock = Callable[[], float]  # seconds, monotonic
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Milliseconds of one run, the median of each round; round i of both happened one after the other."""
+    """Milliseconds of one run, the median of each round; round i of both is of the same seconds."""
 
     batch_size: int
     float_ms: tuple[float, ...]
@@ -36,24 +36,22 @@ class Comparison:
 def compare(
     batch_size: int, float_run: Run, int8_run: Run, *, rounds: int = ROUNDS, clock: Clock = time.perf_counter
 ) -> Comparison:
-    """After a warm-up, rounds of the one and the other; who begins changes from round to round."""
+    """After a warm-up, rounds in which every run of the one has a run of the other as its neighbour."""
     for run in (float_run, int8_run):
         for _ in range(WARM_UP_RUNS):
             run()
-    float_ms: list[float] = []
-    int8_ms: list[float] = []
-    for number in range(rounds):
-        turns = [(float_run, float_ms), (int8_run, int8_ms)]
-        for run, into in turns if number % 2 == 0 else reversed(turns):
-            into.append(_median_ms(run, clock))
-    return Comparison(batch_size, tuple(float_ms), tuple(int8_ms))
+    found = [_round((float_run, int8_run), clock) for _ in range(rounds)]
+    return Comparison(batch_size, tuple(one for one, _ in found), tuple(other for _, other in found))
 
 
-def _median_ms(run: Run, clock: Clock) -> float:
-    """Of as many runs as ROUND_S holds, at least FEWEST_RUNS."""
-    taken_s: list[float] = []
-    while len(taken_s) < FEWEST_RUNS or sum(taken_s) < ROUND_S:
-        started = clock()
-        run()
-        taken_s.append(clock() - started)
-    return statistics.median(taken_s) * 1000
+def _round(runs: tuple[Run, Run], clock: Clock) -> tuple[float, float]:
+    """The median milliseconds of each, of as many runs as ROUND_S holds; who is first changes from pair to pair."""
+    taken_s: tuple[list[float], list[float]] = ([], [])
+    started = clock()
+    while len(taken_s[0]) < FEWEST_RUNS or clock() - started < ROUND_S:
+        turns = list(zip(runs, taken_s, strict=True))
+        for run, into in turns if len(taken_s[0]) % 2 == 0 else reversed(turns):
+            before = clock()
+            run()
+            into.append(clock() - before)
+    return statistics.median(taken_s[0]) * 1000, statistics.median(taken_s[1]) * 1000
