@@ -153,7 +153,10 @@ def _print(rows: "list[CheckRow]") -> None:
 
 
 def _table(rows: "list[CheckRow]") -> Table:
-    table = Table("model", "verdict", "ran", "compared with", "tolerance used")
+    table = Table()
+    table.add_column("model", min_width=max(len(row.name) for row in rows))  # a name in part names nothing
+    for header in ("verdict", "ran", "compared with", "of allowed"):
+        table.add_column(header)
     for row in rows:
         color = COLORS[row.verdict]
         references = dict.fromkeys("golden" if name.startswith("golden") else name for name in row.compared_with)

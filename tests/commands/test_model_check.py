@@ -157,7 +157,7 @@ def test_check_of_a_right_answer_is_ok_and_tells_how(
     monkeypatch.setenv("COLUMNS", "80")
     answer = penstock("models", "check", "--url", engine.url)
     assert answer.exit_code == 0, answer.output
-    assert "│ m     │ ok      │ gateway │ ONNX Runtime  │ 0.0%           │" in answer.stdout
+    assert "│ m     │ ok      │ gateway │ ONNX Runtime  │ 0.0%       │" in answer.stdout
     assert max(map(len, answer.stdout.splitlines())) <= 80
     (row,) = rows_of(penstock, "m", "--url", engine.url)
     assert (row["verdict"], row["ran"], row["compared_with"]) == ("ok", "gateway", ["ONNX Runtime"])
