@@ -16,12 +16,13 @@ from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
     DeadlineExceeded,
+    InvalidRequest,
     ModelNotFound,
     Overloaded,
 )
 from server.core.infer import InferRequest
 from server.core.model import ModelState
-from server.core.tensor import tensor_from_numpy
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from tests.backends import onnx_models
 from tests.backends.embedded_models import plus, until, y_of
 from tests.contract.models import SLOW, config
@@ -219,3 +220,12 @@ async def test_failure_inside_the_thread_is_one_requests_failure(
     statistics = engine.statistics("plus")[0].inference_stats
     assert (statistics.success.count, statistics.fail.count) == (1, 1)
     assert b'nv_inference_request_failure{model="plus",version="1",reason="BACKEND"} 1' in await engine.metrics()
+
+
+async def test_shape_that_no_array_can_have_is_refused(engine: EmbeddedEngine, repository: Path) -> None:
+    """[1, 0, 2^62] has no element and no byte; it ends the process of a model of Triton's python backend."""
+    onnx_models.save(onnx_models.square(("N", "H", "W")), repository, "dynamic")
+    await engine.load("dynamic")
+    tensor = Tensor("x", Datatype.FP32, (1, 0, 2**62), memoryview(b""))
+    with pytest.raises(InvalidRequest, match="unexpected shape for input 'x' for model 'dynamic'"):
+        await engine.infer(InferRequest("dynamic", (tensor,)))

@@ -94,7 +94,9 @@ async def test_name_in_two_repositories_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         plus(tmp_path / name, 1)
     engine = EmbeddedEngine((tmp_path / "one", tmp_path / "two", tmp_path / "absent"))
-    assert [row.name for row in await engine.repository_index()] == ["plus"]
+    (row,) = await engine.repository_index()
+    assert (row.name, row.state) == ("plus", "UNAVAILABLE")
+    assert "one name may stand in one repository" in row.reason
     with pytest.raises(ModelNotReady, match=r"it is in .*one/plus and in .*two/plus"):
         await engine.load("plus")
     await engine.aclose()

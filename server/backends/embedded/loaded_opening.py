@@ -49,8 +49,8 @@ def open_model(folder: ModelFolder, config_json: str | None, *, loaded: StateOnD
 
     Raises ModelNotReady with the reason where nothing can be tried.
     """
-    if folder.twin is not None:
-        raise _not_ready(folder, f"it is in {folder.path} and in {folder.twin}; one name may stand in one repository")
+    if folder.conflict:
+        raise _not_ready(folder, folder.conflict)
     state = StateOnDisk(fingerprint(folder), config_json)
     if state == loaded:
         return OpenedModel(None, {}, {})

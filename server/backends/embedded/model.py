@@ -64,7 +64,7 @@ class Model:
 
     def rows(self) -> list[ModelState]:
         """Its rows of the repository index; none where it was never loaded."""
-        self.leaving = [version for version in self.leaving if not version.drained.is_set()]
+        self._forget_drained()
         states = {number: ("UNAVAILABLE", reason) for number, reason in self.reasons.items()}
         states |= {version.version: ("UNLOADING", "") for version in self.leaving}
         states |= dict.fromkeys(self.serving, ("READY", ""))
@@ -79,6 +79,10 @@ class Model:
         self.leaving += versions.values()
         for version in versions.values():
             version.retire()
+        self._forget_drained()
+
+    def _forget_drained(self) -> None:
+        self.leaving = [version for version in self.leaving if not version.drained.is_set()]
 
 
 def version_number(version: str) -> int | None:

@@ -28,6 +28,13 @@ class ModelFolder:
         """Neither a version nor a config: Triton takes it for no model at all."""
         return not self.versions and not (self.path / CONFIG_FILE).is_file()
 
+    @property
+    def conflict(self) -> str:
+        """Why nobody can tell which model the name means; empty where one can."""
+        if self.twin is None:
+            return ""
+        return f"it is in {self.path} and in {self.twin}; one name may stand in one repository"
+
 
 def scan(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
     """The models on disk by name, sorted. Hidden folders are left out: downloads on their way live there.
@@ -80,16 +87,17 @@ def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -
 
 
 def fingerprint(folder: ModelFolder) -> Fingerprint:
-    """Changes whenever a file of the model does: path, time, size and inode of each."""
-    files = []
-    for parent, _, names in os.walk(folder.path):
-        for name in names:
-            path = Path(parent, name)
-            try:
-                stat = path.stat()
-            except OSError:  # gone meanwhile, or a dangling link
-                continue
-            files.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    """Changes whenever a file of the model does: path, time, size and inode of each. A version may be a link."""
+    files = set()
+    for top in (folder.path, *(folder.path / str(version) for version in folder.versions)):
+        for parent, _, names in os.walk(top):
+            for name in names:
+                path = Path(parent, name)
+                try:
+                    stat = path.stat()
+                except OSError:  # gone meanwhile, or a dangling link
+                    continue
+                files.add((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(sorted(files))
 
 

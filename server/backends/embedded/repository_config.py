@@ -144,8 +144,8 @@ class ConfigProblems:
 
 
 def _problem(folder: ModelFolder) -> str:
-    if folder.is_empty:
-        return ""
+    if folder.is_empty or folder.conflict:
+        return folder.conflict
     try:
         return obstacle(config_of(folder))
     except InvalidRequest as error:

@@ -1,5 +1,6 @@
 """A request against the model's config: refused as Triton refuses it, in its words."""
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2
 
 from server.backends.config_pbtxt import config_from_proto
+from server.core.contract import MAX_ELEMENTS
 from server.core.errors import InvalidRequest
 from server.core.infer import InferRequest
 from server.core.tensor import Array, Datatype, Tensor
@@ -123,9 +125,7 @@ class RequestRules:
             )
         batch = (-1,) if self.max_batch_size else ()
         expected = (*batch, *rule.dims)
-        if len(tensor.shape) != len(expected) or any(
-            size < 0 or wanted not in (-1, size) for size, wanted in zip(tensor.shape, expected, strict=True)
-        ):
+        if not _fits(tensor.shape, expected):
             note = _BATCH_NOTE if self.max_batch_size else ""
             raise InvalidRequest(
                 f"{who}unexpected shape for input '{tensor.name}' for model '{self.model_name}'. Expected "
@@ -207,6 +207,16 @@ def rules_of(proto: model_config_pb2.ModelConfig) -> RequestRules:
 
 def _reshape(entry: "model_config_pb2.ModelInput | model_config_pb2.ModelOutput") -> Shape | None:
     return tuple(entry.reshape.shape) if entry.HasField("reshape") else None
+
+
+def _fits(shape: Shape, expected: Shape) -> bool:
+    """A shape beside a 0 can be so large that no array has it: no request that is meant is."""
+    is_sane = all(size >= 0 for size in shape) and math.prod(max(1, size) for size in shape) <= MAX_ELEMENTS
+    return (
+        is_sane
+        and len(shape) == len(expected)
+        and all(wanted in (-1, size) for size, wanted in zip(shape, expected, strict=True))
+    )
 
 
 def _text(shape: Shape) -> str:
