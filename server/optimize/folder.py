@@ -140,7 +140,7 @@ def _speed(report: Report) -> str:
         for item in report.comparisons
     )
     return f"""\
-The network alone by ONNX Runtime, rounds in turns, {report.threads} threads; CPU: {report.cpu or "unknown"}, 8-bit \
+The network alone by ONNX Runtime, rounds in turns, threads: {report.threads}; CPU: {report.cpu or "unknown"}, 8-bit \
 instructions: {instructions_text(report)}.
 
 | batch | float ms | INT8 ms | times as fast | by round |
