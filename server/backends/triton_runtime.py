@@ -92,7 +92,12 @@ def find_triton(*, environment: Path | None, search_path: str | None = None) -> 
             f"no tritonserver on PATH and no environment that holds one; `make up` builds it, or {_WAY_OUT}"
         )
     check_platform(os.uname().machine, _glibc_version())
-    return _from_wheel(environment)
+    try:
+        return _from_wheel(environment)
+    except PermissionError as error:
+        raise TritonUnavailable(
+            f"{error.filename} may not be read by this user ({error.strerror}); change its permissions, or {_WAY_OUT}"
+        ) from error
 
 
 def default_environment(prefix: Path) -> Path:

@@ -161,6 +161,18 @@ def test_find_without_libpython_names_the_debian_package(tmp_path: Path) -> None
         find_triton(environment=environment, search_path="")
 
 
+def test_find_where_a_folder_may_not_be_read_names_it(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's Python under a closed folder is one sentence, not a traceback."""
+    closed = PermissionError(13, "Permission denied", "/closed/lib/libpython3.11.so.1.0")
+
+    def refuse(path: Path) -> bool:
+        raise closed
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(TritonUnavailable, match=r"/closed/lib/\S+ may not be read by this user"):
+        find_triton(environment=environment, search_path="")
+
+
 def test_find_with_a_file_missing_names_it(tmp_path: Path, environment: Path) -> None:
     """A half-installed wheel is noticed at the start, not at the first model."""
     next(environment.rglob("libtriton_python.so")).unlink()
