@@ -20,6 +20,8 @@ import tritonclient.grpc
 import tritonclient.http
 from onnx import TensorProto, helper, numpy_helper
 
+from server.core.result import Detections
+from server.vision.accuracy import average_precision, read_annotations
 from tests.backends import onnx_models
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.living import family, gateway_of, inflight, wait_for
@@ -123,6 +125,36 @@ def test_embedded_detector_answers_pictures_as_plain_onnxruntime_does(embedded: 
         assert_same_boxes(answer.json["results"][0]["detections"], expected)
         boxes += len(expected)
     assert boxes >= 5
+
+
+@pytest.mark.skipif(not (CHECKOUT / "model_repository" / "street").is_dir(), reason="street is not in this checkout")
+def test_embedded_serves_street_where_there_is_no_triton(tmp_path: Path) -> None:
+    """The shipped detector, by the shipped repository alone, finds what rendered scenes show."""
+    render = ["-m", "deploy.models.street.render", "--scenes", "8", "--seed", "900001", "--scenario", "plain", "--out"]
+    scenes = str(tmp_path / "scenes")
+    subprocess.run([sys.executable, *render, scenes], check=True, cwd=CHECKOUT, capture_output=True, timeout=60)
+    truth = read_annotations(tmp_path / "scenes")
+    stack = start_stack(tmp_path / "home", "--engine", "embedded", environ=NO_TRITON)
+    try:
+        assert [line for line in stack.output if line.startswith("serving ") and "street" in line]
+        found = [find(stack, tmp_path / "scenes" / name) for name in truth]
+    finally:
+        assert stop_stack(stack) == 0
+    assert average_precision(list(truth.values()), found, class_count=3).mean > 0.7
+
+
+def find(stack: RunningStack, picture: Path) -> Detections:
+    """What street finds in the picture."""
+    answer = call(
+        "POST", f"{stack.http_url}/v2/models/street/image", picture.read_bytes(), {"content-type": "image/jpeg"}
+    )
+    assert answer.status == 200, answer.body
+    rows = answer.json["results"][0]["detections"]
+    return Detections(
+        np.array([row["xyxy"] for row in rows], np.float32).reshape(-1, 4),
+        np.array([row["score"] for row in rows], np.float32),
+        np.array([row["class_id"] for row in rows], np.int64),
+    )
 
 
 def test_embedded_stack_says_which_engine_serves_and_what_it_cannot(embedded: RunningStack) -> None:
