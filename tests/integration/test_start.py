@@ -1,6 +1,7 @@
 """The stack starts, or says in one line why not."""
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -124,17 +125,20 @@ def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path:
         engine_grpc = engine.engine_grpc_address
         triton = triton_of(engine)
         triton.suspend()
+        late = start_stack(tmp_path / "late", "--engine", url, "--engine-grpc", engine_grpc, wait=False)
         try:
-            late = start_stack(tmp_path / "late", "--engine", url, "--engine-grpc", engine_grpc, wait=False)
             port = late.wait_for_log("listening").split("http=")[1].split()[0]
             ready = wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready")
             assert ready == 503
             late.wait_for_log(f"waiting for the engine engine={engine_grpc} reason=")
             assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
+            triton.resume()
+            wait_until_ready_at(late, f"http://127.0.0.1:{port}")
+            wait_for(lambda: any(line.startswith("engine: triton ") for line in late.output), 5, "the engine's name")
+            assert [line for line in late.output if re.fullmatch(rf"engine: triton \d+\.\d+\.\d+ at {url}\n", line)]
         finally:
             triton.resume()
-        wait_until_ready_at(late, f"http://127.0.0.1:{port}")
-        assert stop_stack(late) == 0
+            assert stop_stack(late) == 0
 
 
 def wait_for_answer(url: str) -> int:
