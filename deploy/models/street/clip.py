@@ -1,0 +1,152 @@
+"""Clips: a fixed camera, traffic along the street, and the truth about every frame and every crossing of a line."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from deploy.models.street.layout import visible_span
+from deploy.models.street.lens import Picture, sample_lens
+from deploy.models.street.progress import Progress
+from deploy.models.street.scene import sample_stage
+from deploy.models.street.stage import LABELS, FrameTruth, Item, Stage, shoot
+from deploy.models.street.traffic import Mover, sample_traffic
+
+_MOST_YAW = 0.45  # radians: at the line everybody passes before the camera, not towards it
+_CODEC = "mp4v"
+_LINE_START_Y = 0.1  # metres; the near pavement begins at 0
+_LEAST_ROOM_M = 2.0  # of the places where the line may be
+_MOST_TRIES = 200
+_MARGIN = 0.3  # of the picture's width: who is farther off is not drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Across the street, in pixels: from its near to its far end. direction "right" is towards the street's +x."""
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """frame: the first in which the track's middle is beyond the line. direction: right or left."""
+
+    track_id: int
+    label: str
+    direction: str
+    frame: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Everything but the pictures. Those who stand still are among the frames' truth and never cross."""
+
+    seed: int
+    fps: float
+    frame_count: int
+    stage: Stage
+    line: Line
+    line_x: float
+    movers: tuple[Mover, ...]
+    still: tuple[Item, ...]
+    scenario: str
+
+    def crossings(self) -> list[Crossing]:
+        """By frame."""
+        found = []
+        for mover in self.movers:
+            frame = math.ceil(mover.crosses_at(self.line_x) * self.fps)
+            if 0 < frame < self.frame_count:
+                direction = "right" if mover.speed > 0 else "left"
+                found.append(Crossing(mover.track_id, LABELS[mover.class_id], direction, frame))
+        return sorted(found, key=lambda crossing: (crossing.frame, crossing.track_id))
+
+    def frames(self) -> Iterator[tuple[Picture, FrameTruth]]:
+        """One after the other; always the same."""
+        generator = np.random.default_rng([self.seed, 1])
+        lens = sample_lens(generator, is_noisy=self.scenario == "noise", is_dark=self.stage.light.is_dark)
+        for number in range(self.frame_count):
+            yield shoot(self.stage, self._items(number / self.fps), lens, generator)
+
+    def _items(self, second: float) -> list[Item]:
+        camera = self.stage.camera
+        moving = [
+            mover.item_at(second) for mover in self.movers if camera.sees(mover.x_at(second), mover.y, margin=_MARGIN)
+        ]
+        return [*self.still, *moving]
+
+
+def make_clip(
+    seed: int, seconds: float, fps: float, *, size: tuple[int, int] = (640, 360), scenario: str = "plain"
+) -> Clip:
+    """The seed's clip. size: (width, height). scenario: of the light, the furniture and the lens."""
+    generator = np.random.default_rng([seed, 0])
+    stage, line_x = _stage_with_line(generator, size, scenario)
+    movers = sample_traffic(generator, stage.layout, line_x, seconds)
+    line = Line(*(_pixel(stage, line_x, y) for y in (_LINE_START_Y, stage.layout.fronts)))
+    frame_count = round(seconds * fps)
+    return Clip(seed, fps, frame_count, stage, line, line_x, tuple(movers), (), scenario)
+
+
+def write_clip(
+    path: Path, seed: int, seconds: float, fps: float, *, size: tuple[int, int] = (640, 360), scenario: str = "plain"
+) -> Clip:
+    """path (MPEG-4 Part 2 in MP4) and its truth beside it, path with .json. Prints progress.
+
+    Raises OSError where the video cannot be written.
+    """
+    clip = make_clip(seed, seconds, fps, size=size, scenario=scenario)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*_CODEC), fps, size)
+    if not writer.isOpened():
+        raise OSError(f"{path} cannot be written as {_CODEC} by this OpenCV")
+    frames, progress = [], Progress(clip.frame_count, "frames", reports=10)
+    for number, (picture, truth) in enumerate(clip.frames(), 1):
+        writer.write(picture)
+        frames.append(_frame_row(truth))
+        progress.reached(number)
+    writer.release()
+    document = {
+        "seed": seed, "fps": fps, "width": size[0], "height": size[1], "labels": LABELS,
+        "line": asdict(clip.line), "crossings": [asdict(crossing) for crossing in clip.crossings()], "frames": frames,
+    }  # fmt: skip
+    path.with_suffix(".json").write_text(json.dumps(document))
+    return clip
+
+
+def _frame_row(truth: FrameTruth) -> list[dict[str, object]]:
+    return [
+        {
+            "track_id": int(truth.track_id[row]),
+            "class_id": int(truth.class_id[row]),
+            "xyxy": [round(float(value), 1) for value in truth.xyxy[row]],
+            "visible": round(float(truth.visible[row]), 3),
+            "is_ignored": bool(truth.is_ignored[row]),
+        }
+        for row in range(len(truth.class_id))
+    ]
+
+
+def _stage_with_line(generator: np.random.Generator, size: tuple[int, int], scenario: str) -> tuple[Stage, float]:
+    """A street and the x of a line across it that the picture shows from front to front."""
+    for _ in range(_MOST_TRIES):
+        stage = sample_stage(generator, size, scenario, most_yaw=_MOST_YAW)
+        ends = (_LINE_START_Y, stage.layout.fronts)
+        spans = [visible_span(stage.camera, y, margin=-0.12) for y in ends]
+        if None not in spans and all(stage.camera.sees(stage.camera.position[0], y, margin=-0.04) for y in ends[:1]):
+            low, high = max(span[0] for span in spans if span), min(span[1] for span in spans if span)
+            if high - low > _LEAST_ROOM_M:
+                return stage, float(generator.uniform(0.4, 0.6)) * (high - low) + low
+    raise ValueError(f"no camera of {_MOST_TRIES} sees a whole line at {size[0]} x {size[1]}")
+
+
+def _pixel(stage: Stage, x: float, y: float) -> tuple[float, float]:
+    pixel = stage.camera.pixel_of(x, y)
+    if pixel is None:
+        raise ValueError(f"the point ({x}, {y}) is behind the camera")
+    return pixel
