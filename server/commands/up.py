@@ -1,6 +1,7 @@
 """`penstock up`: the whole stack in the foreground, until Ctrl-C."""
 
 import asyncio
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from server.commands.terminal import fail
 from server.logs import LogFormat, configure_logs
 from server.settings import SettingsError, read_settings
 from server.stack import Announcement, CannotStart, EngineChoice, Stack, choose_engine, resolve_ports
+
+OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
 
@@ -55,11 +58,20 @@ def up(
     try:
         settings = read_settings(flags, file=config)
         configure_logs(settings.log_format, settings.log_level)
+        allow_open_files()
         choice = choose_engine(settings)
         code = asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
     except (SettingsError, CannotStart) as error:
         fail(str(error))
     raise typer.Exit(code)
+
+
+def allow_open_files() -> None:
+    """The soft limit of open files at OPEN_FILES, or at the hard limit where that is less; never lowered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(choice: EngineChoice) -> int:

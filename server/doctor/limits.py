@@ -48,11 +48,9 @@ def _files(facts: LimitFacts) -> Finding:
     soft, hard = facts.files
     needed = FILES_A_REQUEST * facts.max_inflight_requests + FILES_APART
     found = f"{_shown(soft)} open files (hard limit {_shown(hard)})"
-    if _allows(soft, needed):
+    if _allows(hard, needed):  # `penstock up` raises the soft one
         return Finding("limits.files", Status.OK, found)
     found += f"; {facts.max_inflight_requests} requests in flight may need {needed}"
-    if _allows(hard, needed):
-        return Finding("limits.files", Status.WARNING, found, f"before `penstock up`: ulimit -n {needed}")
     fewer = max(1, (hard - FILES_APART) // FILES_A_REQUEST)
     advice = f"raise the hard limit (docker run --ulimit nofile={needed}), or PENSTOCK_MAX_INFLIGHT_REQUESTS={fewer}"
     return Finding("limits.files", Status.WARNING, found, advice)

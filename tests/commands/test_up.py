@@ -1,0 +1,38 @@
+"""`penstock up` before it starts anything."""
+
+import resource
+import subprocess
+import sys
+
+from tests.conftest import CHECKOUT
+
+RAISES = """
+import resource
+from server.commands.up import allow_open_files
+allow_open_files()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def limits_after(soft: int, hard: int) -> list[str]:
+    """The limits of open files of a process that began with these and allowed itself more."""
+    done = subprocess.run(
+        [sys.executable, "-c", RAISES],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )
+    return done.stdout.split()
+
+
+def test_open_files_of_a_usual_shell_are_raised_to_the_hard_limit() -> None:
+    """512 requests in flight hold more than the 1,024 files that most shells start with."""
+    assert limits_after(1024, 4096) == ["4096", "4096"]
+
+
+def test_open_files_that_are_enough_are_left_alone() -> None:
+    """What somebody set is not lowered."""
+    assert limits_after(4096, 4096) == ["4096", "4096"]
