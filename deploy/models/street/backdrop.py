@@ -123,13 +123,14 @@ def _fronts_color(
 def _dice(index: npt.NDArray[np.int64], column: Float32s, level: Float32s, salt: int) -> Float32s:
     """A number in [0, 1) a window, always the same for the same window."""
     mixed = index * 7919 + column.astype(np.int64) * 104729 + level.astype(np.int64) * 1299709 + salt
-    return ((mixed * 2654435761 >> 8) % 1024).astype(np.float32) / 1024
+    dice: Float32s = ((mixed * 2654435761 >> 8) % 1024).astype(np.float32) / np.float32(1024)
+    return dice
 
 
 def _ground(x: Float32s, y: Float32s, distance: Float32s, layout: Layout, generator: np.random.Generator) -> Float32s:
     """The ground's own colour, (n, 3), at n places."""
-    asphalt = np.float32(generator.uniform(80, 135)) * np.array((1.0, 0.99, 0.97), np.float32)
-    paving = np.float32(generator.uniform(115, 185)) * generator.uniform(0.93, 1.04, 3).astype(np.float32)
+    asphalt: Float32s = np.float32(generator.uniform(80, 135)) * np.array((1.0, 0.99, 0.97), np.float32)
+    paving: Float32s = np.float32(generator.uniform(115, 185)) * generator.uniform(0.93, 1.04, 3).astype(np.float32)
     is_road = (y > layout.near_kerb) & (y < layout.far_kerb)
     color: Float32s = np.where(is_road[:, None], asphalt, paving)
     closeness = np.clip(14.0 / distance, 0, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from deploy.models.street.layout import visible_span
+from deploy.models.street.layout import sample_camera, sample_layout, visible_span
 from deploy.models.street.lens import Picture, sample_lens
 from deploy.models.street.progress import Progress
 from deploy.models.street.scene import sample_stage
@@ -21,7 +21,8 @@ _CODEC = "mp4v"
 _LINE_START_Y = 0.1  # metres; the near pavement begins at 0
 _LEAST_ROOM_M = 2.0  # of the places where the line may be
 _MOST_TRIES = 200
-_MARGIN = 0.3  # of the picture's width: who is farther off is not drawn
+_MARGIN = 0.12  # of the picture's width, between the line's ends and the picture's edge
+_BEYOND = 0.3  # of the picture's width: who is farther off than that is not drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Clip:
     def _items(self, second: float) -> list[Item]:
         camera = self.stage.camera
         moving = [
-            mover.item_at(second) for mover in self.movers if camera.sees(mover.x_at(second), mover.y, margin=_MARGIN)
+            mover.item_at(second) for mover in self.movers if camera.sees(mover.x_at(second), mover.y, margin=_BEYOND)
         ]
         return [*self.still, *moving]
 
@@ -133,15 +134,17 @@ def _frame_row(truth: FrameTruth) -> list[dict[str, object]]:
 
 
 def _stage_with_line(generator: np.random.Generator, size: tuple[int, int], scenario: str) -> tuple[Stage, float]:
-    """A street and the x of a line across it that the picture shows from front to front."""
+    """A street and the x of a line across it that the picture shows from the near pavement's edge to the fronts."""
     for _ in range(_MOST_TRIES):
-        stage = sample_stage(generator, size, scenario, most_yaw=_MOST_YAW)
-        ends = (_LINE_START_Y, stage.layout.fronts)
-        spans = [visible_span(stage.camera, y, margin=-0.12) for y in ends]
-        if None not in spans and all(stage.camera.sees(stage.camera.position[0], y, margin=-0.04) for y in ends[:1]):
-            low, high = max(span[0] for span in spans if span), min(span[1] for span in spans if span)
-            if high - low > _LEAST_ROOM_M:
-                return stage, float(generator.uniform(0.4, 0.6)) * (high - low) + low
+        layout = sample_layout(generator)
+        camera = sample_camera(generator, layout, size, most_yaw=_MOST_YAW)
+        near, far = (visible_span(camera, y, margin=-_MARGIN) for y in (_LINE_START_Y, layout.fronts))
+        if near is None or far is None:
+            continue
+        low, high = max(near[0], far[0]), min(near[1], far[1])
+        if high - low > _LEAST_ROOM_M:
+            line_x = low + float(generator.uniform(0.4, 0.6)) * (high - low)
+            return sample_stage(generator, layout, camera, scenario), line_x
     raise ValueError(f"no camera of {_MOST_TRIES} sees a whole line at {size[0]} x {size[1]}")
 
 

@@ -55,17 +55,14 @@ def make_scene(
     size: (width, height). scenario: one of SCENARIOS.
     """
     generator = np.random.default_rng([seed, number, SCENARIOS.index(scenario)])
-    stage = sample_stage(generator, size, scenario)
+    layout = sample_layout(generator)
+    stage = sample_stage(generator, layout, sample_camera(generator, layout, size), scenario)
     lens = sample_lens(generator, is_noisy=scenario == "noise", is_dark=stage.light.is_dark)
     return shoot(stage, sample_actors(generator, stage, scenario), lens, generator)
 
 
-def sample_stage(
-    generator: np.random.Generator, size: tuple[int, int], scenario: str, *, most_yaw: float = 1.1
-) -> Stage:
-    """A street with its furniture, without anybody on it."""
-    layout = sample_layout(generator)
-    camera = sample_camera(generator, layout, size, most_yaw=most_yaw)
+def sample_stage(generator: np.random.Generator, layout: Layout, camera: Camera, scenario: str) -> Stage:
+    """A street with its light and its furniture, without anybody on it."""
     names, weights = zip(*_LIGHTS.get(scenario, _LIGHTS[""]), strict=True)
     name = str(generator.choice(names, p=weights))
     lamp_items = _lamp_row(generator, layout)
