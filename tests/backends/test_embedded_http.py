@@ -139,6 +139,9 @@ def test_json_array_becomes_the_tensors_bytes(text: bytes, datatype: Datatype, e
         (b"[9223372036854775808]", Datatype.INT64),
         (b"[1]", Datatype.BOOL),
         (b"[{}]", Datatype.BYTES),
+        (b'["\xff\xfe"]', Datatype.BYTES),
+        (b'[["\xff\xfe"]]', Datatype.BYTES),
+        (b'["\\ud800"]', Datatype.BYTES),
         (b"[1,2]", Datatype.FP32),
     ],
 )

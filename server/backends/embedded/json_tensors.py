@@ -127,11 +127,19 @@ def _floats(piece: bytes) -> Array:
 
 
 def _strings(text: bytes) -> bytes:
+    """Raises InvalidRequest for what is no text: Triton passes it on, and ONNX Runtime takes UTF-8 only."""
     try:
-        words = _OF_STRINGS.decode(text)
-    except msgspec.ValidationError:
-        words = _leaves(_OF_ANYTHING.decode(text))
+        words = _words(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"Unable to parse JSON bytes array: {error}") from error
     return b"".join(struct.pack("<I", len(item)) + item for item in (word.encode() for word in words))
+
+
+def _words(text: bytes) -> list[str]:
+    try:
+        return _OF_STRINGS.decode(text)
+    except msgspec.ValidationError:
+        return _leaves(_OF_ANYTHING.decode(text))
 
 
 def _leaves(found: object) -> list[str]:
