@@ -11,6 +11,7 @@ ANOTHER_SERVER = Difference("another server", aside=("name", "version", "extensi
 RUNTIME = Difference("Triton runs model.py here; in NGC's container the member is empty too", aside=("runtime",))
 REASONS = Difference("Triton's reason has its Python traceback in it", aside=("reason",))
 TIMES = Difference("what was counted, and how long it took", aside=COUNTS)
+STRANGE_VERSIONS = ("x", " 1", "+1", "1_0", "1.0", "1x", "-1", "\uff11", str(2**63), str(2**64 + 1))
 MODELS = ("plain", "pair", "types", "versions", "nobody", "broken", "")
 
 
@@ -105,7 +106,7 @@ INFERS = [
     _infer("a version", infer_request("versions", version="1")),
     _infer("highest version", infer_request("versions")),
     _infer("unknown version", infer_request("versions", version="9")),
-    _infer("version that is no number", infer_request("versions", version="x")),
+    *(_infer(f"version {version!r}", infer_request("versions", version=version)) for version in STRANGE_VERSIONS),
     _infer("unknown model", infer_request("nobody")),
     _infer("model that is not loaded", infer_request("broken")),
     _infer("no model", b""),

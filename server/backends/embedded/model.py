@@ -1,6 +1,7 @@
 """What became of one name in the repository: which versions serve it, and why the others do not."""
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 
 from server.backends.embedded.loaded import LoadedVersion
@@ -9,6 +10,8 @@ from server.core.errors import BackendUnavailable, InvalidRequest, ModelNotFound
 from server.core.model import ModelState
 
 UNLOADED = "unloaded"
+_LEADING_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,40}", re.ASCII)
+_TOO_LARGE = 2**63
 
 
 @dataclass(slots=True)
@@ -86,16 +89,19 @@ class Model:
 
 
 def version_number(version: str) -> int | None:
-    """None for the engine's choice. Raises InvalidRequest in Triton's words."""
+    """None for the engine's choice, else the number that the text begins with, as C++ reads it.
+
+    Raises InvalidRequest in Triton's words.
+    """
     if not version:
         return None
     wanted = "version should be an integral value > 0"
-    try:
-        number = int(version)
-    except ValueError:
+    leading = _LEADING_NUMBER.match(version)
+    number = int(leading[0]) if leading is not None else _TOO_LARGE
+    if abs(number) >= _TOO_LARGE:
         raise InvalidRequest(
             f"failed to get model version from specified version string '{version}' (details: stol), {wanted}"
-        ) from None
+        )
     if number < 0:
         raise InvalidRequest(f"invalid model version specified '{version}' , {wanted}")
     return number
