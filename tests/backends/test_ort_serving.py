@@ -225,7 +225,14 @@ def test_session_options_without_parameters_follow_the_budget(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("intra_op_thread_count", "two"), ("execution_mode", "2"), ("enable_mem_arena", "maybe")]
+    ("key", "value"),
+    [
+        ("intra_op_thread_count", "two"),
+        ("inter_op_thread_count", "1025"),
+        ("intra_op_thread_count", "9" * 50),
+        ("execution_mode", "2"),
+        ("enable_mem_arena", "maybe"),
+    ],
 )
 def test_session_options_impossible_value_is_refused(key: str, value: str) -> None:
     """The sentence names the parameter and the value."""

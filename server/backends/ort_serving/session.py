@@ -31,6 +31,7 @@ ORT_ERRORS = (
     TypeError,
     MemoryError,
 )
+MAX_NUMBER = 1024  # of threads: what ONNX Runtime prepares grows with the square, 100,000 take minutes and gigabytes
 SEVERITY_ERROR, SEVERITY_FATAL = 3, 4  # a failed run is answered, not logged as well
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -133,8 +134,8 @@ def _execution_mode(config: Config) -> ort.ExecutionMode:
 
 def _whole_number(config: Config, key: str) -> int:
     text = parameter(config, key) or "0"
-    if not text.isascii() or not text.isdigit():
-        raise LoadError(f"parameter {key} is '{text}': say a whole number")
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_NUMBER)) or int(text) > MAX_NUMBER:
+        raise LoadError(f"parameter {key} is '{text}': say a whole number up to {MAX_NUMBER}")
     return int(text)
 
 
