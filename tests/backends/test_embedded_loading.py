@@ -149,6 +149,24 @@ async def test_load_with_a_config_takes_it_instead_of_the_file(engine: EmbeddedE
     assert engine.config_message("plus").max_batch_size == 8
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        '"default_model_filename": "../../plus/1/model.onnx"',
+        '"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3], "label_filename": "/etc/hostname"}]',
+        '"model_warmup": [{"name": "w", "inputs": {"x": {"input_data_file": "../../secret"}}}]',
+        '"model_operations": {"op_library_filename": ["libown.so"]}',
+    ],
+)
+async def test_load_with_a_config_reaches_no_file_outside_the_model(
+    engine: EmbeddedEngine, repository: Path, told: str
+) -> None:
+    """Who may load a model may not read the machine's files by it, nor run code: config.pbtxt's owner may."""
+    plus(repository, 1)
+    with pytest.raises(ModelNotReady, match="config that came with the load names"):
+        await engine.load("plus", f'{{"backend": "onnxruntime", {told}}}')
+
+
 async def test_load_that_nobody_waits_for_goes_on(engine: EmbeddedEngine, repository: Path) -> None:
     """A client that hangs up does not leave a model half loaded."""
     plus(repository, 1)

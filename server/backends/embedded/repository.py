@@ -69,11 +69,20 @@ def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
 
 
 def parse_config(config_json: str) -> model_config_pb2.ModelConfig:
-    """A config that comes with a load. Raises InvalidRequest where it is no ModelConfig in JSON."""
+    """A config that comes with a load.
+
+    Raises InvalidRequest where it is no ModelConfig in JSON, or names a file outside the model's folder or a library:
+    who may load a model may not read the machine's files by it, nor run code in this process.
+    """
     try:
-        return json_format.Parse(config_json, model_config_pb2.ModelConfig())
+        config = json_format.Parse(config_json, model_config_pb2.ModelConfig())
     except json_format.ParseError as error:
         raise InvalidRequest(f"the config that came with the load is not valid: {error}") from error
+    outside = [name for name in _file_names(config) if name.startswith("/") or ".." in Path(name).parts]
+    outside += config.model_operations.op_library_filename
+    if outside:
+        raise InvalidRequest(f"the config that came with the load names {outside[0]!r}; only config.pbtxt may do so")
+    return config
 
 
 def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:
@@ -99,6 +108,12 @@ def fingerprint(folder: ModelFolder) -> Fingerprint:
                     continue
                 files.add((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(sorted(files))
+
+
+def _file_names(config: model_config_pb2.ModelConfig) -> list[str]:
+    """Those that are read when the model is opened."""
+    samples = [entry.input_data_file for sample in config.model_warmup for entry in sample.inputs.values()]
+    return [config.default_model_filename, *(output.label_filename for output in config.output), *samples]
 
 
 def _folders(repository: Path) -> list[Path]:
