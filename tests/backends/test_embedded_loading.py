@@ -1,7 +1,9 @@
 """EmbeddedEngine: what lies on disk, what is loaded of it, and why the rest is not."""
 
 import asyncio
+import os
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,8 +11,11 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from server.backends.embedded import repository_reader
 from server.backends.embedded.engine import EmbeddedEngine
+from server.backends.embedded.repository import ModelFolder
 from server.core.errors import (
+    BackendUnavailable,
     InferenceError,
     ModelNotReady,
 )
@@ -87,6 +92,59 @@ async def test_index_reads_the_disk_at_each_call(engine: EmbeddedEngine, reposit
     assert [row.state for row in await engine.repository_index()] == ["UNAVAILABLE"]
     shutil.rmtree(repository / "plus")
     assert await engine.repository_index() == []
+
+
+async def test_disk_that_hangs_costs_its_news_only(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is loaded is listed and served, a load is refused at once from the second on; then all is as before."""
+    plus(repository, 1)
+    engine = EmbeddedEngine((repository,), disk_patience_s=0.05)
+    await engine.load("plus")
+    await engine.repository_index()
+    answers, seen = threading.Event(), repository_reader.scan
+
+    def hang(repositories: tuple[Path, ...]) -> dict[str, ModelFolder]:
+        assert answers.wait(30)
+        return seen(repositories)
+
+    monkeypatch.setattr(repository_reader, "scan", hang)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await engine.repository_index() == [ModelState("plus", "1", "READY", "")]
+    assert [entry["event"] for entry in logs] == ["the disk is silent; what is loaded is served on"]
+    assert await y_of(engine) == [2, 3, 4]
+    with pytest.raises(BackendUnavailable, match=r"could not be read within 0\.05 s"):
+        await engine.load("plus")
+    plus(repository, 1, name="later")
+    answers.set()
+    await until(lambda: lists(engine, "later"))
+    await engine.load("later")
+    await engine.aclose()
+
+
+async def lists(engine: EmbeddedEngine, name: str) -> bool:
+    """Whether the index has it."""
+    return name in [row.name for row in await engine.repository_index()]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "long"])
+async def test_config_that_nobody_can_read_is_a_reason(engine: EmbeddedEngine, repository: Path, kind: str) -> None:
+    """A pipe is not waited for, ten megabytes are not parsed for ten seconds; the model beside it is served."""
+    plus(repository, 1)
+    plus(repository, 1, name="odd")
+    path = repository / "odd" / "config.pbtxt"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("# " + "x" * (1 << 20))
+    (row,) = [row for row in await engine.repository_index() if row.name == "odd"]
+    assert ("it is no file" if kind == "pipe" else "it has 1048578 bytes (limit 1048576)") in row.reason
+    with pytest.raises(ModelNotReady):
+        await engine.load("odd")
+    await engine.load("plus")
+    assert await y_of(engine) == [2, 3, 4]
 
 
 async def test_name_in_two_repositories_is_refused(tmp_path: Path) -> None:

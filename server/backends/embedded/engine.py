@@ -13,8 +13,8 @@ from server.backends.embedded import metrics
 from server.backends.embedded.loaded import LoadedVersion
 from server.backends.embedded.loaded_opening import open_model
 from server.backends.embedded.model import Model, version_number
-from server.backends.embedded.repository import ModelFolder, scan
-from server.backends.embedded.repository_config import ConfigProblems
+from server.backends.embedded.repository import ModelFolder
+from server.backends.embedded.repository_reader import RepositoryReader
 from server.core.errors import BackendUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
@@ -32,14 +32,19 @@ class EmbeddedEngine:
     """Backend over the model repositories. All members belong to one event loop; nothing here blocks it.
 
     max_waiting: requests of one version that may wait for an instance; further ones are Overloaded.
+    disk_patience_s: what a look at the repositories may take; what is loaded is served whether they answer or not.
     """
 
-    def __init__(self, repositories: tuple[Path, ...], *, max_waiting: int = MAX_WAITING) -> None:
-        self._repositories = repositories
+    def __init__(
+        self,
+        repositories: tuple[Path, ...],
+        *,
+        max_waiting: int = MAX_WAITING,
+        disk_patience_s: float = DISK_PATIENCE_S,
+    ) -> None:
         self._max_waiting = max_waiting
         self._models: dict[str, Model] = {}
-        self._problems = ConfigProblems()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="repository")
+        self._disk = RepositoryReader(repositories, patience_s=disk_patience_s)
         self._loaders = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._loads: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -77,13 +82,14 @@ class EmbeddedEngine:
 
     async def repository_index(self) -> list[ModelState]:
         """A row per version; one without a version, and without a state, for a model that was never loaded."""
-        folders, problems = await self._read(self._look)
+        self._check_open()
+        disk = await self._disk.read_or_remember()
         rows: list[ModelState] = []
-        for name in folders:
+        for name in disk.folders:
             model = self._models.get(name)
             own = model.rows() if model is not None else []
-            if not own and name in problems:
-                own = [ModelState(name, "", "UNAVAILABLE", problems[name])]
+            if not own and name in disk.problems:
+                own = [ModelState(name, "", "UNAVAILABLE", disk.problems[name])]
             rows += own or [ModelState(name, "", "", "")]
         return rows
 
@@ -123,7 +129,7 @@ class EmbeddedEngine:
         error = self._closed_error()
         leaving = [version for model in self._models.values() for version in model.stop(error)]
         self._loaders.shutdown(wait=False, cancel_futures=True)
-        self._disk.shutdown(wait=False, cancel_futures=True)
+        self._disk.close()
         try:
             async with asyncio.timeout(CLOSE_PATIENCE_S):
                 for version in leaving:
@@ -172,27 +178,11 @@ class EmbeddedEngine:
     def _sorted_models(self) -> list[Model]:
         return [self._models[name] for name in sorted(self._models)]
 
-    def _look(self) -> tuple[dict[str, ModelFolder], dict[str, str]]:
-        """In the disk's thread: what is there, and why some of it cannot be served."""
-        folders = scan(self._repositories)
-        problems = {name: self._problems.of(folder) for name, folder in folders.items()}
-        return folders, {name: reason for name, reason in problems.items() if reason}
-
-    async def _read(self, look: Callable[[], T]) -> T:
-        """Raises BackendUnavailable where the disk does not answer."""
-        try:
-            async with asyncio.timeout(DISK_PATIENCE_S):
-                return await self._in_thread(self._disk, look)
-        except TimeoutError as error:
-            raise BackendUnavailable(
-                f"the model repository could not be read within {DISK_PATIENCE_S:.0f} s"
-            ) from error
-
-    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _in_loader(self, work: Callable[[], T]) -> T:
         """Raises BackendUnavailable where the engine is closed before, or while, that is done."""
         self._check_open()
         try:
-            done = await asyncio.get_running_loop().run_in_executor(threads, work)
+            done = await asyncio.get_running_loop().run_in_executor(self._loaders, work)
         except asyncio.CancelledError:
             self._check_open()
             raise
@@ -200,7 +190,8 @@ class EmbeddedEngine:
         return done
 
     async def _load(self, model_name: str, config_json: str | None) -> None:
-        folder = (await self._read(lambda: scan(self._repositories))).get(model_name)
+        self._check_open()
+        folder = (await self._disk.read()).folders.get(model_name)
         if folder is None or folder.is_empty:
             raise ModelNotReady(f"model {model_name!r} cannot be loaded: it is not in the engine's model repository")
         model = self._models.setdefault(model_name, Model(model_name))
@@ -212,9 +203,7 @@ class EmbeddedEngine:
                 model.is_loading = False
 
     async def _open(self, model: Model, folder: ModelFolder, config_json: str | None) -> None:
-        opened = await self._in_thread(
-            self._loaders, lambda: open_model(folder, config_json, loaded=model.state_on_disk)
-        )
+        opened = await self._in_loader(lambda: open_model(folder, config_json, loaded=model.state_on_disk))
         if opened.state_on_disk is None:
             return
         model.install(opened, max_waiting=self._max_waiting)

@@ -1,6 +1,7 @@
 """What lies in the model repositories: read from disk at each call, as Triton's index is."""
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from tritonclient.grpc import model_config_pb2
 from server.core.errors import InvalidRequest
 
 CONFIG_FILE = "config.pbtxt"
+MAX_CONFIG_BYTES = 1 << 20  # the parser is slow: about a second
+MAX_REASON = 500  # characters of a parser's words, which may quote a whole line
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
@@ -56,6 +59,7 @@ def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
     path = folder.path / CONFIG_FILE
     proto = model_config_pb2.ModelConfig()
     try:
+        _check_file(path)
         text_format.Parse(path.read_text(encoding="utf-8"), proto)
     except FileNotFoundError:
         pass
@@ -64,8 +68,17 @@ def read_config(folder: ModelFolder) -> model_config_pb2.ModelConfig:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except text_format.ParseError as error:
-        raise InvalidRequest(f"{path}:{error}") from error
+        raise InvalidRequest(f"{path}:{str(error)[:MAX_REASON]}") from error
     return proto
+
+
+def _check_file(path: Path) -> None:
+    """What is no file would be waited for, and a long one read for as long as it is. Raises OSError, InvalidRequest."""
+    seen = path.stat()
+    if not stat.S_ISREG(seen.st_mode):
+        raise InvalidRequest(f"{path}: it is no file")
+    if seen.st_size > MAX_CONFIG_BYTES:
+        raise InvalidRequest(f"{path}: it has {seen.st_size} bytes (limit {MAX_CONFIG_BYTES})")
 
 
 def parse_config(config_json: str) -> model_config_pb2.ModelConfig:
@@ -74,10 +87,14 @@ def parse_config(config_json: str) -> model_config_pb2.ModelConfig:
     Raises InvalidRequest where it is no ModelConfig in JSON, or names a file outside the model's folder or a library:
     who may load a model may not read the machine's files by it, nor run code in this process.
     """
+    if len(config_json) > MAX_CONFIG_BYTES:
+        raise InvalidRequest(
+            f"the config that came with the load has {len(config_json)} characters (limit {MAX_CONFIG_BYTES})"
+        )
     try:
         config = json_format.Parse(config_json, model_config_pb2.ModelConfig())
     except json_format.ParseError as error:
-        raise InvalidRequest(f"the config that came with the load is not valid: {error}") from error
+        raise InvalidRequest(f"the config that came with the load is not valid: {str(error)[:MAX_REASON]}") from error
     outside = [name for name in _file_names(config) if name.startswith("/") or ".." in Path(name).parts]
     outside += config.model_operations.op_library_filename
     if outside:
@@ -103,10 +120,10 @@ def fingerprint(folder: ModelFolder) -> Fingerprint:
             for name in names:
                 path = Path(parent, name)
                 try:
-                    stat = path.stat()
+                    seen = path.stat()
                 except OSError:  # gone meanwhile, or a dangling link
                     continue
-                files.add((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+                files.add((str(path), seen.st_mtime_ns, seen.st_size, seen.st_ino))
     return tuple(sorted(files))
 
 
