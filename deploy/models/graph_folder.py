@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from deploy.models.graph import IR_VERSION, OPSET, multiply_accumulates
-from server.catalogue.placing import new_model_folder
+from server.catalogue.placing import disk_sentence, new_model_folder
 
 CLASS_COUNT = 1000
 MAX_BATCH_SIZE = 64
@@ -47,7 +47,7 @@ def main(model: RandomModel, arguments: Sequence[str]) -> None:
     try:
         folder = write(model, given.home.expanduser(), given.seed)
     except OSError as error:
-        sys.stderr.write(f"{parser.prog}: {error.filename or given.home} cannot be written: {error.strerror}\n")
+        sys.stderr.write(f"{parser.prog}: {disk_sentence(error, given.home)}\n")
         raise SystemExit(_CANNOT_WRITE) from error
     sys.stdout.write(f"{model.name} is in {folder}; its weights are random, so its answers mean nothing\n")
 

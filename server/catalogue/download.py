@@ -1,6 +1,5 @@
 """A verified file from a source: streamed, resumed, its size and SHA-256 checked on the way."""
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -144,8 +143,3 @@ def _size_text(entry: CatalogueEntry, source: Source, found: str) -> str:
         f"{source} has {found} bytes, {entry.name} as catalogued {entry.size_bytes}: it is another file or a damaged "
         f"copy; get it from {entry.url}"
     )
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Whether the file system, or the user's share of it, is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)

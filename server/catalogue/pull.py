@@ -1,20 +1,26 @@
 """`pull`: a model of the catalogue into the repository under PENSTOCK_HOME, verified and at once."""
 
-import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.download import Progress, fetch, is_disk_full
+from server.catalogue.download import Progress, fetch
 from server.catalogue.errors import PullFailed
-from server.catalogue.landing import land, remove, staging_folder
+from server.catalogue.landing import remove
+from server.catalogue.placing import (
+    disk_sentence,
+    downloads_of,
+    is_disk_full,
+    new_model_folder,
+    repository_of,
+    staging_of,
+)
 from server.catalogue.source import Source, find_source
 
 MODEL_FILE = Path("1") / "model.onnx"
@@ -28,11 +34,6 @@ class Pulled:
 
     folder: Path
     kept: tuple[str, ...] = ()
-
-
-def repository_of(home: Path) -> Path:
-    """The model repository that pulls fill; nothing but finished models ever sits in it."""
-    return home / "models"
 
 
 def pull(
@@ -53,7 +54,7 @@ def pull(
     try:
         return _pull(entry, source, home, progress, on_wait)
     except OSError as error:
-        raise PullFailed(_disk_text(entry, home, error)) from error
+        raise PullFailed(disk_sentence(error, home, needs_bytes=entry.size_bytes)) from error
 
 
 def _pull(
@@ -63,22 +64,19 @@ def _pull(
     progress: Progress,
     on_wait: Callable[[], None],
 ) -> Pulled:
-    downloads, staging, repository = home / "downloads", home / "staging", repository_of(home)
-    for folder in (downloads, staging, repository):
-        folder.mkdir(parents=True, exist_ok=True)
-    _sweep(downloads, "*.partial", "*.copy")
-    _sweep(staging, "*")
-    target = repository / entry.name
-    with _locked(downloads / f"{entry.name}.lock", on_wait), staging_folder(staging, entry.name) as staged:
-        shutil.copytree(entry.folder, staged, dirs_exist_ok=True)
+    _sweep(downloads_of(home), "*.partial", "*.copy")
+    _sweep(staging_of(home), "*")
+    target = repository_of(home) / entry.name
+    with new_model_folder(home, entry.name, on_wait) as staged:
+        for catalogued in entry.folder.iterdir():
+            shutil.copyfile(catalogued, staged / catalogued.name)
         kept = _carry_over(target, staged)
         model_file = staged / MODEL_FILE
         model_file.parent.mkdir(exist_ok=True)
         if _is_entry(entry, target / MODEL_FILE):
             _link(target / MODEL_FILE, model_file)
         else:
-            _download(entry, find_source(entry, source), downloads, progress).replace(model_file)
-        land(staged, target)
+            _download(entry, find_source(entry, source), downloads_of(home), progress).replace(model_file)
     return Pulled(target, kept)
 
 
@@ -132,6 +130,9 @@ def _download(entry: CatalogueEntry, source: Source, downloads: Path, progress: 
         if is_disk_full(error):
             partial.unlink(missing_ok=True)
         raise
+    finally:
+        if partial.exists() and not partial.stat().st_size:
+            partial.unlink()
     return partial
 
 
@@ -141,25 +142,3 @@ def _is_entry(entry: CatalogueEntry, path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
-
-
-@contextmanager
-def _locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """The model's lock, ours alone among processes; the system frees it when we die."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _disk_text(entry: CatalogueEntry, home: Path, error: OSError) -> str:
-    where = error.filename if error.filename is not None else home
-    if is_disk_full(error):
-        return f"the disk of {home} is full: free {entry.size_bytes / 1e6:.1f} MB or choose another with PENSTOCK_HOME"
-    if error.errno == errno.EXDEV:
-        return f"{home} and its models/ are on two file systems, so nothing can land at once: mount {home} as a whole"
-    why = os.strerror(error.errno) if error.errno else str(error)
-    return f"{os.fsdecode(where)} cannot be written ({why}): make {home} writable or choose another with PENSTOCK_HOME"

@@ -18,10 +18,8 @@ from server.catalogue.errors import Interrupted, PullFailed, WrongContent
 from server.catalogue.pace import Pace
 
 SILENCE_TIMEOUT_S = 30.0  # to connect, for the head of the answer, and without a byte of the body
-LEAST_BYTES_PER_S, PACE_WINDOW_S = (
-    1000,
-    60.0,
-)  # slower is given up: a file of 100 MB ends within a day, one way or other
+LEAST_BYTES_PER_S, PACE_WINDOW_S = 1000, 60.0  # slower is given up: a file of 100 MB ends within a day, somehow
+_MOST_DIGITS = 18  # of a Content-Length that a file can have
 OTHERWISE = "or fetch the file by other means and name it, or its folder, with --from"
 
 
@@ -151,7 +149,8 @@ def _begin_of(response: http.client.HTTPResponse, asked: int) -> int:
 
 def _size_of(response: http.client.HTTPResponse, begin: int) -> int | None:
     length = response.headers.get("Content-Length", "")
-    return begin + int(length) if length.isdecimal() and not response.chunked else None
+    is_number = length.isascii() and length.isdecimal() and len(length) <= _MOST_DIGITS
+    return begin + int(length) if is_number and not response.chunked else None
 
 
 def _refused(url: str, offset: int, error: urllib.error.HTTPError) -> PullFailed:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from server.catalogue.catalogue import CatalogueEntry
 from server.catalogue.errors import PullFailed
 from server.catalogue.remote import open_url
 
 _POINTER = b"version https://git-lfs"
+_OF_PATHS = "/%:@!$&'()*+,;=~[]"  # what an address's path may hold as it is; % is a sign that somebody quoted already
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +50,26 @@ def find_source(entry: CatalogueEntry, given: Path | str | None) -> Source:
         return Source(url=entry.url)
     scheme, mark, _ = str(given).partition("://")
     if not mark:
-        return _local_source(entry, Path(given).expanduser())
+        return _local_source(entry, _expanded(Path(given)))
     try:
         parts = urlsplit(str(given))
     except ValueError as error:
         raise PullFailed(f"{given} is no address ({error}): give one such as http://mirror.example/models/") from error
     if scheme.lower() in ("http", "https"):
         path = f"{parts.path}{entry.file_name}" if parts.path.endswith("/") else parts.path
-        return Source(url=parts._replace(path=path).geturl())
+        return Source(url=parts._replace(path=quote(path, safe=_OF_PATHS)).geturl())
     if scheme.lower() == "file" and parts.netloc in ("", "localhost"):
         return _local_source(entry, Path(unquote(parts.path)))
     raise PullFailed(f"{given} cannot be read from here: give a folder, a file, or a file:// or http(s):// address")
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise PullFailed(
+            f"{path} names a user that this machine does not know: give the folder's whole path"
+        ) from error
 
 
 def _local_source(entry: CatalogueEntry, path: Path) -> Source:

@@ -15,7 +15,7 @@ from rich.table import Table
 from server.catalogue.catalogue import read_catalogue
 from server.catalogue.errors import CatalogueError
 from server.catalogue.installed import InstalledModel, scan
-from server.catalogue.pull import repository_of
+from server.catalogue.placing import repository_of
 from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, NothingAnswers
 from server.commands.terminal import fail, say_failure

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
 from server.catalogue.errors import CatalogueError
 from server.catalogue.installed import scan
-from server.catalogue.pull import Pulled, repository_of
+from server.catalogue.placing import repository_of
+from server.catalogue.pull import Pulled
 from server.catalogue.pull import pull as pull_model
 from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, IndexRow, NothingAnswers

@@ -166,3 +166,6 @@ def test_pull_onto_a_full_disk_gives_the_room_back(
         pull(entry, source=None if is_remote else file, home=small_disk, progress=quiet)
     assert left_in_repository(small_disk) == []
     assert os.listdir(small_disk / "downloads") == ["fastestdet.lock"]
+    (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize))
+    with pytest.raises(PullFailed, match=r"the disk of .* is full: free 0\.7 MB"):  # not even the labels fit
+        pull(entry, source=None, home=small_disk, progress=quiet)

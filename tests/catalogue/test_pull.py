@@ -91,8 +91,9 @@ def test_pull_from_this_machine_lands_the_whole_folder(
         ("/mirror/any.bin", "/mirror/any.bin"),
         ("/mirror/", "/mirror/FastestDet.onnx"),
         ("/mirror/?token=a", "/mirror/FastestDet.onnx?token=a"),
+        ("/Gewächs 1%2B2/", "/Gew%C3%A4chs%201%2B2/FastestDet.onnx"),
     ],
-    ids=["catalogue", "address", "address of a folder", "address of a folder with a query"],
+    ids=["catalogue", "address", "address of a folder", "address of a folder with a query", "as a person writes it"],
 )
 def test_pull_over_http_reports_growing_progress(
     given: str | None, path: str, entry: CatalogueEntry, model_server: ModelServer, tmp_path: Path
@@ -235,6 +236,7 @@ def test_pull_sweeps_what_was_left_for_a_week(entry: CatalogueEntry, tmp_path: P
         ("http:///x", "cannot be reached"),
         ("http://127.0.0.1:99999/x", "cannot be reached"),
         ("http://127.0.0.1:9/a b.onnx", "cannot be reached"),
+        ("~nobody-here/models", "names a user that this machine does not know"),
     ],
 )
 def test_pull_from_what_is_no_place_is_one_sentence(
