@@ -127,6 +127,25 @@ def slow() -> onnx.ModelProto:
     return _model(nodes, inputs, outputs, initializers=initializers)
 
 
+def one_long_node() -> onnx.ModelProto:
+    """n [1] int64 → y [1] = n, after one node that takes n² steps: ONNX Runtime ends a run between nodes only."""
+    zero = numpy_helper.from_array(np.zeros(1, np.float32))
+    nodes = [
+        helper.make_node("Concat", ["one", "n", "four"], ["boxes_shape"], axis=0),
+        helper.make_node("Concat", ["one", "one", "n"], ["scores_shape"], axis=0),
+        helper.make_node("ConstantOfShape", ["boxes_shape"], ["boxes"], value=zero),
+        helper.make_node("ConstantOfShape", ["scores_shape"], ["scores"], value=zero),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "n"], ["kept"]),
+        helper.make_node("Shape", ["kept"], ["kept_shape"]),
+        helper.make_node("Gather", ["kept_shape", "first"], ["y"]),
+    ]
+    numbers = {"one": 1, "four": 4, "first": 0}
+    initializers = [numpy_helper.from_array(np.array([number], np.int64), name) for name, number in numbers.items()]
+    dims = (1,)
+    inputs, outputs = [_value("n", TensorProto.INT64, dims)], [("y", TensorProto.INT64, dims)]
+    return _model(nodes, inputs, outputs, initializers=initializers)
+
+
 def wide(weights: int) -> onnx.ModelProto:
     """x [N, 1000] → y [N, 1] through so many float weights: a file that takes a while to open."""
     columns = weights // 1000

@@ -47,6 +47,11 @@ instance_group [ { kind: KIND_CPU count: 4 } ]
 parameters { key: "canary" value { string_value: "off" } }
 """
 
+LONG_CONFIG = """backend: "onnxruntime"
+instance_group [ { kind: KIND_CPU count: 1 } ]
+parameters { key: "canary" value { string_value: "off" } }
+"""
+
 
 def start_embedded(
     folder: Path, *arguments: str, engine: str = "embedded", wait: bool = True, **environ: str
@@ -325,6 +330,39 @@ def test_embedded_parent_killed_takes_everything_with_it(tmp_path: Path) -> None
     assert not left.exists()
     assert stop_stack(following) == 0
     assert not list(runs.glob("run-*"))
+
+
+@pytest.mark.parametrize("how", ["stopped", "parent killed"])
+def test_embedded_run_that_cannot_be_ended_holds_up_nobody(tmp_path: Path, how: str) -> None:
+    """One node of minutes on a model's only instance: 504 in time, the others serve, and the stack still ends soon."""
+    write_models(tmp_path / "models")
+    onnx_models.save(onnx_models.one_long_node(), tmp_path / "models", "long", config=LONG_CONFIG)
+    stack = start_embedded(tmp_path, "--grace-s", "1")
+    everyone = family(stack)
+    try:
+        for _ in range(2):
+            assert ask_long(stack, 1_000_000).status == 504
+        assert look_up(stack).status == 200
+        assert inflight(stack) == 0
+        assert call("POST", f"{stack.http_url}/v2/repository/models/long/unload").status == 200
+        if how == "stopped":
+            assert stop_stack(stack, 15) == 0
+            assert not stack.logged("killed"), "".join(stack.log)
+        else:
+            stack.process.kill()
+            stack.process.wait()
+        wait_for(lambda: not any(child.is_running() for child in everyone), 10, "every process is gone")
+    finally:
+        stack.process.kill()
+        for child in everyone:
+            if child.is_running():
+                child.kill()
+
+
+def ask_long(stack: RunningStack, n: int) -> Answer:
+    body = {"inputs": [{"name": "n", "shape": [1], "datatype": "INT64", "data": [n]}]}
+    text = json.dumps(body).encode()
+    return call("POST", f"{stack.http_url}/v2/models/long/infer", text, {"x-request-timeout-ms": "300"})
 
 
 def shifted_lookup() -> onnx.ModelProto:

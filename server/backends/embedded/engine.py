@@ -24,7 +24,7 @@ T = TypeVar("T")
 log = get_logger("engine")
 LOADER_THREADS = 2
 DISK_PATIENCE_S = 5.0
-CLOSE_PATIENCE_S = 5.0
+CLOSE_PATIENCE_S = 2.0  # well within what the gateway's parent allows its end
 MAX_WAITING = 512
 
 
