@@ -4,16 +4,29 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from deploy.models.street.render import write_scenes
+from deploy.models.street.scene import SCENARIOS
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
 
 pytestmark = pytest.mark.xdist_group("stack")
 PROGRAMS = ("make", "curl", ".venv/bin/")
 ELSEWHERE = ("make up", "make test", "make check")  # run by a person, or by what runs this
+
+
+NOBODY = ["--url", "http://127.0.0.1:9"]
+OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
+    "list": lambda stack, _: ["--url", stack.http_url],
+    "check": lambda stack, _: ["--url", stack.http_url],
+    "pull": lambda _, shared_dir: ["--from", str(shared_dir / "models"), *NOBODY],
+    "load": lambda _, __: NOBODY,
+    "optimize": lambda _, __: NOBODY,
+}
 
 
 def commands() -> list[str]:
@@ -53,10 +66,12 @@ def test_readme_command_runs(command: str, stack: RunningStack, shared_dir: Path
     (tmp_path / "photo.jpg").write_bytes(jpeg(frames(shared_dir / "media" / "vtest.avi")[1]))
     words = here(command, stack)
     environ = os.environ | {"PENSTOCK_HOME": str(tmp_path / "home"), "PYTHONPATH": str(CHECKOUT)}
-    if words[1:3] == ["models", "pull"]:
-        words += ["--from", str(shared_dir / "models"), "--url", "http://127.0.0.1:9"]
-    if words[1:3] == ["models", "list"]:
-        words += ["--url", stack.http_url]
+    if words[1:2] == ["models"]:
+        words += OPTIONS[words[2]](stack, shared_dir)
+    if words[2:3] == ["check"]:
+        environ["PENSTOCK_HOME"] = str(stack.home)
+    if "--calibrate" in words:
+        write_scenes(tmp_path / words[words.index("--calibrate") + 1], 24, 1, size=(640, 360), scenarios=SCENARIOS)
     done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout or done.stderr
