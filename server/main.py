@@ -87,7 +87,7 @@ def compose_engine(settings: Settings) -> Engine:
 def _embedded_engine(settings: Settings) -> Engine:
     # Here and below, so that ONNX Runtime is loaded for this engine only.
     from server.backends.embedded.engine import EmbeddedEngine
-    from server.backends.embedded.relay import EmbeddedRelay
+    from server.backends.embedded.wire.relay import EmbeddedRelay
 
     repositories = tuple(path for path in settings.repositories if path.is_dir())
     engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)

@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from server.backends.embedded.grpc_messages import (
+from server.backends.embedded.wire.grpc_messages import (
     decode_request,
     encode_response,
     index_message,

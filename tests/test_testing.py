@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from server.backends.embedded.grpc_messages import decode_request
+from server.backends.embedded.wire.grpc_messages import decode_request
 from server.backends.triton_messages import encode_request
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest

@@ -9,7 +9,7 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.relay import EmbeddedRelay
+from server.backends.embedded.wire.relay import EmbeddedRelay
 from server.core.errors import BackendUnavailable, DeadlineExceeded
 from server.core.relay import GrpcAnswer
 from tests.contract.wire_case import F123, grpc_call, infer_request

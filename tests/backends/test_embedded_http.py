@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from server.backends.embedded.classification import classified
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.http_response import accepted_encoding
-from server.backends.embedded.json_tensors import tensor_data, tensor_text
-from server.backends.embedded.relay import EmbeddedRelay
-from server.backends.embedded.server_metadata import VERSION
+from server.backends.embedded.wire.classification import classified
+from server.backends.embedded.wire.http_response import accepted_encoding
+from server.backends.embedded.wire.json_tensors import tensor_data, tensor_text
+from server.backends.embedded.wire.relay import EmbeddedRelay
+from server.backends.embedded.wire.server_metadata import VERSION
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer
 from server.core.tensor import Datatype, tensor_from_numpy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from server.backends.embedded.grpc_messages import encode_response
+from server.backends.embedded.wire.grpc_messages import encode_response
 from server.backends.triton import TritonBackend
 from server.backends.triton_messages import encode_request
 from server.backends.triton_runtime import find_triton

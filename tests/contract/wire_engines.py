@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.relay import EmbeddedRelay
+from server.backends.embedded.wire.relay import EmbeddedRelay
 from server.backends.triton import TritonBackend
 from server.core.backend import Relay
 from server.core.errors import ModelNotReady

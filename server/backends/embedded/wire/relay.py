@@ -1,9 +1,9 @@
 """EmbeddedRelay: the KServe v2 wire over the embedded engine, as Triton would answer it."""
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.grpc_methods import GrpcMethods
-from server.backends.embedded.http_routes import HttpRoutes
-from server.backends.embedded.relay_errors import ANSWERED, grpc_error, http_error
+from server.backends.embedded.wire.errors import ANSWERED, grpc_error, http_error
+from server.backends.embedded.wire.grpc_methods import GrpcMethods
+from server.backends.embedded.wire.http_routes import HttpRoutes
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 
 MAX_BODY_BYTES = 2**31 - 1  # Triton's own; what is less is the transport's to say

@@ -8,13 +8,12 @@ from typing import TypeVar
 import msgspec
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.grpc_messages import metadata_message
-from server.backends.embedded.http_raw import raw_tensor
-from server.backends.embedded.http_request import header_length_of, read_infer
-from server.backends.embedded.http_response import JSON_TYPE, accepted_encoding, infer_answer
-from server.backends.embedded.json_messages import json_of_message
-from server.backends.embedded.relay_errors import plain_error
-from server.backends.embedded.relay_infer import (
+from server.backends.embedded.wire.errors import plain_error
+from server.backends.embedded.wire.grpc_messages import metadata_message
+from server.backends.embedded.wire.http_raw import raw_tensor
+from server.backends.embedded.wire.http_request import header_length_of, read_infer
+from server.backends.embedded.wire.http_response import JSON_TYPE, accepted_encoding, infer_answer
+from server.backends.embedded.wire.inference import (
     CONFIG,
     in_thread,
     infer,
@@ -22,7 +21,8 @@ from server.backends.embedded.relay_infer import (
     refuse_repository,
     response_bytes,
 )
-from server.backends.embedded.server_metadata import EXTENSIONS, NAME, VERSION
+from server.backends.embedded.wire.json_messages import json_of_message
+from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, VERSION
 from server.core.compression import inflate
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter

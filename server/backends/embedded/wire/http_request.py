@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from server.backends.embedded.json_tensors import tensor_data
-from server.backends.embedded.relay_asks import (
+from server.backends.embedded.wire.asks import (
     RESERVED_PREFIX,
     InferAsk,
     OutputAsk,
     refuse_shared_memory,
     unreadable,
 )
+from server.backends.embedded.wire.json_tensors import tensor_data
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.tensor import Datatype, Tensor

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.relay_asks import RESERVED_PREFIX, InferAsk, OutputAsk, refuse_shared_memory
+from server.backends.embedded.wire.asks import RESERVED_PREFIX, InferAsk, OutputAsk, refuse_shared_memory
 from server.backends.triton_messages import parameters_of
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.infer import InferRequest, InferResponse, Parameter

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from tritonclient.grpc import service_pb2
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.grpc_messages import (
+from server.backends.embedded.model import version_number
+from server.backends.embedded.wire.grpc_messages import (
     encode_response,
     index_message,
     metadata_message,
@@ -13,8 +14,7 @@ from server.backends.embedded.grpc_messages import (
     read_infer,
     serialised,
 )
-from server.backends.embedded.model import version_number
-from server.backends.embedded.relay_infer import (
+from server.backends.embedded.wire.inference import (
     CONFIG,
     in_thread,
     infer,
@@ -22,7 +22,7 @@ from server.backends.embedded.relay_infer import (
     refuse_repository,
     response_bytes,
 )
-from server.backends.embedded.server_metadata import EXTENSIONS, NAME, VERSION
+from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, VERSION
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 
 Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]

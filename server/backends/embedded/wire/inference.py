@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from server.backends.embedded.classification import classified
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.relay_asks import InferAsk
+from server.backends.embedded.wire.asks import InferAsk
+from server.backends.embedded.wire.classification import classified
 from server.core.errors import InvalidRequest, NotSupported
 from server.core.infer import InferRequest, InferResponse
 
