@@ -125,7 +125,10 @@ def read_golden(folder: Path) -> Golden | None:
     except OSError as error:
         raise GoldenError(f"{path}: cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise GoldenError(f"{path}: {error}: record it anew with `penstock models check NAME --record`") from error
+        raise GoldenError(
+            f"{path} is none that this version of Penstock reads ({error}): remove it and record it anew with "
+            f"`penstock models check {folder.name} --record`"
+        ) from error
 
 
 def write_golden(folder: Path, golden: Golden) -> Path:

@@ -14,6 +14,7 @@ from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
 from server.vision.card import VisionCard, card_from_config
 
+_ANEW = "bring it back, or remove golden.json and record it anew with --record"
 _FILE_OF_BACKEND = {BACKEND: "model.onnx", "python": "model.py"}
 
 
@@ -73,16 +74,24 @@ class ModelFiles:
         except FileNotFoundError:
             if record is None:
                 return None
-            raise GoldenError(f"{path} is not there, but golden.json tells what is seen in it") from None
+            raise GoldenError(f"{path} is not there, but golden.json tells what is seen in it: {_ANEW}") from None
         except OSError as error:
             raise GoldenError(f"{path}: cannot be read: {error.strerror}") from error
         if record is not None and hashlib.sha256(picture).hexdigest() != record.sha256:
-            raise GoldenError(f"{path} is another picture than golden.json was recorded with")
+            raise GoldenError(f"{path} is another picture than golden.json was recorded with: {_ANEW}")
         return picture
 
 
 def read_model_files(model: InstalledModel) -> ModelFiles:
     """Raises GoldenError with the first thing that is missing or cannot be read. Hashes the file: about a s a GB."""
+    try:
+        return _read_model_files(model)
+    except OSError as error:
+        where = error.filename or model.repository / model.name
+        raise GoldenError(f"{where} cannot be read ({error.strerror}): let this user read it") from error
+
+
+def _read_model_files(model: InstalledModel) -> ModelFiles:
     folder = model.repository / model.name
     here = ModelFolder(model.name, folder, tuple(sorted(map(int, model.versions))))
     try:
@@ -98,7 +107,7 @@ def read_model_files(model: InstalledModel) -> ModelFiles:
     name = proto.default_model_filename or _FILE_OF_BACKEND.get(config.backend, "")
     file = folder / version / name
     if not file.exists():
-        raise GoldenError(f"{file} is not there")
+        raise GoldenError(f"{file} is not there: put the model's file in its place")
     return ModelFiles(
         folder, config, json_of(proto), obstacle(proto), card, version, file, _sha256(file), read_golden(folder)
     )
@@ -107,8 +116,5 @@ def read_model_files(model: InstalledModel) -> ModelFiles:
 def _sha256(path: Path) -> str:
     if path.is_dir():
         return ""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise GoldenError(f"{path}: cannot be read: {error.strerror}") from error
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

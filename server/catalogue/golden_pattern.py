@@ -28,6 +28,7 @@ _INTEGERS = {
     Datatype.INT64: np.int64,
 }
 
+MOST_ELEMENTS = 1 << 26  # 64 pictures of a megapixel; while they are made they take 2 GB
 Shapes = Mapping[str, tuple[int, ...]]  # given by a person, by input
 
 
@@ -47,8 +48,17 @@ def pattern_for(spec: TensorSpec, shapes: Shapes, value_range: tuple[float, floa
 
 
 def made_input(pattern: InputPattern) -> Tensor:
-    """The tensor that the pattern describes; the same bytes everywhere. BYTES: numbers in decimal."""
-    numbers = _splitmix32(math.prod(pattern.shape), zlib.crc32(pattern.name.encode()))
+    """The tensor that the pattern describes; the same bytes everywhere. BYTES: numbers in decimal.
+
+    Raises GoldenError for a shape that no input is made in.
+    """
+    count = math.prod(pattern.shape)
+    if min(pattern.shape, default=1) < 0 or count > MOST_ELEMENTS:
+        raise GoldenError(
+            f"an input {pattern.name!r} of shape {list(pattern.shape)} is not made here: give sizes of 0 and more, at "
+            f"most {MOST_ELEMENTS:,} elements in all"
+        )
+    numbers = _splitmix32(count, zlib.crc32(pattern.name.encode()))
     if pattern.datatype is Datatype.BYTES:
         return tensor_from_bytes(pattern.name, [b"%d" % number for number in numbers.tolist()], pattern.shape)
     scaled = pattern.low + (pattern.high - pattern.low) * (numbers.astype(np.float64) / 2.0**32)

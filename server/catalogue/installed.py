@@ -6,13 +6,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from server.backends.config_pbtxt import read_config
+from server.catalogue.errors import CatalogueError
 from server.core.errors import InvalidRequest
 
 WEIGHTS_PARAMETER, RANDOM_WEIGHTS = "weights", "random"
 
 
 class BatchingOwner(StrEnum):
-    """Who forms a model's batches. UNKNOWN: its config.pbtxt cannot be read."""
+    """Who forms a model's batches. UNKNOWN: the folder or its config.pbtxt cannot be read."""
 
     TRITON = "triton"
     OFF = "off"
@@ -21,7 +22,7 @@ class BatchingOwner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A folder of a model repository. problem: why its config.pbtxt cannot be read, else empty.
+    """A folder of a model repository. problem: why it or its config.pbtxt cannot be read, else empty.
 
     has_random_weights: its config.pbtxt says `weights` = `random`; its speed can be measured, its answers mean nothing.
     """
@@ -35,23 +36,32 @@ class InstalledModel:
 
 
 def scan(repositories: Iterable[Path]) -> list[InstalledModel]:
-    """Every model folder, by repository and name; repositories that do not exist are skipped."""
-    folders = [
-        folder
-        for repository in repositories
-        if repository.is_dir()
-        for folder in sorted(repository.iterdir())
-        if folder.is_dir() and not folder.name.startswith(".")
-    ]
-    return [read_folder(folder) for folder in folders]
+    """Every model folder, by repository and name; repositories that do not exist are skipped.
+
+    Raises CatalogueError for a repository that this user may not read.
+    """
+    return [read_folder(folder) for repository in repositories for folder in _model_folders(repository)]
+
+
+def _model_folders(repository: Path) -> list[Path]:
+    try:
+        found = sorted(repository.iterdir()) if repository.is_dir() else []
+        return [folder for folder in found if folder.is_dir() and not folder.name.startswith(".")]
+    except OSError as error:
+        raise CatalogueError(f"{repository} cannot be read ({error.strerror}): let this user read it") from error
 
 
 def read_folder(folder: Path) -> InstalledModel:
     """What a model's folder tells: its versions, and of config.pbtxt what this machine decides by."""
-    versions = sorted((item.name for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()), key=int)
     path = folder / "config.pbtxt"
     batching, problem, has_random_weights = BatchingOwner.OFF, "", False
-    if path.exists():  # else Triton completes the configuration by itself, without batching
+    try:
+        versions = sorted((item.name for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()), key=int)
+        has_config = path.exists()  # else Triton completes the configuration by itself, without batching
+    except OSError as error:
+        problem = f"{folder} cannot be read ({error.strerror}): let this user read it"
+        return InstalledModel(folder.name, folder.parent, (), BatchingOwner.UNKNOWN, problem)
+    if has_config:
         try:
             config = read_config(path)
         except InvalidRequest as error:

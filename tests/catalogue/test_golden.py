@@ -104,6 +104,13 @@ def test_made_input_fills_its_range_and_differs_by_name() -> None:
     assert abs(np.corrcoef(array.ravel(), other.ravel())[0, 1]) < 0.05
 
 
+@pytest.mark.parametrize("shape", [(1, -3), (1 << 13, 1 << 14), (10**30,)])
+def test_made_input_of_an_absurd_shape_is_refused(shape: tuple[int, ...]) -> None:
+    """A golden.json edited wrongly, or --shape, does not take the machine's memory."""
+    with pytest.raises(GoldenError, match=r"is not made here: give sizes of 0 and more, at most 67,108,864 elements"):
+        made_input(InputPattern("x", Datatype.FP32, shape, 0.0, 1.0))
+
+
 @pytest.mark.parametrize(
     ("declared", "given", "shape"),
     [
@@ -247,7 +254,7 @@ def test_golden_file_is_read_as_it_was_written_and_never_overwritten(tmp_path: P
 def test_golden_file_that_is_none_is_refused_with_its_path(tmp_path: Path, text: str) -> None:
     """A file that somebody has edited wrongly is named, with what is wrong."""
     (tmp_path / "golden.json").write_text(text)
-    with pytest.raises(GoldenError, match=r"golden\.json: "):
+    with pytest.raises(GoldenError, match=r"golden\.json is none that .*: remove it and record it anew"):
         read_golden(tmp_path)
 
 
