@@ -47,10 +47,11 @@ def run_reference(path: Path, config: Config, inputs: tuple[Tensor, ...]) -> Ref
         optimised = open_session(path, options, ["CPUExecutionProvider"])
     except LoadError as error:
         raise ModelNotReady(str(error)) from error
-    return Reference(_run(plain, inputs), _run(optimised, inputs), _is_quantised(path))
+    return Reference(_run(plain, inputs), _run(optimised, inputs), is_quantised(path))
 
 
-def _is_quantised(path: Path) -> bool:
+def is_quantised(path: Path) -> bool:
+    """Whether the ONNX file computes in 8 bits, in whole or in part."""
     graph = onnx.load(path, load_external_data=False).graph
     return any(node.op_type in _EIGHT_BITS or node.op_type.startswith("QLinear") for node in graph.node)
 

@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from server.backends.ort_serving.session import ORT_ERRORS, ort_sentence
 from server.core.tensor import Array
 from server.optimize.cpu import cpu_name, int8_instructions
+from server.optimize.errors import OptimizeError
 from server.optimize.folder import TENSORRT_FILE, write_folder
 from server.optimize.fusion import read_fusion
 from server.optimize.judge import judge
@@ -33,6 +35,22 @@ def optimise(
 
     Raises OptimizeError, and OSError where the disk refuses; what is in staged then is of no use.
     """
+    try:
+        return _optimise(source, pictures, truth, staged, progress)
+    except ORT_ERRORS as error:
+        raise OptimizeError(
+            f"model {source.name!r} does not run as its config.pbtxt says ({ort_sentence(error)}): "
+            f"`penstock models check {source.name}` tells more"
+        ) from error
+
+
+def _optimise(
+    source: SourceModel,
+    pictures: Sequence[Path],
+    truth: Mapping[str, Truth],
+    staged: Path,
+    progress: Progress,
+) -> Report:
     progress.step("reading pictures", len(pictures))
     split = split_pictures(pictures, source, progress.advance)
     samples = list(read_samples(split.calibrating, source))

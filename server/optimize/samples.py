@@ -47,8 +47,10 @@ def split_pictures(paths: Sequence[Path], source: SourceModel, on_picture: Calla
         try:
             read_sample(path, source)
             readable.append(path)
-        except (InferenceError, OSError) as error:
+        except InferenceError as error:
             unreadable.append(f"{path.name}: {error}")
+        except OSError as error:
+            unreadable.append(f"{path.name}: {error.strerror}")
         on_picture()
     if len(readable) < FEWEST_PICTURES:
         why = f"; {len(unreadable)} cannot be read, the first is {unreadable[0]}" if unreadable else ""

@@ -6,9 +6,11 @@ from typing import Any
 
 import onnxruntime as ort
 from google.protobuf import json_format, text_format
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2
 
 from server.backends.config_pbtxt import config_from_proto, read_config
+from server.backends.onnx_reference import is_quantised
 from server.backends.ort_serving.errors import LoadError
 from server.backends.ort_serving.session import model_path, open_session, session_options
 from server.backends.ort_serving.threads import thread_budget
@@ -73,7 +75,18 @@ def read_source(folder: Path) -> SourceModel:
         file = model_path(_newest_version(folder), engine_config(proto))
     except LoadError as error:
         raise OptimizeError(f"model {config.name!r}: {error}") from error
+    _require_float(config.name, file)
     return SourceModel(config.name, folder, file, proto, config_from_proto(proto), card)
+
+
+def _require_float(name: str, file: Path) -> None:
+    """Whatever config.pbtxt says of it."""
+    try:
+        is_8_bit = is_quantised(file)
+    except (DecodeError, OSError):
+        return  # opening it says what is wrong with it
+    if is_8_bit:
+        raise OptimizeError(f"model {name!r} computes in 8 bits already: start from the float32 original")
 
 
 def engine_config(proto: model_config_pb2.ModelConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The whole way on a small network: the folder that comes out, the choice, the fusions, the judgement."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from server.backends.config_pbtxt import read_config
 from server.core.result import Detections
 from server.optimize import judge as judging
+from server.optimize.errors import OptimizeError
 from server.optimize.folder import config_text
 from server.optimize.fusion import read_fusion
 from server.optimize.optimise import optimise
@@ -46,6 +48,10 @@ def test_optimise_writes_a_model_that_the_engine_opens(
     session = open_model(staged / "1" / "model.onnx", engine_options(source))
     assert session.run(None, {"image": np.zeros((3, 3, 32, 32), np.float32)})[0].shape == (3, 8)
     assert {path: path.read_bytes() for path in source.folder.rglob("*") if path.is_file()} == before
+    twin = shutil.copytree(staged, tmp_path / "again" / "small-int8")
+    (twin / "config.pbtxt").write_text((twin / "config.pbtxt").read_text().replace('"precision"', '"something"'))
+    with pytest.raises(OptimizeError, match="computes in 8 bits already"):
+        read_source(twin)
     assert report.judgement is not None
     assert report.judgement.agreement.pictures == 10
     assert [item.batch_size for item in report.comparisons] == [1, 8]
