@@ -1,5 +1,6 @@
 """The command `penstock`, the only place that knows every program; a sub-command is imported when it is called."""
 
+import errno
 import importlib
 import signal
 import sys
@@ -24,7 +25,7 @@ class Command:
 COMMANDS = {
     "up": Command("server.commands.up", "up", "Start the engine and the gateway; Ctrl-C drains and stops them."),
     "infer": Command("server.commands.infer", "infer", "Send pictures to a model of the running gateway."),
-    "models": Command("server.commands.models", "app", "List, pull, load and unload models."),
+    "models": Command("server.commands.models", "app", "List, pull, load, unload, check and optimise models."),
     "doctor": Command("server.commands.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
 }
 
@@ -76,7 +77,13 @@ def main() -> int:
     app = build_app(sys.argv[1:])
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here the script that calls this had it end us
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    app(prog_name="penstock")
+    try:
+        app(prog_name="penstock")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write("penstock: the output could not be written: the disk that it goes to is full\n")
+        return 1
     return 0
 
 

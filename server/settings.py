@@ -83,6 +83,8 @@ class Settings(BaseSettings):
         twice = {port for port in ports if ports.count(port) > 1}
         if twice:
             raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
+        for path in (self.home, *self.model_repository):
+            _require_known_user(path)
         return self
 
     @property
@@ -124,6 +126,13 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
+
+
+def _require_known_user(path: Path) -> None:
+    try:
+        path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path} names a user that this machine does not know; give the whole path") from error
 
 
 def _has_host(url: str) -> bool:

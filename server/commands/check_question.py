@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from server.catalogue.golden import InputPattern, TensorRecord
+from server.catalogue.golden import GoldenError, InputPattern, TensorRecord
 from server.catalogue.golden_files import ModelFiles
 from server.catalogue.golden_pattern import Shapes, ShapeUnknown, made_input, pattern_for, pixel_range
 from server.commands.check_ways import Way, in_process, through_gateway
@@ -78,13 +78,17 @@ def way_to(files: ModelFiles, around: Surroundings, notes: list[str]) -> Abstrac
     return in_process(files.folder.parent, name)
 
 
-async def ask(way: Way, files: ModelFiles, shapes: Shapes) -> Answered | None:
+async def ask(way: Way, files: ModelFiles, shapes: Shapes, *, is_named: bool) -> Answered | None:
     """The answer to golden.json's inputs, or to inputs made for the model.
 
-    None where golden.json has a picture, and no tensors that could be made or judged. Raises of the InferenceError
-    tree, and ShapeUnknown and GoldenError for inputs that cannot be made.
+    is_named: the shapes are meant for this model, and one of them must be of an input that it has. None where
+    golden.json has a picture, and no tensors that could be made or judged. Raises of the InferenceError tree, and
+    ShapeUnknown and GoldenError for inputs that cannot be made.
     """
     metadata = await way.model_metadata(files.folder.name)
+    inputs_there = {spec.name for spec in metadata.inputs}
+    if is_named and shapes and not shapes.keys() & inputs_there:
+        raise GoldenError(f"--shape names {', '.join(shapes)}; its inputs are {', '.join(sorted(inputs_there))}")
     record = files.golden.tensors if files.golden is not None else None
     if record is not None and shapes.keys() & {pattern.name for pattern in record.inputs}:
         record = None

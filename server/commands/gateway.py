@@ -3,6 +3,7 @@
 import http
 import http.client
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -149,12 +150,16 @@ class Gateway:
             raise GatewayError(f"{self.url} closed the connection without an answer: try again") from error
         except http.client.BadStatusLine as error:
             raise GatewayError(f"what answers at {self.url} does not speak HTTP: check the address") from error
+        except ssl.SSLError as error:
+            raise GatewayError(
+                f"{self.url} does not speak TLS as it should ({error.reason}): check the address"
+            ) from error
         except (http.client.HTTPException, OSError) as error:
             raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
         finally:
             connection.close()
         if response.status != http.HTTPStatus.OK:
-            raise GatewayError(_refusal(self.url, response, answer))
+            raise GatewayError(_refusal(self.url, response, answer, names_model="/models/" in target))
         return answer
 
 
@@ -171,12 +176,14 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     return kind(host, port, timeout=timeout_s), parts.path.rstrip("/")
 
 
-def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes) -> str:
+def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool) -> str:
     """The gateway's own words, and when to come back where it says so."""
     try:
         text = _REFUSAL.decode(answer).error
     except msgspec.DecodeError:
         return f"what answers at {url} is no gateway (HTTP {response.status} {response.reason}): check the address"
+    if response.status == http.HTTPStatus.NOT_FOUND and not names_model:
+        return f"what answers at {url} is no gateway ({text}): check the address"
     if response.status == http.HTTPStatus.NOT_FOUND:
         return f"{text}; `penstock models list` shows what there is"
     wait_s = response.headers.get("retry-after")

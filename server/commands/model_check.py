@@ -14,11 +14,12 @@ from rich.table import Table
 
 from server.catalogue.catalogue import read_catalogue
 from server.catalogue.errors import CatalogueError
-from server.catalogue.installed import InstalledModel, scan
+from server.catalogue.installed import InstalledModel
 from server.catalogue.placing import repository_of
 from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, NothingAnswers
-from server.commands.terminal import fail, say_failure
+from server.commands.local_models import installed_models, unknown_model
+from server.commands.terminal import fail, say_failure, stoppable
 from server.core.errors import InferenceError
 from server.logs import LogFormat, configure_logs
 from server.settings import Settings
@@ -32,12 +33,13 @@ COLORS = {"ok": "green", "differs": "red", "cannot run": "red", "not judged": "y
 
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="models; none for all on this machine")
+        list[str] | None, typer.Argument(metavar="NAME", help="models; without one, all on this machine")
     ] = None,
     url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="INPUT:N,N,…", help="of an input whose dimensions vary")
+        list[str] | None,
+        typer.Option(metavar="INPUT:N,N,…", help="of an input whose dimensions vary, as in images:1,3,224,224"),
     ] = None,
     record: Annotated[
         bool, typer.Option("--record", help="write golden.json from today's answers of the named models")
@@ -57,7 +59,8 @@ def check(
         fail("--record wants the names of the models whose answers are right today")
     subjects = _subjects(names or [], settings)
     around = _surroundings(gateway_url(url), shapes)
-    rows = asyncio.run(_check_all(subjects, around, is_recording=record))
+    with stoppable("no model was changed"):
+        rows = asyncio.run(_check_all(subjects, around, is_recording=record))
     if as_json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
     else:
@@ -72,7 +75,7 @@ def _shapes(given: list[str]) -> dict[str, tuple[int, ...]]:
     for text in given:
         name, _, sizes = text.rpartition(":")
         numbers = sizes.split(",")
-        if not name or not all(number.isascii() and number.isdecimal() for number in numbers):
+        if not name or not all(number.isascii() and number.isdecimal() and len(number) < 10 for number in numbers):
             fail(f"--shape {text!r} should look like images:1,3,224,224")
         shapes[name] = tuple(int(number) for number in numbers)
     return shapes
@@ -82,11 +85,11 @@ def _subjects(names: list[str], settings: Settings) -> "list[Subject]":
     """The named models, or all; only what stands in home's repository is the catalogue's."""
     from server.commands.model_verdict import Subject
 
-    here = scan(settings.repositories)
+    here = installed_models(settings)
     known = {model.name for model in here}
     for name in names:
         if name not in known:
-            fail(f"there is no model {name!r} on this machine; `penstock models list` shows what there is", code=1)
+            fail(unknown_model(name, known, "on this machine"), code=1)
     catalogue, home_repository = read_catalogue(), repository_of(settings.home_path)
 
     def sha256_of(model: InstalledModel) -> str | None:

@@ -150,7 +150,7 @@ async def _check(subject: Subject, around: Surroundings, findings: _Findings) ->
     findings.reasons += files.misfits(subject.sha256)
     picture = files.picture()
     async with way_to(files, around, findings.notes) as way:
-        answered = await ask(way, files, around.shapes)
+        answered = await ask(way, files, around.shapes, is_named=subject.is_named)
         findings.ran = way.name
         record = files.golden.picture if files.golden is not None else None
         seen = await way.see(files.folder.name, picture) if picture is not None and record is not None else ()

@@ -11,22 +11,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
 from server.catalogue.errors import CatalogueError
-from server.catalogue.installed import scan
 from server.catalogue.placing import repository_of
 from server.catalogue.pull import Pulled
 from server.catalogue.pull import pull as pull_model
 from server.commands.defaults import gateway_url, settings_or_fail
-from server.commands.gateway import Gateway, GatewayError, IndexRow, NothingAnswers
+from server.commands.gateway import Gateway, GatewayError, IndexRow
+from server.commands.local_models import installed_models, load_failure, load_where_one_runs, unknown_model
 from server.commands.model_check import check
-from server.commands.model_rows import in_short, model_rows, model_table, reason_lines
+from server.commands.model_rows import model_rows, model_table, reason_lines
 from server.commands.optimize import optimize
-from server.commands.terminal import fail
-
-TRITONS_POLL_FAILURE = "failed to poll from model repository"
+from server.commands.terminal import fail, stoppable
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(short_help="Send each model a known input and compare its answer.")(check)
-app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
 
 Url = Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)]
 Home = Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)]
@@ -43,7 +39,7 @@ def list_models(
     settings = settings_or_fail(home)
     gateway = Gateway(gateway_url(url))
     rows = model_rows(
-        installed=scan(settings.repositories),
+        installed=installed_models(settings),
         home_repository=repository_of(settings.home_path),
         catalogue=read_catalogue(),
         index=_index(gateway),
@@ -71,7 +67,8 @@ def pull(
     settings = settings_or_fail(home)
     try:
         entry = find_entry(name, read_catalogue())
-        pulled = _pull_with_progress(entry, source, settings.home_path)
+        with stoppable("the same command goes on from there"):
+            pulled = _pull_with_progress(entry, source, settings.home_path)
     except CatalogueError as error:
         fail(str(error), code=1)
     typer.echo(f"{name} is in {pulled.folder} (SHA-256 verified, {entry.licence})")
@@ -80,16 +77,10 @@ def pull(
         typer.echo(
             f"your {kept} differs from the catalogue's and was kept; for the catalogue's, remove {path} and pull again"
         )
-    gateway = Gateway(gateway_url(url))
     try:
-        gateway.load(name)
-    except NothingAnswers:
-        typer.echo(f"no gateway runs at {gateway.url}: {name} will be loaded at the next `penstock up`")
+        typer.echo(load_where_one_runs(name, Gateway(gateway_url(url)), settings))
     except GatewayError as error:
-        why = _load_failure(name, str(error))
-        fail(f"{name} is in place, but the gateway at {gateway.url} did not load it: {why}", code=1)
-    else:
-        typer.echo(f"{name} is loaded at {gateway.url}: penstock infer {name} photo.jpg")
+        fail(str(error), code=1)
 
 
 @app.command(short_help="Load a model, or load it again after a change.")
@@ -99,7 +90,7 @@ def load(name: Name, url: Url = None) -> None:
     try:
         gateway.load(name)
     except GatewayError as error:
-        fail(_load_failure(name, str(error)), code=1)
+        fail(load_failure(name, str(error), settings_or_fail()), code=1)
     typer.echo(f"{name} is loaded at {gateway.url}")
 
 
@@ -108,25 +99,17 @@ def unload(name: Name, url: Url = None) -> None:
     """Take a model out of service; it stays on disk."""
     gateway = Gateway(gateway_url(url))
     try:
-        if all(row.name != name for row in gateway.repository_index()):
-            raise GatewayError(
-                f"there is no model {name!r} at {gateway.url}; `penstock models list` shows what there is"
-            )
+        known = {row.name for row in gateway.repository_index()}
+        if name not in known:
+            fail(unknown_model(name, known, f"at {gateway.url}"), code=1)
         gateway.unload(name)
     except GatewayError as error:
         fail(str(error), code=1)
     typer.echo(f"{name} is unloaded at {gateway.url}")
 
 
-def _load_failure(name: str, refusal: str) -> str:
-    """The refusal, and where the engine found no such model or could not read it, what this machine's folders tell."""
-    if TRITONS_POLL_FAILURE not in refusal:
-        return in_short(refusal)
-    repositories = settings_or_fail().repositories
-    found = [model for model in scan(repositories) if model.name == name]
-    if not found:
-        return f"{refusal}: there is no folder {name} in {' or '.join(map(str, repositories))}"
-    return ": ".join(filter(None, (refusal, found[0].problem)))
+app.command(short_help="Send each model a known input and compare its answer.")(check)
+app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
 
 
 def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:

@@ -1,6 +1,5 @@
 """`penstock models optimize`: a float model's INT8 twin beside it, and what that changed."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from server.catalogue.installed import InstalledModel, scan
-from server.catalogue.placing import new_model_folder
+from server.catalogue.installed import InstalledModel
+from server.catalogue.placing import disk_sentence, new_model_folder, repository_of
 from server.commands.defaults import gateway_url, settings_or_fail
-from server.commands.gateway import Gateway, GatewayError, NothingAnswers
+from server.commands.gateway import Gateway, GatewayError
+from server.commands.local_models import installed_models, load_where_one_runs, unknown_model
 from server.commands.optimize_tables import show
 from server.commands.pictures import NoPictures, pictures_of
-from server.commands.terminal import fail
+from server.commands.terminal import fail, stoppable
+from server.settings import Settings
 
 if TYPE_CHECKING:
     from server.optimize.progress import Progress
@@ -43,37 +44,41 @@ def optimize(
     if not int8:
         fail("say what to make of the model: --int8")
     settings = settings_or_fail(home)
-    model = _find(name, settings.repositories)
+    model = _find(name, settings)
     pictures = _pictures(calibrate)
-    report = _optimise(model, pictures, calibrate, settings.home_path)
-    folder = settings.home_path / "models" / report.name
-    loaded = _load(report.name, Gateway(gateway_url(url)))
+    with stoppable("nothing was written"):
+        report = _optimise(model, pictures, calibrate, settings.home_path)
+    folder = repository_of(settings.home_path) / report.name
+    loaded, is_failure = _load(report.name, Gateway(gateway_url(url)), settings)
     if as_json:
         from server.optimize.report import as_json as plain
 
-        sys.stdout.write(
-            msgspec.json.encode(plain(report) | {"folder": str(folder), "gateway": loaded}).decode() + "\n"
-        )
+        row = plain(report) | {"folder": str(folder), "gateway": loaded}
+        sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
     else:
         show(report, folder)
+    if is_failure:
+        fail(loaded, code=1)
+    if not as_json:
         typer.echo(loaded)
 
 
-def _find(name: str, repositories: Sequence[Path]) -> InstalledModel:
-    found = next((model for model in scan(repositories) if model.name == name), None)
+def _find(name: str, settings: Settings) -> InstalledModel:
+    here = installed_models(settings)
+    found = next((model for model in here if model.name == name), None)
     if found is None:
-        where = " or ".join(map(str, repositories))
-        fail(f"there is no model {name!r} in {where}: `penstock models list` shows what there is", code=1)
+        fail(unknown_model(name, (model.name for model in here), "on this machine"), code=1)
     return found
 
 
 def _pictures(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        fail(f"--calibrate wants a folder of pictures; {folder} is none")
     try:
-        return pictures_of(folder)
+        found = pictures_of(folder)
     except NoPictures as error:
         fail(str(error), code=1)
+    if found == [folder]:
+        fail(f"--calibrate wants a folder of pictures; {folder} is a file")
+    return found
 
 
 def _optimise(model: InstalledModel, pictures: Sequence[Path], calibrate: Path, home: Path) -> "Report":
@@ -91,12 +96,14 @@ def _optimise(model: InstalledModel, pictures: Sequence[Path], calibrate: Path, 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             progress = _progress_on(bar, Progress)
-            with new_model_folder(home, f"{model.name}-int8") as staged:
+            twin = f"{model.name}-int8"
+            waiting = f"another process makes {twin}; waiting for it"
+            with new_model_folder(home, twin, lambda: console.print(waiting, soft_wrap=True)) as staged:
                 return optimise(source, pictures, truth, staged, progress)
     except (OptimizeError, ValueError) as error:
         fail(str(error), code=1)
     except OSError as error:
-        fail(_disk_text(error, home), code=1)
+        fail(disk_sentence(error, home), code=1)
 
 
 def _progress_on(bar: Bar, kind: "type[Progress]") -> "Progress":
@@ -109,18 +116,9 @@ def _progress_on(bar: Bar, kind: "type[Progress]") -> "Progress":
     return kind(step=step, advance=lambda: bar.advance(current))
 
 
-def _load(name: str, gateway: Gateway) -> str:
-    """Into the running gateway, where there is one; what became of it, as a sentence."""
+def _load(name: str, gateway: Gateway, settings: Settings) -> tuple[str, bool]:
+    """What became of it in the running gateway, as a sentence; whether that is a failure."""
     try:
-        gateway.load(name)
-    except NothingAnswers:
-        return f"no gateway runs at {gateway.url}: {name} will be loaded at the next `penstock up`"
+        return load_where_one_runs(name, gateway, settings), False
     except GatewayError as error:
-        return f"{name} is in place, but the gateway at {gateway.url} did not load it: {error}"
-    return f"{name} is loaded at {gateway.url}: penstock infer {name} photo.jpg"
-
-
-def _disk_text(error: OSError, home: Path) -> str:
-    where = os.fsdecode(error.filename) if error.filename is not None else home
-    why = os.strerror(error.errno) if error.errno else str(error)
-    return f"{where} cannot be read or written ({why}): make it so or choose another home with PENSTOCK_HOME"
+        return str(error), True

@@ -40,16 +40,14 @@ def show(report: "Report", folder: Path) -> None:
 
 
 def _fusion_table(fusion: "Fusion") -> Table:
-    """A row an operator; of the INT8 model the file and what the engine runs."""
+    """A row an operator, the frequent ones first; of the INT8 model the file and what the engine runs."""
     table = Table("operator")
     columns = [("float", item) for item in fusion.float_levels]
     columns += [("INT8", item) for item in (fusion.int8_levels[0], fusion.int8_levels[-1])]
     for kind, item in columns:
         table.add_column(f"{kind}\n{item.level}", justify="right")
     counts = [item.counts for _, item in columns]
-    names = sorted(
-        {name for found in counts for name in found}, key=lambda name: [-number for number in _of(name, counts)]
-    )
+    names = sorted({name for found in counts for name in found}, key=lambda name: (-max(_of(name, counts)), name))
     for name in names[:_MOST_ROWS]:
         table.add_row(escape(name), *(str(number or "") for number in _of(name, counts)))
     if rest := names[_MOST_ROWS:]:

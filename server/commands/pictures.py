@@ -13,10 +13,17 @@ class NoPictures(Exception):
 
 def pictures_of(path: Path) -> list[Path]:
     """The file itself, or the pictures that a folder holds (not its sub-folders), by name. Raises NoPictures."""
+    try:
+        return _pictures_of(path)
+    except OSError as error:
+        raise NoPictures(f"{path} cannot be read ({error.strerror}): let this user read it") from error
+
+
+def _pictures_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise NoPictures(f"there is no file {path}: check the name")
+        raise NoPictures(f"there is no file or folder {path}: check the name")
     found = sorted(item for item in path.iterdir() if item.suffix.lower() in SUFFIXES and item.is_file())
     if not found:
         raise NoPictures(f"the folder {path} holds no pictures ({', '.join(sorted(SUFFIXES))})")

@@ -1,15 +1,28 @@
 """How commands speak to a person: errors are one sentence on standard error."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
+
+_STOPPED = 130  # 128 + SIGINT, as shells have it
 
 
 def fail(message: str, *, code: int = 2) -> NoReturn:
     """Say what is wrong and end with the code."""
     say_failure(message)
     raise typer.Exit(code)
+
+
+@contextmanager
+def stoppable(what_is_left: str) -> Iterator[None]:
+    """Ctrl-C in the block ends the command with this sentence and the shell's code for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"stopped: {what_is_left}", code=_STOPPED)
 
 
 def say_failure(message: str) -> None:

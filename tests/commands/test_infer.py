@@ -74,7 +74,7 @@ def test_infer_json_prints_one_line_a_picture_and_nothing_else(
     answer = penstock("infer", "people", absent, photo, photo, "--json", "--url", stand_in.url)
     lines = [json.loads(line) for line in answer.stdout.splitlines()]
     assert answer.exit_code == 1
-    assert lines[0] == {"file": str(absent), "error": f"there is no file {absent}: check the name"}
+    assert lines[0] == {"file": str(absent), "error": f"there is no file or folder {absent}: check the name"}
     expected = {"results": [{"detections": [PERSON, DOG]}], "timings_ms": TIMINGS, "batch_size": 1}
     assert lines[1] == lines[2] == {"file": str(photo), "model_name": "people", "model_version": "1", **expected}
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -335,7 +336,10 @@ def test_check_of_an_input_whose_shape_varies_asks_for_it(penstock: Call) -> Non
     assert row["verdict"] == "cannot run"
     assert row["reasons"] == ["input 'x' has shape [-1, -1]: say which to send with --shape x:N,N"]
     assert rows_of(penstock, "--shape", "x:2,5", "--url", NOBODY)[0]["verdict"] == "ok"
-    assert penstock("models", "check", "--shape", "x", "--url", NOBODY).exit_code == 2
+    (row,) = rows_of(penstock, "m", "--shape", "z:2,5", "--url", NOBODY)
+    assert row["reasons"] == ["--shape names z; its inputs are x"]
+    for wrong in ("x", "x:", f"x:{'9' * 5000}"):
+        assert penstock("models", "check", "--shape", wrong, "--url", NOBODY).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -345,7 +349,7 @@ def test_check_of_an_input_whose_shape_varies_asks_for_it(penstock: Call) -> Non
         (lambda folder: (folder / "config.pbtxt").write_text(CONFIG.replace('"y"', '"z"')), "names output 'z'"),
         (lambda folder: (folder / "1" / "model.onnx").unlink(), "model.onnx is not there"),
         (lambda folder: (folder / "1").rename(folder / "new"), "has no version that its config.pbtxt serves"),
-        (lambda folder: (folder / "golden.json").write_text("{"), "golden.json: "),
+        (lambda folder: (folder / "golden.json").write_text("{"), "golden.json is none that this version"),
     ],
 )
 def test_check_of_a_broken_folder_tells_what_is_broken(
@@ -359,10 +363,28 @@ def test_check_of_a_broken_folder_tells_what_is_broken(
     assert why in bad["reasons"][0]
 
 
+def test_check_that_is_stopped_is_one_line(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C says that nothing was changed, and ends with the shell's code for it."""
+
+    async def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    save()
+    monkeypatch.setattr("server.commands.model_verdict.check_model", stop)
+    answer = penstock("models", "check", "--url", NOBODY)
+    assert (answer.exit_code, answer.stderr) == (130, "penstock: stopped: no model was changed\n")
+
+
 def test_check_of_a_name_that_is_not_here_is_a_failure(penstock: Call) -> None:
     """A misspelt name is not a model that was checked; no models at all is no failure."""
     answer = penstock("models", "check", "absent", "--url", NOBODY)
     assert (answer.exit_code, answer.stdout) == (1, "")
-    assert "there is no model 'absent' on this machine" in answer.stderr
+    assert "there is no model 'absent' on this machine; `penstock models list` shows" in answer.stderr
+    answer = penstock("models", "check", "mnist", "--url", NOBODY)
+    assert "there is no model 'mnist' on this machine: fetch it with `penstock models pull mnist`" in answer.stderr
+    save(name="present")
+    answer = penstock("models", "check", "presnt", "--url", NOBODY)
+    assert "there is no model 'presnt' on this machine: did you mean present?" in answer.stderr
+    shutil.rmtree(home() / "models")
     answer = penstock("models", "check", "--url", NOBODY)
     assert (answer.exit_code, answer.stdout.split(";")[0]) == (0, "no models on this machine")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,37 @@ def test_home_flag_wins_over_the_variable(penstock: Call, stand_in: StandIn, sha
     assert not (home() / "models").exists()
 
 
+def test_list_where_a_folder_may_not_be_read_tells_which(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed model is a row with its reason, a closed repository one sentence."""
+    closed = write_model("closed", "")
+    real = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert listed(penstock, NOBODY)["closed"]["reason"] == (
+        f"{closed} cannot be read (Permission denied): let this user read it"
+    )
+    closed = home() / "models"
+    answer = penstock("models", "list", "--url", NOBODY)
+    assert (answer.exit_code, answer.stderr) == (
+        1,
+        f"penstock: {closed} cannot be read (Permission denied): let this user read it\n",
+    )
+
+
+def test_list_at_an_address_of_something_else_says_so(penstock: Call, stand_in: StandIn) -> None:
+    """A port of another program, such as our own metrics, is told from a model that is not there."""
+    stand_in.refusals["/index"] = (404, json.dumps({"error": "no such page"}), {})
+    answer = penstock("models", "list", "--url", stand_in.url)
+    assert f"what answers at {stand_in.url} is no gateway (no such page): check the address\n" in answer.stderr
+    answer = penstock("models", "list", "--url", stand_in.url.replace("http:", "https:"))
+    assert "does not speak TLS as it should" in answer.stderr
+
+
 @pytest.mark.parametrize(("verb", "done"), [("load", "loaded"), ("unload", "unloaded")])
 def test_load_and_unload_ask_the_gateway(penstock: Call, stand_in: StandIn, verb: str, done: str) -> None:
     """The answer is said in a line."""
@@ -214,13 +246,13 @@ def test_unload_of_a_model_that_nobody_knows_is_a_failure(penstock: Call, stand_
     stand_in.index = [{"name": "people", "version": "1", "state": "READY"}]
     answer = penstock("models", "unload", "poeple", "--url", stand_in.url)
     assert answer.exit_code == 1
-    assert answer.stderr.startswith(f"penstock: there is no model 'poeple' at {stand_in.url};")
+    assert answer.stderr == f"penstock: there is no model 'poeple' at {stand_in.url}: did you mean people?\n"
     assert [asked.path for asked in stand_in.asked] == ["/v2/repository/index"]
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("bad", "config.pbtxt:1:"), ("absent", ": there is no folder absent in ")],
+    [("bad", "config.pbtxt:1:"), ("absent", ": there is no model 'absent' in "), ("bda", ": did you mean bad?")],
 )
 def test_load_that_the_engine_cannot_explain_tells_what_the_folders_do(
     penstock: Call, stand_in: StandIn, name: str, why: str

@@ -76,6 +76,15 @@ def test_optimize_loads_the_result_into_the_running_gateway(home: Path, pictures
     assert [asked.path for asked in stand_in.asked] == ["/v2/repository/models/small-int8/load"]
 
 
+def test_optimize_whose_result_the_gateway_refuses_fails(home: Path, pictures: Path, stand_in: StandIn) -> None:
+    """As a pull does: what was made stays, the reason is the last line, and JSON stays JSON."""
+    stand_in.refusals["/load"] = (400, json.dumps({"error": "not now"}), {})
+    done = run("small", "--int8", "--calibrate", pictures, "--json", url=stand_in.url)
+    sentence = f"small-int8 is in place, but the gateway at {stand_in.url} did not load it: not now"
+    assert (done.exit_code, done.stderr) == (1, f"penstock: {sentence}\n")
+    assert json.loads(done.stdout)["gateway"] == sentence
+
+
 def test_optimize_of_random_weights_says_that_accuracy_is_not_judged(home: Path, pictures: Path) -> None:
     """In the place where accuracy would stand."""
     write_model(home / "models", "noise", more=RANDOM)
@@ -103,12 +112,16 @@ def test_optimize_refuses_in_one_sentence(home: Path, pictures: Path, tmp_path: 
     write_pictures(tmp_path / "few", 3)
     write_pictures(tmp_path / "wrong", 16)
     (tmp_path / "wrong" / "annotations.json").write_text("{}")
+    config = write_model(home / "models", "other") / "config.pbtxt"
+    config.write_text(config.read_text().replace("3, 32, 32", "3, 40, 40"))
     for name, folder, sentence in (
-        ("smal", pictures, "there is no model 'smal' in "),
-        ("small", tmp_path / "nowhere", "--calibrate wants a folder of pictures; "),
+        ("smal", pictures, "there is no model 'smal' on this machine: did you mean small?"),
+        ("small", tmp_path / "nowhere", "there is no file or folder "),
+        ("small", tmp_path / "few" / "000.jpg", "--calibrate wants a folder of pictures; "),
         ("small", tmp_path / "empty", "holds no pictures"),
         ("small", tmp_path / "few", "3 readable pictures are too few"),
         ("small", tmp_path / "wrong", "annotations.json is not in COCO's format"),
+        ("other", pictures, "model 'other' does not run as its config.pbtxt says (Got invalid dimensions for input"),
     ):
         done = run(name, "--int8", "--calibrate", folder)
         assert done.exit_code != 0
@@ -122,4 +135,4 @@ def test_optimize_whose_home_cannot_be_written_says_so(home: Path, pictures: Pat
     (home / "downloads").write_text("in the way")
     done = run("small", "--int8", "--calibrate", pictures)
     assert done.exit_code == 1
-    assert f"{home / 'downloads'} cannot be read or written" in done.stderr
+    assert f"{home / 'downloads'} cannot be written (File exists): make {home} writable or choose" in done.stderr
