@@ -1,6 +1,7 @@
 """EmbeddedEngine under way: what only it promises of its runs. What it shares with Triton is in tests/contract."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -220,6 +221,30 @@ async def test_failure_inside_the_thread_is_one_requests_failure(
     statistics = engine.statistics("plus")[0].inference_stats
     assert (statistics.success.count, statistics.fail.count) == (1, 1)
     assert b'nv_inference_request_failure{model="plus",version="1",reason="BACKEND"} 1' in await engine.metrics()
+
+
+async def test_no_thread_to_be_had_is_one_requests_failure(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine out of threads: the request is told, the model can be unloaded, nothing runs that nobody waits for."""
+    await load_slow(engine, repository)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse_thread)
+        with pytest.raises(BackendUnavailable, match="model 'slow' cannot run: can't start new thread"):
+            await slow(engine, ENDLESS)
+    async with asyncio.timeout(10):
+        assert (await slow(engine, 1)).outputs[0].to_numpy().tolist() == [[1]]
+    plus(repository, 1)
+    await engine.load("plus")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse_thread)
+        await engine.unload("plus")
+    with pytest.raises(ModelNotFound):
+        await y_of(engine)
+
+
+def refuse_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 async def test_shape_that_no_array_can_have_is_refused(engine: EmbeddedEngine, repository: Path) -> None:

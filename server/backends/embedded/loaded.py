@@ -115,7 +115,8 @@ class LoadedVersion:
         started = time.monotonic()
         try:
             future = asyncio.get_running_loop().run_in_executor(self._threads, run.execute, arrived_ns)
-        except RuntimeError as error:  # no thread can be started
+        except RuntimeError as error:  # no thread can be started; the run stays queued for one that can
+            run.stop()
             self._places.give_back(0.0)
             raise BackendUnavailable(f"model {self._name!r} cannot run: {error}") from error
         self._runs.add(run)
@@ -146,7 +147,10 @@ class LoadedVersion:
         if not self._is_retired or self._callers or self._runs or self.drained.is_set():
             return
         self.drained.set()
-        self._threads.submit(self._free)
+        try:
+            self._threads.submit(self._free)
+        except RuntimeError:  # no thread can be started: freed with this object
+            log.warning("no thread to free a model in", model=self._name)
         self._threads.shutdown(wait=False)
 
     def _free(self) -> None:
