@@ -21,6 +21,7 @@ from server.backends.embedded.wire.server_metadata import VERSION
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer
 from server.core.tensor import Datatype, tensor_from_numpy
+from tests.backends import onnx_models
 from tests.contract.wire_case import F123, X, get, infer, infer_binary, infer_x
 from tests.contract.wire_models import write_plain
 
@@ -69,6 +70,21 @@ async def test_rest_body_that_is_too_large_once_decompressed_is_413(engine: Embe
     relay = EmbeddedRelay(engine, max_body_bytes=1 << 16)
     call = infer("plain", gzip.compress(bytes(1 << 20)), {"content-encoding": "gzip"})
     assert (await relay.http(call, deadline=None)).status == 413
+
+
+async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_told(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    """What was accepted is answered."""
+    onnx_models.save(onnx_models.slow(), tmp_path, "slow")
+    await engine.load("slow")
+    tensor = {"name": "trips", "shape": [1, 1], "datatype": "INT64", "data": [300]}
+    outputs = [{"name": "done", "parameters": {"classification": 1}}]
+    call = infer("slow", {"inputs": [tensor], "outputs": outputs})
+    running = asyncio.create_task(EmbeddedRelay(engine).http(call, deadline=None))
+    await asyncio.sleep(0)
+    await engine.unload("slow")
+    assert b'"data":["300:0"]' in (await running).body
 
 
 async def test_rest_calls_without_an_engine_or_time_are_not_answered(engine: EmbeddedEngine) -> None:

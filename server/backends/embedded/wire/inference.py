@@ -23,12 +23,12 @@ async def infer(
 ) -> InferResponse:
     """The engine's answer, with classes in place of the outputs that were asked for as such."""
     wanted = tuple(output.name for output in ask.outputs)
-    response = await engine.infer(InferRequest(model, ask.inputs, version, ask.id, wanted, deadline=deadline))
+    request = InferRequest(model, ask.inputs, version, ask.id, wanted, deadline=deadline)
     if not any(output.classes for output in ask.outputs):
-        return response
-    model, version = response.model_name, response.model_version
-    has_batch = engine.config_message(model, version).max_batch_size > 0
+        return await engine.infer(request)
+    has_batch = engine.config_message(model, version).max_batch_size > 0  # now: it may be unloaded during the run
     labels = {output.name: engine.labels(model, version, output.name) for output in ask.outputs}
+    response = await engine.infer(request)
     return await in_thread(response_bytes(response), _with_classes, response, ask, labels, has_batch=has_batch)
 
 
