@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from server.catalogue.catalogue import CatalogueEntry
+from tests.web_server import serving
 
 CONTENT = random.Random(0).randbytes(700_001)
 
@@ -111,18 +112,12 @@ def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
     """A running server of CONTENT, reached without any proxy."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     behaviour = ModelServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(behaviour))
-    server.daemon_threads = True
-    behaviour.url = f"http://127.0.0.1:{server.server_address[1]}/weights/FastestDet.onnx"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield behaviour
-    behaviour.is_over.set()
-    if behaviour.hold is not None:
-        behaviour.hold.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(handler_of(behaviour)) as address:
+        behaviour.url = f"{address}/weights/FastestDet.onnx"
+        yield behaviour
+        behaviour.is_over.set()
+        if behaviour.hold is not None:
+            behaviour.hold.set()
 
 
 @pytest.fixture

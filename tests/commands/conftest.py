@@ -1,10 +1,9 @@
 """A stand-in for the gateway's REST port, and the commands as a person calls them."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import cv2
@@ -15,6 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from server.commands import infer, models
+from tests.web_server import serving
 
 PERSON = {"xyxy": [10.25, 20.5, 40.0, 90.0], "class_id": 0, "label": "person", "score": 0.912345}
 DOG = {"xyxy": [50.0, 60.0, 80.0, 95.0], "class_id": 16, "label": "dog", "score": 0.41}
@@ -78,15 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
 def stand_in() -> Iterator[StandIn]:
     """A running stand-in."""
     state = StandIn()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stand_in": state}))
-    server.daemon_threads = True
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(type("Handler", (_Handler,), {"stand_in": state})) as state.url:
+        yield state
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,9 @@
 import json
 import logging
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from server.core.tensor import tensor_from_numpy
 from tests.backends import onnx_models
 from tests.commands.conftest import Call, jpeg
 from tests.commands.test_models import NOBODY, home, write_model
+from tests.web_server import serving
 
 CONFIG = """backend: "onnxruntime"
 max_batch_size: 8
@@ -106,15 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
 def engine() -> Iterator[Engine]:
     """A running one that has the model `m`."""
     state = Engine(index=[{"name": "m", "version": "1", "state": "READY"}])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": state}))
-    server.daemon_threads = True
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(type("Handler", (_Handler,), {"engine": state})) as state.url:
+        yield state
 
 
 @pytest.fixture(autouse=True)
