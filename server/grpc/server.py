@@ -1,6 +1,7 @@
 """The gRPC front: KServe v2's GRPCInferenceService and gRPC's health protocol, on one port."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 import grpc
@@ -54,6 +55,7 @@ class GrpcServer:
 
 async def serve(plane: DataPlane, limits: GrpcLimits, address: str, record: Metrics) -> GrpcServer:
     """Listen on the address ("host:port"; port 0 lets the system pick) and serve. Raises AddressTaken."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
     server = grpc.aio.server(options=_options(limits))
     relay = CallRelay(plane, record)
     health = Health(plane)
@@ -66,6 +68,12 @@ async def serve(plane: DataPlane, limits: GrpcLimits, address: str, record: Metr
         ) from error
     await server.start()
     return GrpcServer(server, port, relay, health)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not an answer whose client had left at that moment: gRPC tells of each with a traceback."""
+    error = record.exc_info[0] if record.exc_info else None
+    return error is None or error.__name__ != "ExecuteBatchError"
 
 
 def _options(limits: GrpcLimits) -> list[tuple[str, int]]:

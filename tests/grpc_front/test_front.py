@@ -1,11 +1,13 @@
 """The front's own promises: statuses, deadlines, cancellation, limits, metrics."""
 
 import asyncio
+import logging
 import time
 
 import grpc
 import pytest
 import structlog
+from grpc._cython import cygrpc
 from tritonclient.grpc import service_pb2
 
 from server.core.errors import (
@@ -355,3 +357,12 @@ async def test_serve_taken_port_is_an_error_that_names_it(front: Front) -> None:
     """Two gateways never share a port in silence."""
     with pytest.raises(AddressTaken, match=f"cannot listen on {front.address} for gRPC; .*--grpc-port"):
         await serve(front.plane, GrpcLimits(), front.address, front.recorder)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "count"), [(cygrpc.ExecuteBatchError("client gone"), 0), (KeyError("a bug"), 1)])
+async def test_log_answer_to_a_client_that_left_is_no_line(
+    front: Front, caplog: pytest.LogCaptureFixture, error: Exception, count: int
+) -> None:
+    """gRPC's own log tells of bugs, and not of clients whose deadline came in the moment of the answer."""
+    logging.getLogger("grpc._cython.cygrpc").error("raised in core by servicer method", exc_info=error)
+    assert len(caplog.records) == count
