@@ -278,6 +278,23 @@ async def test_warmup_that_is_no_request_fails_the_load(
         await engine.load("plus")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ("count: 4294967295 batch_size: 1", "sample 'w' wants 4294967295 runs"),
+        ("count: 1 batch_size: 1000000000", "input 'x' has 12000000000 bytes"),
+    ],
+)
+async def test_warmup_without_end_fails_the_load(
+    engine: EmbeddedEngine, repository: Path, numbers: str, reason: str
+) -> None:
+    """It would keep a thread that loads, or the memory, for itself."""
+    inputs = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 3 ] zero_data: true } }'
+    plus(repository, 1, rest=f'model_warmup {{ name: "w" {numbers} {inputs} }}')
+    with pytest.raises(ModelNotReady, match=reason):
+        await engine.load("plus")
+
+
 async def test_labels_are_those_of_the_outputs_file(engine: EmbeddedEngine, repository: Path) -> None:
     """As Triton's: a file that is not there fails the load."""
     text = x_and_y().replace('name: "y"', 'name: "y" label_filename: "labels.txt"')

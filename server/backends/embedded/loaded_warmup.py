@@ -1,5 +1,6 @@
 """model_warmup of a config: requests that a version answers before it is called ready."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from server.core.infer import InferRequest
 from server.core.tensor import Array, Datatype, Tensor
 
 Run = Callable[[Mapping[str, Array]], object]
+MAX_RUNS = 1000  # of one sample: while it runs, it holds one of the few threads that load
+MAX_SAMPLE_BYTES = 1 << 30
 _SEED = 0
 _DATATYPES = {
     model_config_pb2.DataType.Value(f"TYPE_{'STRING' if datatype is Datatype.BYTES else datatype}"): datatype
@@ -27,6 +30,8 @@ def warm_up(config: model_config_pb2.ModelConfig, folder: Path, run: Run) -> Non
     """
     rules = rules_of(config)
     for sample in config.model_warmup:
+        if sample.count > MAX_RUNS:
+            raise LoadError(f"its warm-up sample {sample.name!r} wants {sample.count} runs (limit {MAX_RUNS})")
         rows = max(1, sample.batch_size) if config.max_batch_size else None
         try:
             inputs = tuple(_tensor(name, entry, folder, rows) for name, entry in sorted(sample.inputs.items()))
@@ -46,6 +51,9 @@ def _tensor(name: str, entry: "model_config_pb2.ModelWarmup.Input", folder: Path
         raise InvalidRequest(f"input {name!r} has no data_type, or dims that vary: say both")
     dims = tuple(entry.dims)
     shape = dims if rows is None else (rows, *dims)
+    size_bytes = math.prod(shape) * (datatype.size_bytes or 4)
+    if size_bytes > MAX_SAMPLE_BYTES:
+        raise InvalidRequest(f"input {name!r} has {size_bytes} bytes (limit {MAX_SAMPLE_BYTES})")
     one_row = _data(name, entry, datatype, folder)
     return Tensor(name, datatype, shape, memoryview(one_row * (rows or 1)))
 
