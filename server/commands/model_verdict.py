@@ -22,6 +22,7 @@ from server.catalogue.golden_pattern import ShapeUnknown
 from server.catalogue.golden_picture import compare_picture
 from server.catalogue.installed import InstalledModel
 from server.commands.check_question import Answered, CannotRun, NotJudged, Surroundings, ask, way_to
+from server.commands.check_ways import ThroughGateway
 from server.commands.model_rows import in_short
 from server.core.errors import InferenceError, ModelNotReady
 from server.core.tensor import Tensor
@@ -191,7 +192,11 @@ def _judge_by_reference(answered: Answered, files: ModelFiles, findings: _Findin
         findings.reasons.append(f"the engine answers, but the file on disk is not what it has loaded: {error}")
         return
     except InferenceError as error:
-        findings.notes.append(f"not compared with {ONNX_RUNTIME}: {error}")
+        is_elsewhere = findings.ran == ThroughGateway.name
+        way_out = f"; if it was replaced, `penstock models load {files.folder.name}` takes the new one"
+        findings.notes.append(
+            f"not compared with {ONNX_RUNTIME} on the file: {error.message}{way_out if is_elsewhere else ''}"
+        )
         return
     plain = _against(reference.plain, reference, answered)
     if reference.is_quantised and any(item.problem for item in plain):
