@@ -81,7 +81,7 @@ def compose_engine(settings: Settings) -> Engine:
         metrics_url=address.metrics_url,
         max_connections=settings.max_inflight_requests,
     )
-    return Engine(triton, triton, address.grpc_address)
+    return Engine(triton, triton, f"{address.http_url} (gRPC {address.grpc_address})")
 
 
 def _embedded_engine(settings: Settings) -> Engine:
@@ -181,8 +181,10 @@ class Gateway:
             self._control.send(GatewayReady(engine, models, unavailable))
 
     def _is_missed(self, known: KnownModel) -> bool:
-        """Whether it should serve and does not: what --models leaves out is no loss."""
-        return not known.is_ready and (self._settings.models is None or known.name in self._settings.models)
+        """Whether it should serve and does not: what --models or somebody else's Triton leaves out is no loss."""
+        if self._settings.models is None:
+            return not known.is_ready and not self._settings.engine_is_external
+        return not known.is_ready and known.name in self._settings.models
 
 
 def _watch_options(settings: Settings) -> WatchOptions:

@@ -49,7 +49,10 @@ def main(model: RandomModel, arguments: Sequence[str]) -> None:
     except OSError as error:
         sys.stderr.write(f"{parser.prog}: {disk_sentence(error, given.home)}\n")
         raise SystemExit(_CANNOT_WRITE) from error
-    sys.stdout.write(f"{model.name} is in {folder}; its weights are random, so its answers mean nothing\n")
+    sys.stdout.write(
+        f"{model.name} is in {folder}; its weights are random, so its answers mean nothing\n"
+        f"a stack that runs serves it after: penstock models load {model.name}\n"
+    )
 
 
 def write(model: RandomModel, home: Path, seed: int) -> Path:

@@ -34,7 +34,10 @@ def meter_of_port(port: int) -> CpuMeter:
     processes = [psutil.Process(pid) for pid in owners if pid]
     outermost = [process for process in processes if process.ppid() not in owners]  # a child may hold the socket, too
     if not outermost:
-        raise NotListening(f"no process of this user listens on port {port} of this machine")
+        raise NotListening(
+            f"no process of this user listens on port {port} of this machine: the gateway and its Triton must both run "
+            "here (not --engine embedded), on the ports that are given"
+        )
     return CpuMeter(outermost[0])
 
 

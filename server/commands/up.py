@@ -85,7 +85,8 @@ def announce(ready: Announcement) -> None:
         for name, reason in sorted(ready.unavailable.items())
     ]
     lines.append(f"engine: {ready.engine}")
-    lines.append(f"serving {', '.join(ready.models) or 'no model yet (penstock models pull fastestdet)'}")
+    nothing = "no model: why stands above" if ready.unavailable else "no model yet (penstock models pull fastestdet)"
+    lines.append(f"serving {', '.join(ready.models) or nothing}")
     lines.append("Ctrl-C drains and stops")
     lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -122,7 +122,8 @@ def judgement_lines(judgement: Judgement) -> list[str]:
     lines = []
     if judgement.float_map is not None and judgement.int8_map is not None:
         delta = judgement.int8_map - judgement.float_map
-        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f})")
+        over = f"over {judgement.with_truth} pictures with truth"
+        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f}), {over}")
     if isinstance(found, DetectionAgreement):
         lines.append(
             f"{found.found_again} of {found.float_boxes} boxes found again, {found.lost} lost, {found.new} new: "

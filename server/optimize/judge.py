@@ -40,7 +40,7 @@ def judge(
     precisions = [_precision(source, known, results) for results in found]
     served = [[_as_served(source, result) for result in results] for results in found]
     return [
-        Judgement(agreement(served[0], results), precisions[0], precision)
+        Judgement(agreement(served[0], results), len(known) - known.count(None), precisions[0], precision)
         for results, precision in zip(served[1:], precisions[1:], strict=True)
     ]
 

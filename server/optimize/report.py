@@ -14,9 +14,13 @@ RANDOM_WEIGHTS = "random weights: accuracy means nothing, not judged"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """INT8 against float on the held-out pictures. float_map, int8_map: mAP@0.5, None without annotations."""
+    """INT8 against float on the held-out pictures.
+
+    float_map, int8_map: mAP@0.5 over those of them whose truth is known, `with_truth` in number; None without any.
+    """
 
     agreement: Agreement
+    with_truth: int = 0
     float_map: float | None = None
     int8_map: float | None = None
 

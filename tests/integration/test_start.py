@@ -130,7 +130,7 @@ def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path:
             port = late.wait_for_log("listening").split("http=")[1].split()[0]
             ready = wait_for_answer(f"http://127.0.0.1:{port}/v2/health/ready")
             assert ready == 503
-            late.wait_for_log(f"waiting for the engine engine={engine_grpc} reason=")
+            late.wait_for_log(rf"waiting for the engine engine=.*{url} \(gRPC {engine_grpc}\).* reason=")
             assert call("GET", f"http://127.0.0.1:{port}/v2/health/live").status == 200
             triton.resume()
             wait_until_ready_at(late, f"http://127.0.0.1:{port}")
