@@ -1,5 +1,6 @@
 """Clips: a fixed camera, traffic along the street, and the truth about every frame and every crossing of a line."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from deploy.models.street.layout import sample_camera, sample_layout, visible_sp
 from deploy.models.street.lens import Picture, sample_lens
 from deploy.models.street.progress import Progress
 from deploy.models.street.scene import sample_stage
-from deploy.models.street.stage import LABELS, FrameTruth, Item, Stage, shoot
+from deploy.models.street.stage import LABELS, FrameTruth, Item, Stage, draw, shoot
 from deploy.models.street.traffic import Mover, sample_traffic
 
 _MOST_YAW = 0.45  # radians: at the line everybody passes before the camera, not towards it
@@ -21,6 +22,8 @@ _CODEC = "mp4v"
 _LINE_START_Y = 0.1  # metres; the near pavement begins at 0
 _LEAST_ROOM_M = 2.0  # of the places where the line may be
 _MOST_TRIES = 200
+_CLEAR_M = 2.5  # along the street, on both sides of the line
+_MOST_COVER = 0.01  # of that part of the picture, by one thing
 _MARGIN = 0.12  # of the picture's width, between the line's ends and the picture's edge
 _BEYOND = 0.3  # of the picture's width: who is farther off than that is not drawn
 
@@ -89,7 +92,7 @@ def make_clip(
     generator = np.random.default_rng([seed, 0])
     stage, line_x = _stage_with_line(generator, size, scenario)
     movers = sample_traffic(generator, stage.layout, line_x, seconds)
-    line = Line(*(_pixel(stage, line_x, y) for y in (_LINE_START_Y, stage.layout.fronts)))
+    line = _line_in_picture(stage, line_x)
     frame_count = round(seconds * fps)
     return Clip(seed, fps, frame_count, stage, line, line_x, tuple(movers), (), scenario)
 
@@ -144,8 +147,36 @@ def _stage_with_line(generator: np.random.Generator, size: tuple[int, int], scen
         low, high = max(near[0], far[0]), min(near[1], far[1])
         if high - low > _LEAST_ROOM_M:
             line_x = low + float(generator.uniform(0.4, 0.6)) * (high - low)
-            return sample_stage(generator, layout, camera, scenario), line_x
+            return _without_cover(sample_stage(generator, layout, camera, scenario), line_x), line_x
     raise ValueError(f"no camera of {_MOST_TRIES} sees a whole line at {size[0]} x {size[1]}")
+
+
+def _without_cover(stage: Stage, line_x: float) -> Stage:
+    """The stage without the furniture that would hide who crosses the line; nobody counts behind a tree."""
+    camera, layout = stage.camera, stage.layout
+    corners = [
+        (line_x + x, y, z)
+        for x in (-_CLEAR_M, _CLEAR_M)
+        for y in (layout.near_kerb / 2, layout.fronts - 0.2)
+        for z in (0.0, 1.7)
+    ]
+    pixels, _ = camera.project(np.array(corners))
+    band = np.zeros((camera.height, camera.width), np.uint8)
+    cv2.fillConvexPoly(band, cv2.convexHull(np.rint(pixels).astype(np.int32)), 1)
+    brush, drawn = draw(stage, ())
+    covered = np.bincount(brush.owners[band > 0], minlength=len(drawn) + 1) / max(int(band.sum()), 1)
+    kept = tuple(thing.item for thing in drawn if covered[thing.owner] < _MOST_COVER)
+    return dataclasses.replace(stage, props=kept)
+
+
+def _line_in_picture(stage: Stage, line_x: float) -> Line:
+    """From the near pavement's edge, or from where the line comes into the picture, to the fronts."""
+    start, end = (_pixel(stage, line_x, y) for y in (_LINE_START_Y, stage.layout.fronts))
+    bottom = stage.camera.height - 1.0
+    if start[1] > bottom:
+        share = (start[1] - bottom) / (start[1] - end[1])
+        start = (start[0] + share * (end[0] - start[0]), bottom)
+    return Line(start, end)
 
 
 def _pixel(stage: Stage, x: float, y: float) -> tuple[float, float]:
