@@ -6,6 +6,7 @@ from functools import partial
 import grpc
 from tritonclient.grpc import service_pb2
 
+from server.core.contract import NO_LOG_SETTINGS, NO_SHARED_MEMORY, NO_TRACE_SETTINGS
 from server.dataplane import DataPlane, Verb
 from server.grpc.codec import scan_model_name, scan_repository_request, unblocked_metadata
 from server.grpc.relay import CallRelay, Context
@@ -21,16 +22,15 @@ _READS = {
     "ModelStatistics": scan_model_name,
 }
 _CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
-_SHARED_MEMORY = "this gateway does not register shared memory; send tensors in the request"
 _REFUSED = {
-    "SystemSharedMemoryStatus": _SHARED_MEMORY,
-    "SystemSharedMemoryRegister": _SHARED_MEMORY,
-    "SystemSharedMemoryUnregister": _SHARED_MEMORY,
-    "CudaSharedMemoryStatus": _SHARED_MEMORY,
-    "CudaSharedMemoryRegister": _SHARED_MEMORY,
-    "CudaSharedMemoryUnregister": _SHARED_MEMORY,
-    "TraceSetting": "this gateway does not pass trace settings on; set them where the engine is started",
-    "LogSettings": "this gateway does not pass log settings on; set them where the engine is started",
+    "SystemSharedMemoryStatus": NO_SHARED_MEMORY,
+    "SystemSharedMemoryRegister": NO_SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": NO_SHARED_MEMORY,
+    "CudaSharedMemoryStatus": NO_SHARED_MEMORY,
+    "CudaSharedMemoryRegister": NO_SHARED_MEMORY,
+    "CudaSharedMemoryUnregister": NO_SHARED_MEMORY,
+    "TraceSetting": NO_TRACE_SETTINGS,
+    "LogSettings": NO_LOG_SETTINGS,
 }
 _NO_STREAMS = "this gateway does not serve streamed inference; send each request with ModelInfer"
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from server.core.contract import NO_GENERATION, NO_LOG_SETTINGS, NO_SHARED_MEMORY, NO_TRACE_SETTINGS
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
@@ -19,7 +20,7 @@ from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
 from server.rest.infer import InferEndpoint
 from server.rest.limits import RestLimits
-from server.rest.models import ModelEndpoints
+from server.rest.models import ModelEndpoints, refused
 from server.rest.openapi import paths_of
 from server.rest.recorder import RequestRecorder
 from server.rest.root import Root
@@ -50,7 +51,7 @@ def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder) ->
 def _rows(plane: DataPlane, limits: RestLimits) -> list[Row]:
     health, models = HealthEndpoints(plane), ModelEndpoints(plane, limits)
     infer, image = InferEndpoint(plane, limits), ImageEndpoint(plane, limits)
-    later = models.not_served
+    generate, shared_memory, trace = map(refused, (NO_GENERATION, NO_SHARED_MEMORY, NO_TRACE_SETTINGS))
     return [
         Row(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
         Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True),
@@ -65,13 +66,13 @@ def _rows(plane: DataPlane, limits: RestLimits) -> list[Row]:
         Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository."),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/load", models.load, "Load or reload a model."),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
-        Row(_POST, f"{_MODEL}/generate", later, "Generation: not served."),
-        Row(_POST, f"{_MODEL}/generate_stream", later, "Generation: not served."),
-        Row(_ANY, "/v2/systemsharedmemory[/region/{region}]/{action}", later, "Shared memory: not served."),
-        Row(_ANY, "/v2/cudasharedmemory[/region/{region}]/{action}", later, "Shared memory: not served."),
-        Row(_ANY, f"{_MODEL}/trace/setting", later, "Trace settings: not served."),
-        Row(_ANY, "/v2/trace/setting", later, "Trace settings: not served."),
-        Row(_ANY, "/v2/logging", later, "Log settings: not served."),
+        Row(_POST, f"{_MODEL}/generate", generate, "Generation: not served."),
+        Row(_POST, f"{_MODEL}/generate_stream", generate, "Generation: not served."),
+        Row(_ANY, "/v2/systemsharedmemory[/region/{region}]/{action}", shared_memory, "Shared memory: not served."),
+        Row(_ANY, "/v2/cudasharedmemory[/region/{region}]/{action}", shared_memory, "Shared memory: not served."),
+        Row(_ANY, f"{_MODEL}/trace/setting", trace, "Trace settings: not served."),
+        Row(_ANY, "/v2/trace/setting", trace, "Trace settings: not served."),
+        Row(_ANY, "/v2/logging", refused(NO_LOG_SETTINGS), "Log settings: not served."),
     ]
 
 

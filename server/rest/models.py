@@ -14,6 +14,7 @@ from server.rest.codec import scan_repository_call
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
 from server.rest.limits import RestLimits
+from server.rest.routes import Endpoint
 from server.rest.threads import run_scan
 
 
@@ -50,10 +51,6 @@ class ModelEndpoints:
     async def unload(self, request: Request) -> Response:
         return await self._change(Verb.UNLOAD, request)
 
-    async def not_served(self, request: Request) -> Response:
-        """Raises NotSupported."""
-        raise NotSupported(f"{request.scope['path']} is not served by this gateway")
-
     async def _read(self, request: Request, body: bytes) -> HttpAnswer:
         call, deadline = call_of(request, body), deadline_of(request)
         work = self._plane.relay_http(Verb.READ, model_of(request), call, deadline=deadline)
@@ -70,6 +67,15 @@ class ModelEndpoints:
         body = await read_body(request, self._limits)
         await run_scan(len(body), scan_repository_call, body, self._limits.max_json_depth)
         return body
+
+
+def refused(sentence: str) -> Endpoint:
+    """The endpoint of what is not served here: raises NotSupported with the sentence."""
+
+    async def refuse(_: Request) -> Response:
+        raise NotSupported(sentence)
+
+    return refuse
 
 
 def _without_blocked(answer: HttpAnswer) -> HttpAnswer:
