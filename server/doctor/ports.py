@@ -107,18 +107,25 @@ def _program(words: list[str]) -> str:
 
 def findings_of(facts: tuple[PortFacts, ...]) -> list[Finding]:
     """One line for those that are free, one for each that is not."""
-    free = [f"{one.port}" for one in facts if not one.why]
+    free = [_named(one) for one in facts if not one.why]
     ours = [one for one in facts if one.holder is not None and one.holder.is_ours]
     findings = [Finding("ports.free", Status.OK, f"free: {' '.join(free)}")] if free else []
     if ours:
-        shown = " ".join(f"{one.port}" for one in ours)
+        shown = " ".join(map(_named, ours))
         findings.append(Finding("ports.ours", Status.OK, f"a penstock runs here: {shown}"))
     return findings + [_taken(one) for one in facts if one.why and one not in ours]
+
+
+def _named(facts: PortFacts) -> str:
+    """The number, and of the one that `penstock up` does not listen on whose it is."""
+    return f"{facts.port} (for the video program, which is to come)" if facts.flag == VIDEO else f"{facts.port}"
 
 
 def _taken(facts: PortFacts) -> Finding:
     name = f"ports.{facts.flag.removesuffix('-port').replace('-', '_')}"
     where = f"{facts.host} port {facts.port}"
+    if facts.flag == VIDEO:
+        return _taken_from_video(name, where, facts)
     if facts.why == "EADDRNOTAVAIL":
         return Finding(
             name, Status.PROBLEM, f"{where}: not an address of this machine", "choose another: --host 127.0.0.1"
@@ -127,10 +134,17 @@ def _taken(facts: PortFacts) -> Finding:
         return Finding(name, Status.PROBLEM, f"{where}: root only", f"choose one over 1023: --{facts.flag} N")
     if facts.why != "EADDRINUSE":
         return Finding(name, Status.PROBLEM, f"{where}: {facts.why}", f"choose another port: --{facts.flag} N")
-    holder = facts.holder
-    who = f"{holder.name} (process {holder.pid})" if holder else "a process that only root may see"
-    if facts.flag == VIDEO:
-        advice = "`penstock up` does not need it; the video program's control port will: stop what holds it"
-        return Finding(name, Status.NOTE, f"{where} is taken by {who}", advice)
     advice = f"stop what holds it, or choose another: penstock up --{facts.flag} N"
-    return Finding(name, Status.PROBLEM, f"{where} is taken by {who}", advice)
+    return Finding(name, Status.PROBLEM, f"{where} is taken by {_who(facts)}", advice)
+
+
+def _taken_from_video(name: str, where: str, facts: PortFacts) -> Finding:
+    """Never more than a note: `penstock up` serves without it."""
+    why = f"is taken by {_who(facts)}" if facts.why == "EADDRINUSE" else f"cannot be listened on ({facts.why})"
+    advice = "`penstock up` does not need it; the video program, which is to come, will"
+    return Finding(name, Status.NOTE, f"{where} {why}", advice)
+
+
+def _who(facts: PortFacts) -> str:
+    holder = facts.holder
+    return f"{holder.name} (process {holder.pid})" if holder else "a process that only root may see"
