@@ -16,6 +16,8 @@ INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
 INDEX_TIMEOUT_S = 5.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
+EMBEDDED_ENGINE = "penstock-embedded"
+_WAYS_ON = "start it with `make up`, or give its address with --url"
 T = TypeVar("T")
 
 
@@ -25,6 +27,14 @@ class GatewayError(Exception):
 
 class NothingAnswers(GatewayError):
     """No gateway listens there."""
+
+
+class UnknownModel(GatewayError):
+    """The engine has no version of the model to ask. refusal: the engine's own words."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__(f"{refusal}; `penstock models list` shows what there is")
+        self.refusal = refusal
 
 
 class ClassScore(msgspec.Struct, frozen=True):
@@ -91,12 +101,17 @@ class IndexRow(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class _ServerMetadata(msgspec.Struct, frozen=True):
+    name: str
+
+
 class _Refusal(msgspec.Struct, frozen=True):
     error: str
 
 
 _IMAGE_ANSWER = msgspec.json.Decoder(ImageAnswer)
 _INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
+_SERVER_METADATA = msgspec.json.Decoder(_ServerMetadata)
 _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 
@@ -120,6 +135,10 @@ class Gateway:
             raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
         return answer
 
+    def engine_name(self) -> str:
+        """What the engine calls itself: `triton`, EMBEDDED_ENGINE, …"""
+        return _decode(self._ask("GET", "/v2", b"", {}, INDEX_TIMEOUT_S), _SERVER_METADATA, self.url).name
+
     def repository_index(self) -> tuple[IndexRow, ...]:
         """Every model and version that the engine knows."""
         body = self._post("/v2/repository/index", b"", {}, INDEX_TIMEOUT_S)
@@ -134,16 +153,19 @@ class Gateway:
         self._post(f"/v2/repository/models/{quote(model_name, safe='')}/unload", b"", {}, LOAD_TIMEOUT_S)
 
     def _post(self, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
+        return self._ask("POST", target, body, headers, timeout_s)
+
+    def _ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
         connection, prefix = _connection(self.url, timeout_s)
         try:
             with suppress(
                 BrokenPipeError, ConnectionResetError
             ):  # refused before the body was read: the answer is there
-                connection.request("POST", prefix + target, body, dict(headers))
+                connection.request(method, prefix + target, body, dict(headers))
             response = connection.getresponse()
             answer = response.read()
         except (ConnectionRefusedError, socket.gaierror) as error:
-            raise NothingAnswers(f"nothing answers at {self.url}: start it with `make up`") from error
+            raise NothingAnswers(f"nothing answers at {self.url}: {_WAYS_ON}") from error
         except TimeoutError as error:
             raise GatewayError(f"{self.url} did not answer within {timeout_s:g} s") from error
         except http.client.RemoteDisconnected as error:
@@ -159,7 +181,7 @@ class Gateway:
         finally:
             connection.close()
         if response.status != http.HTTPStatus.OK:
-            raise GatewayError(_refusal(self.url, response, answer, names_model="/models/" in target))
+            raise _refusal(self.url, response, answer, names_model="/models/" in target)
         return answer
 
 
@@ -176,18 +198,19 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     return kind(host, port, timeout=timeout_s), parts.path.rstrip("/")
 
 
-def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool) -> str:
+def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool) -> GatewayError:
     """The gateway's own words, and when to come back where it says so."""
     try:
         text = _REFUSAL.decode(answer).error
     except msgspec.DecodeError:
-        return f"what answers at {url} is no gateway (HTTP {response.status} {response.reason}): check the address"
+        why = f"HTTP {response.status} {response.reason}"
+        return GatewayError(f"what answers at {url} is no gateway ({why}): check the address")
     if response.status == http.HTTPStatus.NOT_FOUND and not names_model:
-        return f"what answers at {url} is no gateway ({text}): check the address"
+        return GatewayError(f"what answers at {url} is no gateway ({text}): check the address")
     if response.status == http.HTTPStatus.NOT_FOUND:
-        return f"{text}; `penstock models list` shows what there is"
+        return UnknownModel(text)
     wait_s = response.headers.get("retry-after")
-    return f"{text} (retry after {wait_s} s)" if wait_s else text
+    return GatewayError(f"{text} (retry after {wait_s} s)" if wait_s else text)
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[T], url: str) -> T:

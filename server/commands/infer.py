@@ -1,5 +1,6 @@
 """`penstock infer`: pictures to the running gateway, labelled results back."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ import typer
 
 from server.commands.defaults import gateway_url
 from server.commands.drawing import CaptionedBox, draw_boxes, draw_lines
-from server.commands.gateway import Gateway, GatewayError, ImageAnswer, ImageResult, NothingAnswers
+from server.commands.gateway import Gateway, GatewayError, ImageAnswer, ImageResult, NothingAnswers, UnknownModel
+from server.commands.model_rows import in_short
 from server.commands.pictures import NoPictures, content_type_of, drawn_paths, pictures_of
 from server.commands.report import JsonLines, Report, Tables
 from server.commands.terminal import fail
@@ -53,8 +55,22 @@ class _Question:
     threshold: float | None
 
     def ask(self, data: bytes) -> ImageAnswer:
-        answer = self.gateway.infer_image(self.model_name, data, content_type_of(data), timeout_ms=self.timeout_ms)
+        """Raises GatewayError, with the reason where the engine has the model but does not serve it."""
+        kind = content_type_of(data)
+        try:
+            answer = self.gateway.infer_image(self.model_name, data, kind, timeout_ms=self.timeout_ms)
+        except UnknownModel as error:
+            reason = self._why_not_served()
+            raise (GatewayError(f"{error.refusal}: {reason}") if reason else error) from error
         return answer if self.threshold is None else answer.above(self.threshold)
+
+    def _why_not_served(self) -> str:
+        """As the repository index has it; empty where it has nothing to say."""
+        with suppress(GatewayError):
+            index = self.gateway.repository_index()
+            reasons = dict.fromkeys(row.reason for row in index if row.name == self.model_name and row.reason)
+            return in_short("; ".join(reasons))
+        return ""
 
 
 class _CannotDraw(Exception):

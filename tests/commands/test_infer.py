@@ -134,7 +134,9 @@ def test_infer_no_gateway_says_how_to_start_it(penstock: Call, photo: Path) -> N
     """Where nothing listens the command ends at once, with the way out."""
     answer = penstock("infer", "people", photo, photo, "--url", "http://127.0.0.1:9")
     assert answer.exit_code == 1
-    assert answer.stderr == "penstock: nothing answers at http://127.0.0.1:9: start it with `make up`\n"
+    assert answer.stderr == (
+        "penstock: nothing answers at http://127.0.0.1:9: start it with `make up`, or give its address with --url\n"
+    )
 
 
 def test_infer_without_url_asks_the_port_of_the_settings(
@@ -176,6 +178,15 @@ def test_infer_unknown_model_says_where_names_are(penstock: Call, stand_in: Stan
     assert answer.stderr == (
         f"penstock: {photo}: Request for unknown model: 'x' is not found; `penstock models list` shows what there is\n"
     )
+
+
+def test_infer_model_that_is_not_served_says_why(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """The engine knows it and refuses it: the reason of the repository index stands in the sentence."""
+    refusal = "Request for unknown model: 'people' has no available versions"
+    stand_in.refusals["/image"] = (404, json.dumps({"error": refusal}), {})
+    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": "this engine runs ONNX models only"}]
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: {refusal}: this engine runs ONNX models only\n"
 
 
 def test_infer_error_with_control_characters_reaches_no_terminal(

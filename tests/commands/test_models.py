@@ -65,7 +65,10 @@ def test_list_without_a_gateway_leaves_the_states_open(penstock: Call) -> None:
     """Standard output stays JSON; that no gateway answers is said on standard error."""
     answer = penstock("models", "list", "--json", "--url", NOBODY)
     assert {row["state"] for row in json.loads(answer.stdout)} == {None}
-    assert answer.stderr == (f"penstock: states are not known: nothing answers at {NOBODY}: start it with `make up`\n")
+    assert answer.stderr == (
+        f"penstock: states are not known: nothing answers at {NOBODY}: "
+        "start it with `make up`, or give its address with --url\n"
+    )
 
 
 def test_list_table_shows_a_row_a_model(penstock: Call, stand_in: StandIn) -> None:
@@ -237,7 +240,7 @@ def test_load_and_unload_pass_refusals_on(penstock: Call, stand_in: StandIn, ver
     answer = penstock("models", verb, "x", "--url", NOBODY)
     assert (answer.exit_code, answer.stderr) == (
         1,
-        f"penstock: nothing answers at {NOBODY}: start it with `make up`\n",
+        f"penstock: nothing answers at {NOBODY}: start it with `make up`, or give its address with --url\n",
     )
 
 
