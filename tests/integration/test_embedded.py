@@ -77,7 +77,6 @@ def test_embedded_detector_answers_pictures_as_plain_onnxruntime_does(embedded: 
     assert boxes >= 5
 
 
-@pytest.mark.skipif(not (CHECKOUT / "model_repository" / "street").is_dir(), reason="street is not in this checkout")
 def test_embedded_serves_street_where_there_is_no_triton(tmp_path: Path) -> None:
     """The shipped detector, by the shipped repository alone, finds what rendered scenes show."""
     render = ["-m", "deploy.models.street.render", "--scenes", "8", "--seed", "900001", "--scenario", "plain", "--out"]
