@@ -1,7 +1,9 @@
 """The models that lie in repositories of this machine, as their folders tell it."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from server.backends.config_pbtxt import read_config
 from server.catalogue.errors import CatalogueError
 from server.core.errors import InvalidRequest
 
+_LICENCE_ROW = re.compile(r"^\|\s*licen[cs]e\s*\|([^|,;(]+)", re.IGNORECASE | re.MULTILINE)
 WEIGHTS_PARAMETER, RANDOM_WEIGHTS = "weights", "random"
 
 
@@ -24,6 +27,7 @@ class BatchingOwner(StrEnum):
 class InstalledModel:
     """A folder of a model repository. problem: why it or its config.pbtxt cannot be read, else empty.
 
+    sizes_bytes: of a version's files, by version. licence: what its MODEL.md's table says first, empty without one.
     has_random_weights: its config.pbtxt says `weights` = `random`; its speed can be measured, its answers mean nothing.
     """
 
@@ -33,6 +37,8 @@ class InstalledModel:
     batching: BatchingOwner
     problem: str
     has_random_weights: bool = False
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)
+    licence: str = ""
 
 
 def scan(repositories: Iterable[Path]) -> list[InstalledModel]:
@@ -57,6 +63,7 @@ def read_folder(folder: Path) -> InstalledModel:
     batching, problem, has_random_weights = BatchingOwner.OFF, "", False
     try:
         versions = sorted((item.name for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()), key=int)
+        sizes_bytes = {version: _size_bytes(folder / version) for version in versions}
         has_config = path.exists()  # else Triton completes the configuration by itself, without batching
     except OSError as error:
         problem = f"{folder} cannot be read ({error.strerror}): let this user read it"
@@ -69,4 +76,31 @@ def read_folder(folder: Path) -> InstalledModel:
         else:
             batching = BatchingOwner.TRITON if config.has_dynamic_batching else BatchingOwner.OFF
             has_random_weights = config.parameters.get(WEIGHTS_PARAMETER) == RANDOM_WEIGHTS
-    return InstalledModel(folder.name, folder.parent, tuple(versions), batching, problem, has_random_weights)
+    return InstalledModel(
+        folder.name,
+        folder.parent,
+        tuple(versions),
+        batching,
+        problem,
+        has_random_weights,
+        sizes_bytes,
+        _licence(folder / "MODEL.md"),
+    )
+
+
+def _size_bytes(folder: Path) -> int:
+    """Of all files below, links followed to a file; what Python compiles beside a model is none of its."""
+    size_bytes = 0
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        size_bytes += sum(path.stat().st_size for path in (Path(top, name) for name in names) if path.is_file())
+    return size_bytes
+
+
+def _licence(card: Path) -> str:
+    """The licence's name without what is said of it: `Apache-2.0` of `| licence | Apache-2.0, OpenCV's |`."""
+    try:
+        found = _LICENCE_ROW.search(card.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # there is none, or it may not be read: it is a description, and no condition
+        return ""
+    return found[1].strip() if found else ""

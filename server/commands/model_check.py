@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,7 +20,7 @@ from server.catalogue.placing import repository_of
 from server.commands.defaults import gateway_url, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, NothingAnswers
 from server.commands.local_models import installed_models, unknown_model
-from server.commands.terminal import fail, say_failure, stoppable
+from server.commands.terminal import fail, say_failure, stoppable, table_console
 from server.core.errors import InferenceError
 from server.logs import LogFormat, configure_logs
 from server.settings import Settings
@@ -145,7 +146,7 @@ async def _record(model: InstalledModel, around: "Surroundings") -> None:
 
 
 def _print(rows: "list[CheckRow]") -> None:
-    console = Console(highlight=False)
+    console = table_console()
     if not rows:
         console.print("no models on this machine; `penstock models list` shows what can be pulled", soft_wrap=True)
         return
@@ -156,8 +157,10 @@ def _print(rows: "list[CheckRow]") -> None:
 
 
 def _table(rows: "list[CheckRow]") -> Table:
-    table = Table()
-    table.add_column("model", min_width=max(len(row.name) for row in rows))  # a name in part names nothing
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    table.add_column(
+        "model", no_wrap=True, min_width=max(len(row.name) for row in rows)
+    )  # a name in part names nothing
     for header in ("verdict", "ran", "compared with", "of allowed"):
         table.add_column(header)
     for row in rows:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.installed import RANDOM_WEIGHTS, InstalledModel, read_folder
+from server.catalogue.installed import RANDOM_WEIGHTS, BatchingOwner, InstalledModel, read_folder
 from server.commands.gateway import IndexRow
 from server.commands.terminal import one_line
 from server.settings import CHECKOUT
@@ -25,7 +25,8 @@ class ModelRow(msgspec.Struct, frozen=True):
 
     state: the gateway's word (READY, UNAVAILABLE, …), `not loaded`, or None where no gateway answers.
     reason: why it is not served. batching: who forms batches: triton, off, or empty where that is not known.
-    licence, size_bytes: of the model's file as the catalogue has it; empty and None for a model that it does not have.
+    licence: the catalogue's for its own model, else MODEL.md's; empty where that says none. size_bytes: of the files of
+    the versions that are served, of the highest where none is; of the catalogue's file before it is pulled.
     weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
     """
 
@@ -46,8 +47,12 @@ def model_rows(
     home_repository: Path,
     catalogue: Mapping[str, CatalogueEntry],
     index: Sequence[IndexRow] | None,
+    is_batching: bool = True,
 ) -> list[ModelRow]:
-    """One row a model and place. index: None where no gateway answers."""
+    """One row a model and place.
+
+    index: None where no gateway answers. is_batching: whether the engine that runs forms batches.
+    """
     states = _States(index)
     rows = [_installed_row(model, home_repository, states, catalogue.get(model.name)) for model in installed]
     here = {model.name for model in installed}
@@ -61,16 +66,17 @@ def model_rows(
         for name, entry in catalogue.items()
         if name not in here and name not in states.names
     ]
-    return rows
+    return rows if is_batching else [_without_batches(row) for row in rows]
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
-    """The rows for a person, without the reasons, which are too long for a column. Fits 80 columns."""
+    """The rows for a person, without the reasons, which are too long for a column. A name is never folded."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    for name in ("model", "where", "version", "state", "batching"):
+    table.add_column("model", no_wrap=True, min_width=max((len(row.name) for row in rows), default=0))
+    for name in ("where", "version", "state", "batches"):
         table.add_column(name, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("licence", no_wrap=True)
+    table.add_column("licence", overflow="fold")
     for row in rows:
         cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.batching or "?")
         table.add_row(*map(escape, cells), _size(row.size_bytes), escape(row.licence) or "-")
@@ -111,6 +117,9 @@ class _States:
         states = [row.state for row in self._rows.get(name, ()) if row.state]
         return "READY" if "READY" in states else next(iter(states), NOT_LOADED)
 
+    def ready_versions(self, name: str) -> tuple[str, ...]:
+        return tuple(row.version for row in self._rows.get(name, ()) if row.state == "READY")
+
     def reason(self, name: str) -> str:
         """What the gateway says of the versions that are not served."""
         return "; ".join(dict.fromkeys(row.reason for row in self._rows.get(name, ()) if row.reason))
@@ -127,10 +136,20 @@ def _installed_row(
         states.state(model.name),
         model.problem or states.reason(model.name),
         model.batching,
-        licence=entry.licence if entry is not None and is_pulled else "",
-        size_bytes=entry.size_bytes if entry is not None and is_pulled else None,
+        licence=entry.licence if entry is not None and is_pulled else model.licence,
+        size_bytes=_served_bytes(model, states.ready_versions(model.name)),
         weights=RANDOM_WEIGHTS if model.has_random_weights else "",
     )
+
+
+def _served_bytes(model: InstalledModel, ready_versions: tuple[str, ...]) -> int | None:
+    """None for a folder without a version."""
+    served = [version for version in ready_versions if version in model.sizes_bytes] or model.versions[-1:]
+    return sum(model.sizes_bytes[version] for version in served) if served else None
+
+
+def _without_batches(row: ModelRow) -> ModelRow:
+    return msgspec.structs.replace(row, batching=BatchingOwner.OFF) if row.batching == BatchingOwner.TRITON else row
 
 
 def _catalogue_row(entry: CatalogueEntry, *, is_known: bool) -> ModelRow:

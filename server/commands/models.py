@@ -15,12 +15,12 @@ from server.catalogue.placing import repository_of
 from server.catalogue.pull import Pulled
 from server.catalogue.pull import pull as pull_model
 from server.commands.defaults import gateway_url, settings_or_fail
-from server.commands.gateway import Gateway, GatewayError, IndexRow
+from server.commands.gateway import EMBEDDED_ENGINE, Gateway, GatewayError, IndexRow
 from server.commands.local_models import installed_models, load_failure, load_where_one_runs, unknown_model
 from server.commands.model_check import check
 from server.commands.model_rows import model_rows, model_table, reason_lines
 from server.commands.optimize import optimize
-from server.commands.terminal import fail, stoppable
+from server.commands.terminal import fail, stoppable, table_console
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -38,16 +38,19 @@ def list_models(
     """List the models of this machine, of the catalogue and of the running gateway, with their state there."""
     settings = settings_or_fail(home)
     gateway = Gateway(gateway_url(url))
+    installed = installed_models(settings)
+    index = _index(gateway)
     rows = model_rows(
-        installed=installed_models(settings),
+        installed=installed,
         home_repository=repository_of(settings.home_path),
         catalogue=read_catalogue(),
-        index=_index(gateway),
+        index=index,
+        is_batching=index is None or _is_batching(gateway),
     )
     if as_json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
     else:
-        console = Console(highlight=False)
+        console = table_console()
         console.print(model_table(rows))
         for line in reason_lines(rows):
             console.print(line, markup=False, soft_wrap=True)
@@ -119,6 +122,15 @@ def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:
     except GatewayError as error:
         typer.echo(f"penstock: states are not known: {error}", err=True)
         return None
+
+
+def _is_batching(gateway: Gateway) -> bool:
+    """Whether the engine that runs forms batches where a model asks for that: the embedded one does not."""
+    try:
+        return gateway.engine_name() != EMBEDDED_ENGINE
+    except GatewayError as error:
+        typer.echo(f"penstock: who forms batches is as under Triton: the engine's name is not known: {error}", err=True)
+        return True
 
 
 def _pull_with_progress(entry: CatalogueEntry, source: str | None, home: Path) -> Pulled:

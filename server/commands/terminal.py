@@ -6,8 +6,18 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
+from rich.console import Console
 
+NO_WIDTH_LIMIT = 10_000
 _STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+def table_console() -> Console:
+    """Standard output for tables: as wide as the terminal, and as wide as its table where a program reads it."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = NO_WIDTH_LIMIT
+    return console
 
 
 def fail(message: str, *, code: int = 2) -> NoReturn:

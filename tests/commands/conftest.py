@@ -37,6 +37,7 @@ class StandIn:
     url: str = ""
     result: dict[str, Any] = field(default_factory=lambda: {"detections": [PERSON, DOG]})
     index: list[dict[str, str]] = field(default_factory=list)
+    engine: str = "triton"
     refusals: dict[str, tuple[int, str, dict[str, str]]] = field(default_factory=dict)  # by the path's end
     refuses_body: Callable[[bytes], bool] = lambda body: False
     asked: list[Asked] = field(default_factory=list)
@@ -52,6 +53,8 @@ class StandIn:
             name = path.split("/")[3]
             answer = {"model_name": name, "model_version": "1", "results": [self.result]}
             return 200, json.dumps(answer | {"timings_ms": TIMINGS, "batch_size": 1}), {}
+        if path == "/v2":
+            return 200, json.dumps({"name": self.engine, "version": "1", "extensions": []}), {}
         return 200, json.dumps(self.index) if path.endswith("/index") else "{}", {}
 
 
@@ -59,8 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     stand_in: StandIn
 
+    def do_GET(self) -> None:
+        self.do_POST()
+
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.stand_in.asked.append(Asked(self.path, headers, body))
         status, text, extra = self.stand_in.answer(self.path, body)
@@ -104,6 +110,14 @@ def penstock() -> Call:
         return CliRunner().invoke(app, [str(word) for word in words])
 
     return call
+
+
+@pytest.fixture
+def narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output is a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "dumb")  # no colours between the cells
 
 
 def jpeg(width: int = 100, height: int = 100, suffix: str = ".jpg") -> bytes:

@@ -77,7 +77,7 @@ def test_list_table_shows_a_row_a_model(penstock: Call, stand_in: StandIn) -> No
     answer = penstock("models", "list", "--url", stand_in.url)
     assert answer.exit_code == 0
     people = next(line for line in answer.stdout.splitlines() if "people" in line)
-    assert people.split() == ["people", "shipped", "1", "READY", "off", "-", "-"]
+    assert people.split() == ["people", "shipped", "1", "READY", "off", *people.split()[5:7], "Apache-2.0"]
     assert "reason" not in answer.stdout
 
 
@@ -87,22 +87,60 @@ def test_list_shows_licence_and_size_of_what_the_catalogue_has(penstock: Call, s
     rows = listed(penstock, stand_in.url)
     told = {name: (rows[name]["where"], rows[name]["licence"], rows[name]["size_bytes"]) for name in rows}
     assert told["resnet50"] == ("catalogue", "Apache-2.0", 102576593)
-    assert told["mnist"] == ("home", "Apache-2.0", 26143)
-    assert told["people"] == ("shipped", "", None)
+    assert told["fastestdet"] == ("catalogue", "BSD-3-Clause", 998169)
+    assert told["mnist"] == ("home", "Apache-2.0", 0)
     lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
     (resnet50,) = [line.split() for line in lines if line.startswith("resnet50 ")]
     assert resnet50[-3:] == ["102.6", "MB", "Apache-2.0"]
 
 
-def test_list_fits_eighty_columns(penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_tells_size_and_licence_of_what_lies_on_disk(penstock: Call, stand_in: StandIn) -> None:
+    """A user's own model too: the files of the versions that are served, and MODEL.md's licence where it has one."""
+    folder = write_model("mine", 'backend: "python"\n', ("1", "2"))
+    (folder / "1" / "model.py").write_bytes(b"x" * 100)
+    (folder / "2" / "part").mkdir()
+    (folder / "2" / "__pycache__").mkdir()
+    for name, count in (("model.py", 20), ("part/weights", 5), ("__pycache__/model.pyc", 7)):
+        (folder / "2" / name).write_bytes(b"x" * count)
+    assert (listed(penstock, NOBODY)["mine"]["size_bytes"], listed(penstock, NOBODY)["mine"]["licence"]) == (25, "")
+    (folder / "MODEL.md").write_text("# mine\n\n| | |\n|---|---|\n| licence | MIT (mine); as is |\n")
+    stand_in.index = [{"name": "mine", "version": "1", "state": "READY"}]
+    rows = listed(penstock, stand_in.url)
+    assert (rows["mine"]["size_bytes"], rows["mine"]["licence"]) == (100, "MIT")
+    assert (rows["people"]["licence"], rows["street"]["licence"]) == ("Apache-2.0", "Apache-2.0")
+
+
+def test_list_beside_the_embedded_engine_says_that_nobody_batches(penstock: Call, stand_in: StandIn) -> None:
+    """What config.pbtxt asks for is not what that engine does."""
+    write_model("mine", "dynamic_batching { }\nmax_batch_size: 8\n")
+    assert listed(penstock, stand_in.url)["mine"]["batching"] == "triton"
+    stand_in.engine = "penstock-embedded"
+    rows = listed(penstock, stand_in.url)
+    assert {rows[name]["batching"] for name in ("mine", "resnet50")} == {"off"}
+
+
+def test_list_in_a_pipe_keeps_each_model_in_its_line(
+    penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a name and a path: grep finds them."""
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a-model-of-our-own-whose-name-is-long"
+    write_model(name, "")
+    lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
+    assert [line.split() for line in lines if name in line] == [
+        [name, "home", "1", "not", "loaded", "off", "0.0", "kB", "-"]
+    ]
+
+
+@pytest.mark.usefixtures("narrow_terminal")
+def test_list_fits_eighty_columns(penstock: Call, stand_in: StandIn) -> None:
     """One line a model and nothing cut off, with the longest words that the engine and the catalogue have."""
-    monkeypatch.setenv("COLUMNS", "80")
-    write_model("resnet50-random", 'backend: "onnxruntime"\n')
-    stand_in.index = [{"name": "resnet50-random", "version": "1", "state": "UNAVAILABLE"}]
+    write_model("resnet50-random-int8", 'backend: "onnxruntime"\n')
+    stand_in.index = [{"name": "resnet50-random-int8", "version": "1", "state": "UNAVAILABLE"}]
     lines = penstock("models", "list", "--url", stand_in.url).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     (random,) = [line.split() for line in lines if line.startswith("resnet50-random")]
-    assert random == ["resnet50-random", "home", "1", "UNAVAILABLE", "off", "-", "-"]
+    assert random == ["resnet50-random-int8", "home", "1", "UNAVAILABLE", "off", "0.0", "kB", "-"]
     assert [line.split()[-1] for line in lines if line.startswith("fastestdet")] == ["BSD-3-Clause"]
 
 
