@@ -8,11 +8,12 @@ from typing import Annotated
 import cv2
 import typer
 
+from server.commands.captions import CaptionedBox
 from server.commands.defaults import gateway_url
-from server.commands.drawing import CaptionedBox, draw_boxes, draw_lines
+from server.commands.drawing import draw_boxes, draw_lines
 from server.commands.gateway import Gateway, GatewayError, ImageAnswer, ImageResult, NothingAnswers, UnknownModel
 from server.commands.model_rows import in_short
-from server.commands.pictures import NoPictures, content_type_of, drawn_paths, pictures_of
+from server.commands.pictures import SUFFIXES, NoPictures, content_type_of, drawn_paths, means_folder, pictures_of
 from server.commands.report import JsonLines, Report, Tables
 from server.commands.terminal import fail
 from server.core.errors import InvalidRequest
@@ -94,9 +95,13 @@ def _targets(draw: Path | None, pictures: list[Path]) -> list[Path | None]:
     """Where the drawings go; refused here, before anything is asked of the gateway, where they cannot be."""
     if draw is None:
         return [None] * len(pictures)
+    if draw.exists() and means_folder(draw) and not draw.is_dir():
+        fail(f"--draw: {draw} is a file without a picture's suffix: give a folder, or a name such as {draw}.jpg")
+    if not draw.parent.is_dir():
+        fail(f"--draw: there is no folder {draw.parent}: make it, or give another place")
     targets = drawn_paths(draw, pictures)
     for target in targets:
-        if not cv2.haveImageWriter(target.name):
+        if target.suffix.lower() not in SUFFIXES:
             fail(f"--draw: {target.name!r} is no picture's name: end it with .jpg, .png or .webp")
         if any(target.exists() and target.samefile(picture) for picture in pictures):
             fail(f"--draw: {target} is one of the pictures themselves: give another name or folder")
@@ -111,6 +116,7 @@ def _one(question: _Question, picture: Path, target: Path | None, report: Report
         report.result(picture, answer)
         if target is not None:
             _draw(data, answer.results[0], target)
+            report.drawn(target)
     except NothingAnswers as error:
         fail(str(error), code=1)
     except GatewayError as error:
@@ -136,7 +142,7 @@ def _draw(data: bytes, result: ImageResult, target: Path) -> None:
     else:
         drawn = draw_lines(picture, [item.caption for item in result.classes or ()])
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(exist_ok=True)
         target.write_bytes(cv2.imencode(target.suffix, drawn)[1].tobytes())
     except OSError as error:
         raise _CannotDraw(f"{target} cannot be written ({error.strerror}): give --draw another place") from error

@@ -45,11 +45,16 @@ def drawn_paths(draw: Path, pictures: Sequence[Path]) -> list[Path]:
     draw: a folder (there is one, or the name has no suffix): the pictures' own names in it; else a file: itself for one
     picture, NAME-1.jpg, NAME-2.jpg and so on for several.
     """
-    if draw.is_dir() or not draw.suffix:
+    if means_folder(draw):
         return [draw / name for name in _distinct_names(pictures)]
     if len(pictures) == 1:
         return [draw]
     return [draw.with_stem(f"{draw.stem}-{number}") for number in range(1, len(pictures) + 1)]
+
+
+def means_folder(draw: Path) -> bool:
+    """Whether the drawings go into it and not to it: there is such a folder, or the name has no suffix."""
+    return draw.is_dir() or not draw.suffix
 
 
 def _distinct_names(pictures: Sequence[Path]) -> list[str]:

@@ -17,18 +17,26 @@ STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 
 
 class Report(Protocol):
-    """Told of every picture once."""
+    """Told of every picture once, and of its drawing where there is one."""
 
     def result(self, picture: Path, answer: ImageAnswer) -> None: ...
+
+    def drawn(self, target: Path) -> None: ...
 
     def failure(self, picture: Path, why: str) -> None: ...
 
 
 class JsonLines:
-    """On standard output one object a picture: {"file": …, the gateway's answer} or {"file": …, "error": …}."""
+    """On standard output one object a picture: {"file": …, the gateway's answer} or {"file": …, "error": …}.
+
+    What was drawn, on standard error.
+    """
 
     def result(self, picture: Path, answer: ImageAnswer) -> None:
         _write_line({"file": str(picture), **msgspec.to_builtins(answer)})
+
+    def drawn(self, target: Path) -> None:
+        sys.stderr.write(f"drawn: {target}\n")
 
     def failure(self, picture: Path, why: str) -> None:
         _write_line({"file": str(picture), "error": why})
@@ -46,6 +54,9 @@ class Tables:
         for result in answer.results:
             self._console.print(_table(result) if result else "nothing found")
         self._console.print(_timings(answer.timings_ms), style="dim", soft_wrap=True)
+
+    def drawn(self, target: Path) -> None:
+        self._console.print(f"drawn: {target}", markup=False, soft_wrap=True)
 
     def failure(self, picture: Path, why: str) -> None:
         say_failure(why)

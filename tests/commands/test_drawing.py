@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from server.commands.drawing import INK, PALETTE, CaptionedBox, Picture, draw_boxes, draw_lines
+from server.commands.captions import CaptionedBox, Picture, place_captions
+from server.commands.drawing import INK, PALETTE, draw_boxes, draw_lines
 from tests.commands.conftest import Call, StandIn, jpeg
 
 
@@ -60,7 +61,32 @@ def test_draw_boxes_caption_is_legible_wherever_the_box_is(
     assert is_ink.sum() > 20
     rows, columns = np.nonzero(is_ink)
     around = is_background[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-    assert around.mean() > 0.4
+    assert around.mean() > 0.3
+
+
+def test_place_captions_in_a_crowd_hide_nobody() -> None:
+    """Of people shoulder to shoulder none lies under a caption; the strongest keep theirs, in small letters."""
+    crowd = [(40.0 + 14 * n, 100.0 + 20 * row, 52.0 + 14 * n, 132.0 + 20 * row) for row in (0, 2) for n in range(20)]
+    boxes = [CaptionedBox(xyxy, "person 0.91", 0) for xyxy in crowd]
+    placed = place_captions(grey(), boxes)
+    places = [one[1] for one in placed if one is not None]
+    assert 4 < len(places) < 40
+    for left, top, right, bottom in crowd:
+        for place in places:
+            width = min(right, place.right) - max(left, place.left)
+            height = min(bottom, place.bottom) - max(top, place.top)
+            assert max(0.0, width) * max(0.0, height) <= 0.1 * 12 * 32
+    (alone,) = place_captions(grey(), [CaptionedBox((100.0, 100.0, 400.0, 400.0), "person 0.91", 0)])
+    assert placed[0] is not None
+    assert alone is not None
+    assert placed[0][0].scale < alone[0].scale
+
+
+def test_place_captions_person_before_a_car_has_one() -> None:
+    """Large boxes behind small ones take no caption away."""
+    boxes = [((200.0, 200.0, 240.0, 300.0), "person 0.9"), ((100.0, 100.0, 600.0, 400.0), "car 0.8")]
+    placed = place_captions(grey(), [CaptionedBox(xyxy, caption, 0) for xyxy, caption in boxes])
+    assert None not in placed
 
 
 def test_draw_boxes_scale_with_the_picture() -> None:
@@ -88,7 +114,7 @@ def test_draw_lines_stands_in_the_upper_left_corner() -> None:
 
 
 def infer_and_draw(penstock: Call, stand_in: StandIn, draw: Path, *pictures: Path) -> str:
-    """Runs the command; standard error."""
+    """Runs the command; its exit code and standard error."""
     answer = penstock("infer", "people", *pictures, "--draw", draw, "--url", stand_in.url)
     return f"{answer.exit_code} {answer.stderr}"
 
@@ -106,8 +132,8 @@ def photos(tmp_path: Path) -> list[Path]:
 def test_draw_one_picture_writes_the_file_that_was_named(
     penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
 ) -> None:
-    """The drawing has the picture's size and the boxes, in the format of its name, in a folder made for it."""
-    out = tmp_path / "made" / "out.png"
+    """The drawing has the picture's size and the boxes, in the format of its name."""
+    out = tmp_path / "out.png"
     assert infer_and_draw(penstock, stand_in, out, photos[0]) == "0 "
     drawn = cv2.imread(str(out))
     assert drawn is not None
@@ -119,8 +145,14 @@ def test_draw_one_picture_writes_the_file_that_was_named(
 def test_draw_several_pictures_numbers_the_files(
     penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
 ) -> None:
-    """Named as one file, several drawings get numbers."""
-    assert infer_and_draw(penstock, stand_in, tmp_path / "out.jpg", *photos[:2]) == "0 "
+    """Named as one file, several drawings get numbers, and the command says which."""
+    words = ("infer", "people", *photos[:2], "--draw", tmp_path / "out.jpg", "--url", stand_in.url)
+    drawn = [f"drawn: {tmp_path / name}" for name in ("out-1.jpg", "out-2.jpg")]
+    answer = penstock(*words)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert [line for line in answer.stdout.splitlines() if line.startswith("drawn")] == drawn
+    answer = penstock(*words, "--json")
+    assert (answer.stdout.count("\n"), answer.stderr.splitlines()) == (2, drawn)
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out-1.jpg", "out-2.jpg"]
 
 
@@ -145,21 +177,37 @@ def test_draw_over_the_picture_itself_is_refused(penstock: Call, stand_in: Stand
     assert stand_in.asked == []
 
 
+@pytest.mark.parametrize("name", ["out.xyz", "out.gif"])
 def test_draw_into_an_unknown_format_is_refused(
-    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path, name: str
 ) -> None:
-    """A name that no encoder knows is told before anything is asked."""
-    said = infer_and_draw(penstock, stand_in, tmp_path / "out.xyz", photos[0])
-    assert said == "2 penstock: --draw: 'out.xyz' is no picture's name: end it with .jpg, .png or .webp\n"
+    """A name of none of the formats that are promised is told before anything is asked."""
+    said = infer_and_draw(penstock, stand_in, tmp_path / name, photos[0])
+    assert said == f"2 penstock: --draw: {name!r} is no picture's name: end it with .jpg, .png or .webp\n"
     assert stand_in.asked == []
 
 
-def test_draw_where_a_file_stands_in_the_way_is_one_sentence(
+@pytest.mark.parametrize("name", ["absent/out.jpg", "absent/out", "file/out.jpg", "file"])
+def test_draw_where_no_folder_is_names_it(
+    penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path, name: str
+) -> None:
+    """A misspelt path is no wish for a tree of folders; nothing is made and nothing asked."""
+    (tmp_path / "file").write_text("")
+    said = infer_and_draw(penstock, stand_in, tmp_path / name, photos[0])
+    assert said.startswith(
+        f"2 penstock: --draw: {'' if name == 'file' else 'there is no folder '}{tmp_path / name.split('/')[0]}"
+    )
+    assert not (tmp_path / "absent").exists()
+    assert stand_in.asked == []
+
+
+def test_draw_that_cannot_be_written_is_one_sentence(
     penstock: Call, stand_in: StandIn, photos: list[Path], tmp_path: Path
 ) -> None:
-    """A drawing that cannot be written fails that picture after its result was printed."""
-    (tmp_path / "file").write_text("")
-    said = infer_and_draw(penstock, stand_in, tmp_path / "file" / "out.jpg", photos[0])
+    """It fails that picture after its result was printed, and is not called drawn."""
+    (tmp_path / "out.jpg").mkdir()
+    (tmp_path / "out.jpg" / "photo.jpg").mkdir()
+    said = infer_and_draw(penstock, stand_in, tmp_path / "out.jpg", photos[0])
     assert said.startswith("1 penstock: ")
     assert "cannot be written" in said
     assert said.count("\n") == 1
