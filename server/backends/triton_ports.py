@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
     """Ports that nobody listens on right now, for a program that cannot say which one the system gave it.
 
     They lie below the range that the system hands to outgoing connections, so that none of those takes one before
-    the program does.
+    the program does, and none is given twice, by this process or another of ours, while the process lives that got it.
     """
     candidates = random.SystemRandom().sample(range(LOWEST_PORT, _first_ephemeral_port()), PORT_TRIES)
     with contextlib.ExitStack() as held:
@@ -26,10 +27,20 @@ def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
                 break
             with contextlib.suppress(OSError):
                 held.enter_context(socket.create_server((host, port)))
+                _claim(port)
                 picked.append(port)
     if len(picked) < count:
         raise OSError(f"{count} free ports on {host} cannot be had")
     return tuple(picked)
+
+
+def _claim(port: int) -> None:
+    """Raises OSError where another process of ours has claimed it. The claim, a name without a file, ends with us."""
+    if sys.platform != "linux":
+        return
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as claim:
+        claim.bind(f"\0penstock-port-{port}")
+        claim.detach()
 
 
 def _first_ephemeral_port() -> int:
