@@ -6,6 +6,7 @@ crosses it when.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 import cv2
@@ -17,12 +18,19 @@ from deploy.models.street.scene import SCENARIOS, make_scene
 from deploy.models.street.stage import LABELS
 from server.vision.accuracy import Truth, write_annotations
 
+_NAMES = "[0-9]" * 6 + ".jpg"
+_SIZE = re.compile(r"([1-9][0-9]{1,3})x([1-9][0-9]{1,3})")
 _QUALITY = 95  # what the drawn camera's own JPEG did to the picture is in it already
 
 
 def write_scenes(folder: Path, count: int, seed: int, *, size: tuple[int, int], scenarios: tuple[str, ...]) -> None:
-    """count pictures, the scenarios in turn, and their annotations.json. size: (width, height)."""
+    """count pictures, the scenarios in turn, and their annotations.json. size: (width, height).
+
+    Pictures of an earlier call go: annotations.json would not know them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob(_NAMES):
+        earlier.unlink()
     truth: dict[str, Truth] = {}
     progress = Progress(count, "scenes")
     for number in range(count):
@@ -46,15 +54,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--fps", type=float, default=15.0)
     chosen = parser.parse_args()
-    width, height = (int(side) for side in chosen.size.split("x"))
+    sides = _SIZE.fullmatch(chosen.size)
+    if sides is None:
+        parser.error(f"--size is {chosen.size!r}; it looks like 640x360")
+    if chosen.scenes is not None and chosen.scenes < 1:
+        parser.error(f"--scenes is {chosen.scenes}; it must be 1 or more")
+    if (chosen.clip is None) == (chosen.scenes is None or chosen.out is None):
+        parser.error("say --scenes N --out DIR, or --clip FILE.mp4, one of the two")
+    width, height = int(sides[1]), int(sides[2])
     if chosen.clip is not None:
         scenario = chosen.scenario or "plain"
         write_clip(chosen.clip, chosen.seed, chosen.seconds, chosen.fps, size=(width, height), scenario=scenario)
-    elif chosen.scenes is not None and chosen.out is not None:
+    else:
         scenarios = (chosen.scenario,) if chosen.scenario else SCENARIOS
         write_scenes(chosen.out, chosen.scenes, chosen.seed, size=(width, height), scenarios=scenarios)
-    else:
-        parser.error("say --scenes N --out DIR, or --clip FILE.mp4")
 
 
 if __name__ == "__main__":
