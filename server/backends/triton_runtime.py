@@ -91,7 +91,7 @@ def find_triton(*, environment: Path | None, search_path: str | None = None) -> 
         raise TritonUnavailable(
             f"no tritonserver on PATH and no environment that holds one; `make up` builds it, or {_WAY_OUT}"
         )
-    check_platform(os.uname().machine, _glibc_version())
+    check_platform(os.uname().machine, glibc_version())
     try:
         return _from_wheel(environment)
     except PermissionError as error:
@@ -119,7 +119,8 @@ def check_platform(machine: str, glibc: tuple[int, int] | None) -> None:
         )
 
 
-def _glibc_version() -> tuple[int, int] | None:
+def glibc_version() -> tuple[int, int] | None:
+    """(major, minor) of this machine's glibc; None where it has another C library."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         major, minor = version.split(".")[:2]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from server.catalogue.golden import OutputRecord, Tolerance, Value
 from server.core.errors import InvalidRequest
-from server.core.tensor import Array, Datatype, Tensor
+from server.core.tensor import FLOATS, Array, Datatype, Tensor
 
 SAMPLE_COUNT = 64
 # Of an output's root mean square, and of each number. This is for FP32 arithmetic in whatever order: FastestDet with
@@ -23,7 +23,6 @@ SHARE, SHARE_OF_HALVES = 1e-3, 2e-2
 # How far two ways through one graph are apart on one machine stands for how far machines are: INT8 kernels differ by
 # whole steps. Never more than a tenth of the root mean square, so that a way that is wrong does not excuse all others.
 SPREAD_MARGIN, MAX_SHARE = 8.0, 0.1
-_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
 _HALVES = (Datatype.FP16, Datatype.BF16)
 _STATISTICS_SLACK = 1e-9  # the same numbers summed by another numpy
 
@@ -146,7 +145,7 @@ def tolerance_for(one: Tensor, other: Tensor | None = None) -> Tolerance:
     values = one.to_numpy().astype(np.float64).reshape(-1)
     root_mean_square = _root_mean_square(values)
     share = 0.0
-    if one.datatype in _FLOATS:
+    if one.datatype in FLOATS:
         share = SHARE_OF_HALVES if one.datatype in _HALVES else SHARE
     spread = min(SPREAD_MARGIN * _spread(values, other), MAX_SHARE * root_mean_square)
     return Tolerance(absolute=float(f"{max(share * root_mean_square, spread):.3g}"), relative=share)
@@ -288,7 +287,7 @@ def _array_of(sample: Sequence[Value], datatype: Datatype) -> Array:
 
 
 def _numpy_type(datatype: Datatype) -> npt.DTypeLike:
-    if datatype in _FLOATS:
+    if datatype in FLOATS:
         return np.float64
     return Tensor("", datatype, (0,), memoryview(b"")).to_numpy().dtype
 

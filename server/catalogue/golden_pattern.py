@@ -9,24 +9,12 @@ import numpy.typing as npt
 
 from server.catalogue.golden import GoldenError, InputPattern
 from server.core.model import TensorSpec
-from server.core.tensor import Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
+from server.core.tensor import FLOATS, Array, Datatype, Tensor, tensor_from_bytes, tensor_from_numpy
 from server.vision.spec import PrepareSpec
 
 _GOLDEN_RATIO = 0x9E3779B9
 _ROUNDS = ((16, 0x21F0AAAD), (15, 0x735A2D97))  # splitmix32's
 _RANGES = {Datatype.UINT8: (0.0, 256.0), Datatype.INT8: (-128.0, 128.0), Datatype.BYTES: (0.0, 2.0**32)}
-_FLOATS = {Datatype.FP16: np.float16, Datatype.FP32: np.float32, Datatype.FP64: np.float64}
-_INTEGERS = {
-    Datatype.BOOL: np.bool_,
-    Datatype.UINT8: np.uint8,
-    Datatype.UINT16: np.uint16,
-    Datatype.UINT32: np.uint32,
-    Datatype.UINT64: np.uint64,
-    Datatype.INT8: np.int8,
-    Datatype.INT16: np.int16,
-    Datatype.INT32: np.int32,
-    Datatype.INT64: np.int64,
-}
 
 MOST_ELEMENTS = 1 << 26  # 64 pictures of a megapixel; while they are made they take 2 GB
 Shapes = Mapping[str, tuple[int, ...]]  # given by a person, by input
@@ -65,10 +53,8 @@ def made_input(pattern: InputPattern) -> Tensor:
     if pattern.datatype is Datatype.BF16:
         halves = (scaled.astype("<f4").view(np.uint32) >> 16).astype(np.uint16)
         return Tensor(pattern.name, Datatype.BF16, pattern.shape, halves.view(np.uint8).data)
-    if pattern.datatype in _FLOATS:
-        return tensor_from_numpy(pattern.name, scaled.astype(_FLOATS[pattern.datatype]).reshape(pattern.shape))
-    whole: Array = np.floor(scaled).astype(np.int64).astype(_INTEGERS[pattern.datatype])
-    return tensor_from_numpy(pattern.name, whole.reshape(pattern.shape))
+    values: Array = scaled if _is_float(pattern.datatype) else np.floor(scaled).astype(np.int64)
+    return tensor_from_numpy(pattern.name, values.astype(pattern.datatype.dtype).reshape(pattern.shape))
 
 
 def pixel_range(spec: PrepareSpec) -> tuple[float, float] | None:
@@ -93,7 +79,7 @@ def _splitmix32(count: int, seed: int) -> npt.NDArray[np.uint64]:
 
 
 def _is_float(datatype: Datatype) -> bool:
-    return datatype in _FLOATS or datatype is Datatype.BF16
+    return datatype in FLOATS
 
 
 def _shape(spec: TensorSpec, shapes: Shapes) -> tuple[int, ...]:

@@ -38,27 +38,35 @@ class Datatype(StrEnum):
         """Bytes an element; None for BYTES, whose elements carry their own length."""
         return _SIZE_BYTES[self]
 
+    @property
+    def dtype(self) -> "np.dtype[Any] | None":
+        """numpy's type of the elements; None for BYTES and BF16, which numpy has no type for."""
+        return _DTYPE_OF.get(self)
 
-_NUMPY_OF: dict[Datatype, npt.DTypeLike] = {
-    Datatype.BOOL: np.bool_,
-    Datatype.UINT8: np.uint8,
-    Datatype.UINT16: np.uint16,
-    Datatype.UINT32: np.uint32,
-    Datatype.UINT64: np.uint64,
-    Datatype.INT8: np.int8,
-    Datatype.INT16: np.int16,
-    Datatype.INT32: np.int32,
-    Datatype.INT64: np.int64,
-    Datatype.FP16: np.float16,
-    Datatype.FP32: np.float32,
-    Datatype.FP64: np.float64,
+
+_DTYPE_OF: dict[Datatype, np.dtype[Any]] = {
+    Datatype.BOOL: np.dtype(np.bool_),
+    Datatype.UINT8: np.dtype(np.uint8),
+    Datatype.UINT16: np.dtype(np.uint16),
+    Datatype.UINT32: np.dtype(np.uint32),
+    Datatype.UINT64: np.dtype(np.uint64),
+    Datatype.INT8: np.dtype(np.int8),
+    Datatype.INT16: np.dtype(np.int16),
+    Datatype.INT32: np.dtype(np.int32),
+    Datatype.INT64: np.dtype(np.int64),
+    Datatype.FP16: np.dtype(np.float16),
+    Datatype.FP32: np.dtype(np.float32),
+    Datatype.FP64: np.dtype(np.float64),
 }
-_OF_NUMPY = {np.dtype(dtype): datatype for datatype, dtype in _NUMPY_OF.items()}
+_OF_NUMPY = {dtype: datatype for datatype, dtype in _DTYPE_OF.items()}
 _SIZE_BYTES: dict[Datatype, int | None] = {
-    **{datatype: np.dtype(dtype).itemsize for datatype, dtype in _NUMPY_OF.items()},
+    **{datatype: dtype.itemsize for datatype, dtype in _DTYPE_OF.items()},
     Datatype.BF16: 2,
     Datatype.BYTES: None,
 }
+
+
+FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class Tensor:
         if self.datatype is Datatype.BF16:
             halves = np.frombuffer(self.data, np.uint16).astype(np.uint32) << 16
             return halves.view(np.float32).reshape(self.shape)
-        return np.frombuffer(self.data, _NUMPY_OF[self.datatype]).reshape(self.shape)
+        return np.frombuffer(self.data, _DTYPE_OF[self.datatype]).reshape(self.shape)
 
 
 def tensor_from_numpy(name: str, array: Array) -> Tensor:

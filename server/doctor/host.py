@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.backends.triton_runtime import TritonUnavailable, check_platform
+from server.backends.triton_runtime import TritonUnavailable, check_platform, glibc_version
 from server.doctor import cgroup
 from server.doctor.finding import Finding, Status
 from server.doctor.plan import Plan
@@ -35,7 +35,7 @@ def probe(plan: Plan) -> HostFacts:
         system=_system(),
         kernel=platform.release(),
         machine=platform.machine(),
-        glibc=_glibc(),
+        glibc=glibc_version(),
         python=sys.version_info[:3],
         container=container_kind(),
         cgroup_version=cgroup.version(),
@@ -63,15 +63,6 @@ def _system() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     except OSError:
         return platform.system()
-
-
-def _glibc() -> tuple[int, int] | None:
-    try:
-        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-        major, minor = version.split(".")[:2]
-    except (ValueError, OSError):
-        return None
-    return (int(major), int(minor)) if name == "glibc" else None
 
 
 def findings_of(facts: HostFacts) -> list[Finding]:

@@ -3,13 +3,11 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.ort_serving.session import OrtModel
@@ -29,20 +27,6 @@ from tests.backends.embedded_models import plus, until, y_of
 from tests.contract.models import SLOW, config
 
 ENDLESS = 10_000_000
-
-
-@pytest_asyncio.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
-    """An engine over an empty repository, in which one request of a model may wait."""
-    (tmp_path / "models").mkdir()
-    embedded = EmbeddedEngine((tmp_path / "models",), max_waiting=1)
-    yield embedded
-    await embedded.aclose()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    return tmp_path / "models"
 
 
 async def load_slow(engine: EmbeddedEngine, repository: Path, *, instances: int = 1) -> None:

@@ -5,42 +5,29 @@ import gzip
 import json
 import time
 import tomllib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
+from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.classification import classified
 from server.backends.embedded.wire.http_response import accepted_encoding
 from server.backends.embedded.wire.json_tensors import tensor_data, tensor_text
 from server.backends.embedded.wire.relay import EmbeddedRelay
-from server.backends.embedded.wire.server_metadata import VERSION
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer
 from server.core.tensor import Datatype, tensor_from_numpy
 from tests.backends import onnx_models
 from tests.contract.wire_case import F123, X, get, infer, infer_binary, infer_x
-from tests.contract.wire_models import write_plain
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-@pytest_asyncio.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
-    """An engine with one model, `plain`: [N, 3] FP32, at most 8 rows, answers its input."""
-    write_plain(tmp_path)
-    engine = EmbeddedEngine((tmp_path,))
-    await engine.load("plain")
-    yield engine
-    await engine.aclose()
-
-
-async def test_rest_infer_in_json_is_answered_to_the_byte(engine: EmbeddedEngine) -> None:
+async def test_rest_infer_in_json_is_answered_to_the_byte(plain_engine: EmbeddedEngine) -> None:
     """Members in Triton's order, without blanks; the id only where one came."""
-    relay = EmbeddedRelay(engine)
+    relay = EmbeddedRelay(plain_engine)
     answer = await relay.http(infer_x(request={"id": "7"}), deadline=None)
     assert answer == HttpAnswer(
         200,
@@ -50,11 +37,11 @@ async def test_rest_infer_in_json_is_answered_to_the_byte(engine: EmbeddedEngine
     )
 
 
-async def test_rest_infer_in_binary_is_answered_to_the_byte(engine: EmbeddedEngine) -> None:
+async def test_rest_infer_in_binary_is_answered_to_the_byte(plain_engine: EmbeddedEngine) -> None:
     """JSON, and the bytes behind it; the header tells where they begin."""
     tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
     head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    answer = await EmbeddedRelay(engine).http(infer_binary("plain", head, F123), deadline=None)
+    answer = await EmbeddedRelay(plain_engine).http(infer_binary("plain", head, F123), deadline=None)
     text = (
         b'{"model_name":"plain","model_version":"1","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],'
         b'"parameters":{"binary_data_size":12}}]}'
@@ -65,41 +52,41 @@ async def test_rest_infer_in_binary_is_answered_to_the_byte(engine: EmbeddedEngi
     assert headers[b"content-type"] == b"application/octet-stream"
 
 
-async def test_rest_body_that_is_too_large_once_decompressed_is_413(engine: EmbeddedEngine) -> None:
+async def test_rest_body_that_is_too_large_once_decompressed_is_413(plain_engine: EmbeddedEngine) -> None:
     """A megabyte of blanks in a kilobyte."""
-    relay = EmbeddedRelay(engine, max_body_bytes=1 << 16)
+    relay = EmbeddedRelay(plain_engine, max_body_bytes=1 << 16)
     call = infer("plain", gzip.compress(bytes(1 << 20)), {"content-encoding": "gzip"})
     assert (await relay.http(call, deadline=None)).status == 413
 
 
 async def test_rest_classes_of_a_model_that_is_unloaded_meanwhile_are_told(
-    engine: EmbeddedEngine, tmp_path: Path
+    plain_engine: EmbeddedEngine, tmp_path: Path
 ) -> None:
     """What was accepted is answered."""
     onnx_models.save(onnx_models.slow(), tmp_path, "slow")
-    await engine.load("slow")
+    await plain_engine.load("slow")
     tensor = {"name": "trips", "shape": [1, 1], "datatype": "INT64", "data": [300]}
     outputs = [{"name": "done", "parameters": {"classification": 1}}]
     call = infer("slow", {"inputs": [tensor], "outputs": outputs})
-    running = asyncio.create_task(EmbeddedRelay(engine).http(call, deadline=None))
+    running = asyncio.create_task(EmbeddedRelay(plain_engine).http(call, deadline=None))
     await asyncio.sleep(0)
-    await engine.unload("slow")
+    await plain_engine.unload("slow")
     assert b'"data":["300:0"]' in (await running).body
 
 
-async def test_rest_calls_without_an_engine_or_time_are_not_answered(engine: EmbeddedEngine) -> None:
+async def test_rest_calls_without_an_engine_or_time_are_not_answered(plain_engine: EmbeddedEngine) -> None:
     """As Relay says: the transport tells of what no engine answered."""
-    relay = EmbeddedRelay(engine)
+    relay = EmbeddedRelay(plain_engine)
     with pytest.raises(DeadlineExceeded):
         await relay.http(infer_x(), deadline=time.monotonic() - 1)
-    await engine.aclose()
+    await plain_engine.aclose()
     with pytest.raises(BackendUnavailable):
         await relay.http(infer_x(), deadline=None)
     with pytest.raises(BackendUnavailable):
         await relay.http(get("/v2/models/plain"), deadline=None)
 
 
-async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(engine: EmbeddedEngine) -> None:
+async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(plain_engine: EmbeddedEngine) -> None:
     """Others are served while a long body is read and refused."""
     turns = 0
 
@@ -113,14 +100,14 @@ async def test_rest_body_of_megabytes_of_json_leaves_the_event_loop_free(engine:
     body = {"inputs": [{**X, "shape": [100_000, 3], "data": [0.12345678] * 300_000}]}
     call = infer("plain", body)
     before = turns
-    answer = await EmbeddedRelay(engine).http(call, deadline=None)
+    answer = await EmbeddedRelay(plain_engine).http(call, deadline=None)
     others.cancel()
     assert b"batch-size must be <= 8" in answer.body
     assert turns - before > 20
 
 
 def test_version_that_is_told_is_the_projects() -> None:
-    """One version, in two places."""
+    """What /v2 answers with is what is released."""
     assert tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 
 

@@ -4,11 +4,9 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from structlog.testing import capture_logs
 
 from server.backends.embedded import repository_reader
@@ -27,20 +25,6 @@ from tests.contract.models import config, x_and_y
 TENSORS = """input [ { name: "x" data_type: TYPE_FP32 dims: [ 3 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
-
-
-@pytest_asyncio.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
-    """An engine over an empty repository, in which one request of a model may wait."""
-    (tmp_path / "models").mkdir()
-    embedded = EmbeddedEngine((tmp_path / "models",), max_waiting=1)
-    yield embedded
-    await embedded.aclose()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    return tmp_path / "models"
 
 
 OTHER_MODELS = {

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import numpy as np
 import onnxruntime
 import pytest
@@ -19,8 +18,8 @@ from server.vision.accuracy import average_precision, read_annotations
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, is_serving, look_up, start_embedded, write_models
 from tests.integration.living import family
-from tests.integration.pictures import fastestdet_boxes, fastestdet_input, frames, jpeg
-from tests.integration.test_image_endpoint import INPUT, OUTPUT, assert_same_boxes, thresholds
+from tests.integration.pictures import frames
+from tests.integration.test_image_endpoint import assert_answers_as_plain_onnxruntime
 from tests.integration.test_models import penstock, state_of
 from tests.integration.web import call
 from tests.tiny_models import CONFIG, IDENTITY, write_model
@@ -60,21 +59,7 @@ def test_embedded_serves_an_onnx_model_to_the_real_clients(embedded: RunningStac
 def test_embedded_detector_answers_pictures_as_plain_onnxruntime_does(embedded: RunningStack, shared_dir: Path) -> None:
     """Boxes within IoU 0.99 and scores within 1e-3, as through Triton."""
     reference = onnxruntime.InferenceSession(str(shared_dir / "models" / "FastestDet.onnx"))
-    score_threshold, iou_threshold = thresholds(embedded)
-    boxes = 0
-    for picture in frames(shared_dir / "media" / "vtest.avi"):
-        body = jpeg(picture)
-        answer = call("POST", f"{embedded.http_url}/v2/models/fastestdet/image", body, {"content-type": "image/jpeg"})
-        assert answer.status == 200, answer.body
-        decoded = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
-        (output,) = reference.run([OUTPUT], {INPUT: fastestdet_input(decoded)})
-        height, width = decoded.shape[:2]
-        expected = fastestdet_boxes(
-            output, width=width, height=height, score_threshold=score_threshold, iou_threshold=iou_threshold
-        )
-        assert_same_boxes(answer.json["results"][0]["detections"], expected)
-        boxes += len(expected)
-    assert boxes >= 5
+    assert_answers_as_plain_onnxruntime(embedded, frames(shared_dir / "media" / "vtest.avi"), reference)
 
 
 def test_embedded_serves_street_where_there_is_no_triton(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from tritonclient.grpc import service_pb2
 
+from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.model import version_number
 from server.backends.embedded.wire.grpc_messages import (
@@ -22,7 +23,7 @@ from server.backends.embedded.wire.inference import (
     refuse_repository,
     response_bytes,
 )
-from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, VERSION
+from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 
 Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]

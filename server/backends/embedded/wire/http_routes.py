@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.errors import plain_error
 from server.backends.embedded.wire.grpc_messages import metadata_message
@@ -22,7 +23,7 @@ from server.backends.embedded.wire.inference import (
     response_bytes,
 )
 from server.backends.embedded.wire.json_messages import json_of_message
-from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, VERSION
+from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME
 from server.core.compression import inflate
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter

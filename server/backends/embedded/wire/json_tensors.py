@@ -10,21 +10,10 @@ import msgspec
 import numpy as np
 
 from server.core.errors import InvalidRequest
-from server.core.tensor import Array, Datatype, Tensor
+from server.core.tensor import FLOATS, Array, Datatype, Tensor
 
 BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
-_INTEGERS = {
-    Datatype.UINT8: np.uint8,
-    Datatype.UINT16: np.uint16,
-    Datatype.UINT32: np.uint32,
-    Datatype.UINT64: np.uint64,
-    Datatype.INT8: np.int8,
-    Datatype.INT16: np.int16,
-    Datatype.INT32: np.int32,
-    Datatype.INT64: np.int64,
-}
 _UNSIGNED = (Datatype.UINT8, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64)
-_FLOATS = {Datatype.FP32: np.float32, Datatype.FP64: np.float64}
 _NESTING = b"[] \t\r\n"
 _ODD_NUMBERS = {b"NaN": math.nan, b"Infinity": math.inf, b"-Infinity": -math.inf}
 _EMPTY_ARRAYS = re.compile(rb",{2,}")
@@ -82,11 +71,11 @@ def _array(text: bytes, datatype: Datatype) -> Array:
     """All elements, in one dimension."""
     if datatype is Datatype.BOOL:
         return _joined(text, lambda piece: np.array(_OF_BOOLEANS.decode(piece), np.bool_))
-    if datatype in _FLOATS:
+    if datatype in FLOATS:
         with np.errstate(over="ignore"):  # what FP32 cannot hold is an infinity, as in C++
-            return _joined(text, _floats).astype(_FLOATS[datatype])
+            return _joined(text, _floats).astype(datatype.dtype)
     wide = np.uint64 if datatype in _UNSIGNED else np.int64
-    return _joined(text, lambda piece: np.array(_OF_INTEGERS.decode(piece), wide)).astype(_INTEGERS[datatype])
+    return _joined(text, lambda piece: np.array(_OF_INTEGERS.decode(piece), wide)).astype(datatype.dtype)
 
 
 def _joined(text: bytes, read: Callable[[bytes], Array]) -> Array:
