@@ -10,7 +10,7 @@ TRITON_VENV := .venv-triton
 BIN := $(VENV)/bin
 # uv is quick; pip is the way out where only pip is configured for this machine's index.
 install = $(BIN)/uv pip install -q --python $(1)/bin/python --require-hashes $(2) || $(BIN)/pip --python $(1)/bin/python install -q --require-hashes $(2)
-LOCKS := requirements/bootstrap.txt requirements/base.txt
+LOCKS := requirements/bootstrap.txt requirements/load.txt
 TRITON_LOCKS := requirements/triton.txt requirements/triton-server.txt
 # Triton's wheel is for Linux on x86-64 with glibc 2.35 or newer.
 RUNS_TRITON := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && \
@@ -48,8 +48,8 @@ $(VENV)/.uv: requirements/bootstrap.txt
 	@echo "building $(VENV) from the locks" && $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	@touch $@
 
-$(VENV)/.base: $(VENV)/.uv requirements/base.txt pyproject.toml
-	@$(call install,$(VENV),-r requirements/base.txt)
+$(VENV)/.base: $(VENV)/.uv requirements/load.txt pyproject.toml
+	@$(call install,$(VENV),-r requirements/load.txt)
 	@$(BIN)/python requirements/link.py
 	@touch $@
 
