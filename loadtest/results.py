@@ -139,6 +139,19 @@ class Second(msgspec.Struct, frozen=True):
     rss_mib: float | None = None
 
 
+class Load(msgspec.Struct, frozen=True):
+    """What was read of the machines around one moment, in seconds since the run's start; None: nobody could read it.
+
+    server_cpu: cores used by the server's processes; machine_cpu: busy share of all cores; gpu: share of time.
+    """
+
+    at_s: float
+    server_cpu: float | None = None
+    machine_cpu: float | None = None
+    gpu: float | None = None
+    rss_mib: float | None = None
+
+
 class ServerQuantile(msgspec.Struct, frozen=True):
     """A quantile by a histogram's buckets: it lies between low and high. high is inf above the last bucket."""
 
