@@ -219,7 +219,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """A figure that targets speak of. measure: p99_ms, ok_per_s, error_share, … (the list: loadtest/measures.py)."""
+    """A figure that targets speak of. measure: p99_ms, ok_per_s, … (the list: loadtest/measure/measures.py)."""
 
     measure: str
     unit: str

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from loadtest.measure.measures import measure
 from loadtest.measure.summary import PhaseFacts, summarise_phase
 from loadtest.results import (
     GeneratorHealth,
@@ -278,6 +279,7 @@ def make_run(
         for (_, phase, side), group in groups.items()
     )
     rounds = max(record.round for record in records)
+    reloads = make_reloads(rounds) if has_reloads else ()
     has_beside = any(side is Side.BESIDE for _, _, side in groups)
     return Run(
         scenario=scenario,
@@ -295,6 +297,7 @@ def make_run(
         rounds=rounds,
         seed=seed,
         phases=phases,
-        reloads=make_reloads(rounds) if has_reloads else (),
+        reloads=reloads,
+        measurements=measure(phases, reloads),
         complaints=complaints,
     )
