@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from loadtest.bench.closed_loop import Call, Lap, run_closed_loop
-from loadtest.bench.process_cpu import CpuMeter
+from loadtest.witness.process_cpu import CpuMeter
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ import uvloop
 
 from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.cost import Measured, Meters
-from loadtest.bench.process_cpu import NotListening, meter_of_port
 from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
 from loadtest.bench.stages import StageLap, StageProcesses, raw_tensors
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer
 from loadtest.payloads import MEDIA_TYPES, Picture, make_pictures
+from loadtest.witness.process_cpu import NotListening, meter_of_port
 from server.backends.config_pbtxt import config_from_proto
 from server.core.model import ModelConfig
 from server.vision.card import card_from_config

@@ -21,9 +21,9 @@ import uvloop
 
 from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.cost import Measured, Meters
-from loadtest.bench.process_cpu import NotListening, meter_of_port
 from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, grpc_infer, http_infer
+from loadtest.witness.process_cpu import NotListening, meter_of_port
 from server.backends.config_pbtxt import config_from_proto
 from server.core.tensor import Tensor, tensor_from_numpy
 

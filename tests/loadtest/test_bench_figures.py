@@ -14,12 +14,12 @@ from loadtest.bench.closed_loop import Lap, make_lap, run_closed_loop
 from loadtest.bench.cost import Measured
 from loadtest.bench.image_endpoint import Rounds, harmonic_limit, result_of, table
 from loadtest.bench.image_endpoint import parse_arguments as image_options
-from loadtest.bench.process_cpu import NotListening, meter_of_port
 from loadtest.bench.relay import parse_arguments as relay_options
 from loadtest.bench.report import format_table, spread, write_json
 from loadtest.bench.stages import StageLap, StageProcesses
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer, http_infer
 from loadtest.payloads import make_pictures
+from loadtest.witness.process_cpu import NotListening, meter_of_port
 from server.core.tensor import Datatype, Tensor
 from server.vision.spec import PrepareSpec
 from tests.loadtest.stand_in import running_stand_in
