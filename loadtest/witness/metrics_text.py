@@ -1,6 +1,7 @@
 """A server's own /metrics page, fetched and read."""
 
 import math
+from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -39,12 +40,17 @@ async def fetch_page(session: aiohttp.ClientSession, url: str, *, timeout_s: flo
 
 
 async def fetch_bytes(
-    session: aiohttp.ClientSession, url: str, *, timeout_s: float, query: dict[str, str] | None = None
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    timeout_s: float,
+    query: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> bytes:
     """The body of a 200, up to 8 MiB. Raises MetricsError."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
-        async with session.get(url, params=query, timeout=timeout, allow_redirects=False) as response:
+        async with session.get(url, params=query, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status != 200:
                 raise MetricsError(f"{url} answers {response.status}, not 200")
             return await _read(response, url)
