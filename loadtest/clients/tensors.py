@@ -49,8 +49,13 @@ def make_grpc_request(
 ) -> service_pb2.ModelInferRequest:
     """A request with every input of the model, contents raw; sizes, batch, seed and errors as of `make_tensors`."""
     specs = [InputSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
-    request = service_pb2.ModelInferRequest(model_name=metadata.name)
-    for tensor in make_tensors(specs, batch=batch, sizes=sizes, seed=seed):
+    return grpc_request_of(metadata.name, make_tensors(specs, batch=batch, sizes=sizes, seed=seed))
+
+
+def grpc_request_of(model: str, tensors: Iterable[InputTensor]) -> service_pb2.ModelInferRequest:
+    """The tensors as a request, contents raw."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.content)
     return request
