@@ -1,0 +1,1 @@
+"""Side by side with others: one model and pictures behind FastAPI, LitServe, Ray Serve, BentoML, MLServer, us."""

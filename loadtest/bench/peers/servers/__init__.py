@@ -1,0 +1,1 @@
+"""What runs in the peers' own environments: one file a peer, and the vision that they share. No import of ours."""

@@ -1,0 +1,204 @@
+"""The vision that every peer shares, so that servers are compared and not detectors: JPEG to boxes, as ours does it.
+
+It runs in the peers' environments: numpy, OpenCV and ONNX Runtime, nothing of ours. What the model wants comes as JSON
+in PEER_MODEL. The steps are the gateway's own (server/vision), resize and table look-up included; only the JPEG decoder
+is another build of libjpeg-turbo, OpenCV's.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+Floats = npt.NDArray[np.float32]
+ENVIRONMENT_NAME = "PEER_MODEL"
+_MOST_CANDIDATES = 1024
+
+
+class Box(TypedDict):
+    """A box in the pixels of the picture."""
+
+    xyxy: list[float]
+    class_id: int
+    label: str
+    score: float
+
+
+class Answer(TypedDict):
+    """What a peer answers to a picture."""
+
+    detections: list[Box]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What the model wants and answers. threads: intra-op, of each session. has_batch_axis: several pictures a run.
+
+    keeps_aspect: the picture's proportions stay, black is added at the right and the bottom.
+    """
+
+    file: str
+    input_name: str
+    outputs: tuple[str, ...]
+    width: int
+    height: int
+    is_bgr: bool
+    keeps_aspect: bool
+    scale: float
+    parser: str
+    score_threshold: float
+    iou_threshold: float
+    labels: tuple[str, ...]
+    has_batch_axis: bool
+    threads: int = 1
+
+
+def read_card() -> Card:
+    """The card in the environment."""
+    return Card(**json.loads(os.environ[ENVIRONMENT_NAME]))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The network's input (3, H, W), the picture's size, and network pixels for one of the picture's, per axis."""
+
+    array: Floats
+    width: int
+    height: int
+    scale_x: float
+    scale_y: float
+
+
+class Detector:
+    """One session of the model. Safe to use from several threads."""
+
+    def __init__(self, card: Card) -> None:
+        cv2.setNumThreads(1)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = card.threads
+        self._card = card
+        self._session = onnxruntime.InferenceSession(card.file, options, providers=["CPUExecutionProvider"])
+        self._table = (card.scale * np.arange(256, dtype=np.float64)).astype(np.float32)
+
+    def detect(self, jpeg: bytes) -> Answer:
+        """The boxes of one picture."""
+        return self.detect_many([jpeg])[0]
+
+    def detect_many(self, jpegs: Sequence[bytes]) -> list[Answer]:
+        """The boxes of each picture, which share one run of the network where it has a batch axis."""
+        return self.infer([self.prepare(jpeg) for jpeg in jpegs])
+
+    def prepare(self, jpeg: bytes) -> Prepared:
+        """Decoded, resized, normalised. Raises ValueError for what is no picture."""
+        card = self._card
+        color = cv2.IMREAD_COLOR_BGR if card.is_bgr else cv2.IMREAD_COLOR_RGB
+        pixels = cv2.imdecode(np.frombuffer(jpeg, np.uint8), color)
+        if pixels is None:
+            raise ValueError(f"{len(jpeg)} bytes that OpenCV cannot decode: send a JPEG")
+        height, width = pixels.shape[:2]
+        to_width, to_height = self._size(width, height)
+        resized = pixels
+        if (width, height) != (to_width, to_height):
+            resized = cv2.resize(pixels, (to_width, to_height), interpolation=cv2.INTER_LINEAR)
+        right, bottom = card.width - to_width, card.height - to_height
+        if right or bottom:
+            resized = cv2.copyMakeBorder(resized, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=0)
+        array = np.empty((3, card.height, card.width), np.float32)
+        for plane, channel in zip(array, cv2.split(resized), strict=True):
+            cv2.LUT(channel, self._table, dst=plane)
+        return Prepared(array, width, height, to_width / width, to_height / height)
+
+    def infer(self, batch: Sequence[Prepared]) -> list[Answer]:
+        """The boxes of each prepared picture."""
+        if not self._card.has_batch_axis:
+            return [self._parse(self._run(one.array[np.newaxis]), 0, one) for one in batch]
+        outputs = self._run(np.stack([one.array for one in batch]))
+        return [self._parse(outputs, row, one) for row, one in enumerate(batch)]
+
+    def _size(self, width: int, height: int) -> tuple[int, int]:
+        card = self._card
+        if not card.keeps_aspect:
+            return card.width, card.height
+        scale = min(card.width / width, card.height / height)
+        return max(round(width * scale), 1), max(round(height * scale), 1)
+
+    def _run(self, images: Floats) -> list[Floats]:
+        outputs: list[Floats] = self._session.run(list(self._card.outputs), {self._card.input_name: images})
+        return outputs
+
+    def _parse(self, outputs: Sequence[Floats], row: int, picture: Prepared) -> Answer:
+        card = self._card
+        parse = _center_heatmap if card.parser == "center-heatmap" else _fastestdet
+        xyxy, score, class_id = parse([output[row] for output in outputs], card.score_threshold)
+        kept = _suppress(xyxy, score, class_id, card.iou_threshold)
+        side = np.array([card.width / picture.scale_x, card.height / picture.scale_y] * 2)
+        limit = np.array([picture.width, picture.height] * 2, np.float64)
+        source = np.clip(xyxy[kept] * side, 0.0, limit)
+        return {
+            "detections": [
+                {"xyxy": box.round(3).tolist(), "class_id": int(k), "label": self._label(int(k)), "score": float(s)}
+                for box, s, k in zip(source, score[kept], class_id[kept], strict=True)
+                if box[2] > box[0] and box[3] > box[1]
+            ]
+        }
+
+    def _label(self, class_id: int) -> str:
+        return self._card.labels[class_id] if class_id < len(self._card.labels) else ""
+
+
+_Found = tuple[Floats, Floats, npt.NDArray[np.int64]]
+
+
+def _center_heatmap(outputs: Sequence[Floats], threshold: float) -> _Found:
+    """Boxes in fractions of the network's image, scores, classes."""
+    heat, distances = outputs
+    _, rows, columns = heat.shape
+    score = (1 / (1 + np.exp(-np.maximum(heat, -60.0)))).astype(np.float32)
+    padded = np.pad(heat, ((0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    tallest = np.maximum.reduce([padded[:, :rows], padded[:, 1 : rows + 1], padded[:, 2:]])
+    tallest = np.maximum.reduce([tallest[..., :columns], tallest[..., 1 : columns + 1], tallest[..., 2:]])
+    class_id, row, column = np.nonzero((score > threshold) & (heat >= tallest))
+    reach = np.exp(np.clip(distances[:, row, column].astype(np.float64), -20.0, 20.0))
+    middle = np.stack([column + 0.5, row + 0.5])
+    xyxy = np.concatenate([middle - reach[:2], middle + reach[2:]]).T / np.array([columns, rows] * 2)
+    return xyxy.astype(np.float32), score[class_id, row, column], class_id
+
+
+def _fastestdet(outputs: Sequence[Floats], threshold: float) -> _Found:
+    """Boxes in fractions of the network's image, scores, classes."""
+    channels, rows, columns = outputs[0].shape
+    cells = outputs[0].reshape(channels, rows * columns)
+    class_id = cells[5:].argmax(axis=0)
+    likelihood = np.take_along_axis(cells[5:], class_id[np.newaxis], axis=0)[0]
+    score = np.clip(cells[0], 0.0, 1.0) ** 0.6 * np.clip(likelihood, 0.0, 1.0) ** 0.4
+    hot = np.flatnonzero(score > threshold)
+    offset, side = np.tanh(cells[1:3, hot].astype(np.float64)), 0.5 * (1 + np.tanh(0.5 * cells[3:5, hot]))
+    centre = (np.stack([hot % columns, hot // columns]) + offset) / np.array([[columns], [rows]])
+    xyxy = np.concatenate([centre - side / 2, centre + side / 2]).T.astype(np.float32)
+    return xyxy, score[hot], class_id[hot]
+
+
+def _suppress(
+    xyxy: Floats, score: Floats, class_id: npt.NDArray[np.int64], iou_threshold: float
+) -> npt.NDArray[np.int64]:
+    """Indices of the boxes to keep, the best first: greedy, a class at a time."""
+    order = np.argsort(-score, kind="stable")[:_MOST_CANDIDATES]
+    boxes, classes = xyxy[order].astype(np.float64), class_id[order]
+    areas = np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None), axis=1)
+    is_kept = np.ones(len(order), np.bool_)
+    for best in range(len(order)):
+        if is_kept[best]:
+            rest = best + 1 + np.flatnonzero(is_kept[best + 1 :] & (classes[best + 1 :] == classes[best]))
+            low, high = np.maximum(boxes[best, :2], boxes[rest, :2]), np.minimum(boxes[best, 2:], boxes[rest, 2:])
+            shared = np.prod(np.clip(high - low, 0.0, None), axis=1)
+            union = areas[best] + areas[rest] - shared
+            overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+            is_kept[rest[overlap > iou_threshold]] = False
+    kept: npt.NDArray[np.int64] = order[is_kept]
+    return kept
