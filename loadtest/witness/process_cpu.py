@@ -71,8 +71,8 @@ def meter_of_server(host: str, port: int) -> CpuMeter:
     something that only passes connections on (a container's proxy, a tunnel).
     """
     where = f"{host}:{port}"
-    addresses = _addresses(host, port)
-    if not addresses & (_own_addresses() | WILDCARDS):
+    addresses = _addresses(host)
+    if not is_this_machine(host):
         raise NotListening(f"{where} is another machine, whose processes cannot be seen from here")
     found = _listeners(port, addresses | WILDCARDS)
     if not found:
@@ -85,6 +85,11 @@ def meter_of_server(host: str, port: int) -> CpuMeter:
     while (parent := root.parent()) and parent.pid not in ourselves and _is_same_program(parent, root):
         root = parent
     return CpuMeter(root)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or an address is one of this machine's. Raises NotListening where the name has no address."""
+    return bool(_addresses(host) & (_own_addresses() | WILDCARDS))
 
 
 def _is_same_program(parent: psutil.Process, child: psutil.Process) -> bool:
@@ -119,9 +124,9 @@ def _listeners(port: int, addresses: Iterable[str] | None) -> list[psutil.Proces
         raise NotListening(f"the process that listened on port {port} has just ended") from error
 
 
-def _addresses(host: str, port: int) -> set[str]:
+def _addresses(host: str) -> set[str]:
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise NotListening(f"{host} has no address: {error}") from error
 
