@@ -126,5 +126,5 @@ def _cpu_a_second(phase: PhaseResult, count: int) -> Floats | None:
         return None
     mean = sum(cores) / len(cores)
     by_second = [mean if second.server_cpu is None else second.server_cpu for second in phase.timeline]
-    total_ms = phase.cpu_ms_per_ok * phase.all.ok
-    return np.array([total_ms * cores / sum(by_second) for cores in by_second])
+    ms_a_core = phase.cpu_ms_per_ok * phase.all.ok / sum(by_second)
+    return np.array(by_second) * ms_a_core

@@ -5,7 +5,7 @@ open 95 times in 100, by the bootstrap over seconds. It knows only what these ru
 server to the next, or from hour to hour, is in it only as far as the rounds were apart.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
