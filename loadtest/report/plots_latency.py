@@ -1,0 +1,292 @@
+"""The plots of what clients saw: latency distribution, course over time, throughput against offered rate."""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from loadtest.report.curve_sections import BINS_A_DECADE
+from loadtest.report.offered import OfferedPoint, knee_of, offered_points
+from loadtest.report.plots_canvas import (
+    BAD,
+    BAND,
+    GOOD,
+    GREY,
+    INK,
+    PALE,
+    STRONG,
+    label,
+    log_latency,
+    new_figure,
+    slo_line,
+    widen,
+)
+from loadtest.report.rounds import PhaseRounds, drawn_phases
+from loadtest.report.timeline import Series, Stretch, series_of, stretches
+from loadtest.report.wording import plain_number
+from loadtest.results import Run, Side
+
+_BIN = 10 ** (1 / BINS_A_DECADE)
+_TAILS = (0.5, 0.9, 0.99, 0.999, 0.9999)
+Histogram = Sequence[tuple[float, int]]
+
+
+def draw_latency(run: Run) -> Figure:
+    """A row a phase: histogram to the left, latency by percentile to the right; both sides of a phase together."""
+    phases = [phase for phase in drawn_phases(run) if phase.histogram()]
+    names = list(dict.fromkeys(phase.phase for phase in phases))
+    figure, axes = new_figure(len(names), 0.5 + 2.9 * len(names), columns=2)
+    bounds = [upper_ms for phase in phases for upper_ms, _ in phase.histogram()]
+    limits = widen(min(bounds) / _BIN, max(bounds))
+    for row, name in enumerate(names):
+        sides = [phase for phase in phases if phase.phase == name]
+        _histograms(axes[2 * row], sides, run.slo_p99_ms, limits)
+        _percentile_curves(axes[2 * row + 1], sides, run.slo_p99_ms, limits)
+    return figure
+
+
+def draw_time(run: Run) -> Figure:
+    """Percentiles above, rates below, on one axis of time."""
+    figure, (above, below) = new_figure(2, 5.6, is_shared=True)
+    sides = [side for side in Side if any(result.side is side for result in run.phases)]
+    series = {side: series_of(run, side) for side in sides}
+    shown = [value for one in series.values() for value in (*one.p50_ms, *one.p99_ms) if value > 0]
+    _over_time(above, series, len(sides) > 1)
+    if shown:
+        above.set_ylim(*widen(min(shown), max(*shown, _slo_if_near(run.slo_p99_ms, max(shown)))))
+    log_latency(above)
+    slo_line(above, run.slo_p99_ms)
+    above.set_ylabel("latency, ms")
+    _rates(below, series)
+    below.set_xlabel("seconds since the run's start")
+    below.set_ylabel("requests a second")
+    shade_phases([above, below], stretches(run))
+    return figure
+
+
+def draw_throughput(run: Run) -> Figure:
+    """Answered against offered above, p99 against offered below."""
+    figure, (above, below) = new_figure(2, 6.4, is_shared=True)
+    sides = [side for side in Side if offered_points(run, side)]
+    points = {side: offered_points(run, side) for side in sides}
+    for side in sides:
+        _answered(above, points[side], side, run.slo_p99_ms)
+        _slow(below, points[side], side, run.slo_p99_ms)
+    _finish_throughput(above, below, points, run.slo_p99_ms)
+    knee = knee_of(run)
+    if knee is not None:
+        _mark_knee(above, below, knee)
+    return figure
+
+
+def shade_phases(axes: Sequence[Axes], phases: Sequence[Stretch]) -> None:
+    """Every other phase on a grey band; its name above the first axes where there is room for it."""
+    begins, ends = min(phase.began_s for phase in phases), max(phase.ends_s for phase in phases)
+    length = max(ends - begins, 1e-9)
+    for one in axes:
+        one.set_xlim(begins, ends)
+        for phase in phases[::2]:
+            one.axvspan(phase.began_s, phase.ends_s, color=BAND, linewidth=0, zorder=0)
+    for phase in phases:
+        _name_phase(axes[0], phase, share=(phase.ends_s - phase.began_s) / length)
+
+
+def _name_phase(axes: Axes, phase: Stretch, *, share: float) -> None:
+    name = phase.phase if phase.side is Side.TARGET else f"{phase.phase} (beside)"
+    room = int(share * 100)
+    if share < 0.018:
+        return
+    is_upright = room < len(label(name))
+    axes.annotate(
+        label(name, at_most=18 if is_upright else 40),
+        ((phase.began_s + phase.ends_s) / 2, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=8.5,
+        color=GREY,
+        rotation=90 if is_upright else 0,
+        annotation_clip=False,
+    )
+
+
+def _histograms(axes: Axes, sides: Sequence[PhaseRounds], slo_ms: float, limits: tuple[float, float]) -> None:
+    for phase in sides:
+        histogram = phase.histogram()
+        total = sum(amount for _, amount in histogram)
+        edges, heights = _steps(histogram, total)
+        is_alone = len(sides) == 1
+        axes.stairs(heights, edges, fill=is_alone or phase.side is Side.TARGET, color=PALE[phase.side], alpha=0.7)
+        axes.stairs(heights, edges, color=STRONG[phase.side], linewidth=1.4, label=phase.side.value)
+    axes.set_xlim(*limits)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.12)
+    log_latency(axes, is_x=True)
+    slo_line(axes, slo_ms, is_x=True)
+    axes.set_title(label(sides[0].phase, at_most=40))
+    axes.set_xlabel("latency, ms")
+    axes.set_ylabel("share of requests, %")
+    if len(sides) > 1:
+        axes.legend(loc="upper right")
+
+
+def _steps(histogram: Histogram, total: int) -> tuple[list[float], list[float]]:
+    """Edges and heights of all bins from the first to the last, the empty ones too."""
+    counts = {_place(upper_ms): amount for upper_ms, amount in histogram}
+    first, last = min(counts), max(counts)
+    edges = [_BIN ** (place - 1) for place in range(first, last + 2)]
+    return edges, [100 * counts.get(place, 0) / total for place in range(first, last + 1)]
+
+
+def _place(upper_ms: float) -> int:
+    return round(math.log10(upper_ms) * BINS_A_DECADE)
+
+
+def _percentile_curves(axes: Axes, sides: Sequence[PhaseRounds], slo_ms: float, limits: tuple[float, float]) -> None:
+    """The share on an axis on which each further nine is as wide as the one before it."""
+    deepest = 1.0
+    for phase in sides:
+        histogram = phase.histogram()
+        total = sum(amount for _, amount in histogram)
+        nines, latencies = _curve(histogram, total)
+        deepest = max(deepest, nines[-1])
+        axes.plot(nines, latencies, color=STRONG[phase.side], linewidth=1.8, label=phase.side.value)
+    axes.set_xlim(0, deepest)
+    axes.set_ylim(*limits)
+    log_latency(axes)
+    slo_line(axes, slo_ms)
+    ticks = [tail for tail in _TAILS if _nines(tail) <= deepest + 1e-9]
+    axes.xaxis.set_major_locator(FixedLocator([0.0, *map(_nines, ticks)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda nines, _: f"{plain_percent(1 - 10**-nines)}"))
+    axes.set_xlabel("share of requests, % (each further nine as wide)")
+    axes.set_ylabel("answered within, ms")
+
+
+def plain_percent(share: float) -> str:
+    """0.999 as 99.9."""
+    return f"{100 * share:.4f}".rstrip("0").rstrip(".")
+
+
+def _nines(share: float) -> float:
+    return -math.log10(1 - share)
+
+
+def _curve(histogram: Histogram, total: int) -> tuple[list[float], list[float]]:
+    """Latency by share: the lower edge of the first bin at 0, then each bin's upper edge; the last one at its count."""
+    nines, latencies = [0.0], [histogram[0][0] / _BIN]
+    seen = 0
+    for upper_ms, amount in histogram:
+        seen += amount
+        nines.append(_nines(min(seen / total, 1 - 0.5 / total)))
+        latencies.append(upper_ms)
+    return nines, latencies
+
+
+def _slo_if_near(slo_ms: float, highest_ms: float) -> float:
+    return slo_ms if slo_ms < 20 * highest_ms else 0.0
+
+
+def _over_time(axes: Axes, series: dict[Side, Series], has_sides: bool) -> None:
+    for side, one in series.items():
+        told = f" {side.value}" if has_sides else ""
+        axes.plot(one.at_s, one.p99_ms, color=STRONG[side], linewidth=1.5, marker=".", markersize=3, label=f"p99{told}")
+        axes.plot(one.at_s, one.p50_ms, color=PALE[side], linewidth=1.5, marker=".", markersize=3, label=f"p50{told}")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _rates(axes: Axes, series: dict[Side, Series]) -> None:
+    for side, one in series.items():
+        told = f" {side.value}" if len(series) > 1 else ""
+        axes.plot(
+            one.at_s,
+            one.offered,
+            color=GREY,
+            linewidth=1,
+            linestyle=":",
+            marker=".",
+            markersize=2,
+            label="offered" if side is Side.TARGET else None,
+        )
+        axes.plot(
+            one.at_s, one.ok, color=STRONG[side], linewidth=1.5, marker=".", markersize=3, label=f"answered{told}"
+        )
+        if any(value > 0 for value in one.bad):
+            axes.plot(
+                one.at_s,
+                one.bad,
+                color=BAD,
+                linewidth=1.2,
+                linestyle="--",
+                marker="x",
+                markersize=3,
+                label=f"went wrong{told}",
+            )
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _answered(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
+    axes.plot([p.offered_per_s for p in points], [p.ok_per_s for p in points], color=PALE[side], linewidth=1)
+    _scatter(axes, [(p.offered_per_s, p.ok_per_s, p.keeps(slo_ms)) for p in points], side)
+
+
+def _slow(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
+    told = [(p.offered_per_s, p.p99_ms, p.keeps(slo_ms)) for p in points if p.p99_ms is not None]
+    axes.plot([x for x, _, _ in told], [y for _, y, _ in told], color=PALE[side], linewidth=1)
+    _scatter(axes, told, side)
+
+
+def _scatter(axes: Axes, points: Sequence[tuple[float, float, bool]], side: Side) -> None:
+    good = [(x, y) for x, y, keeps in points if keeps]
+    bad = [(x, y) for x, y, keeps in points if not keeps]
+    colour = {Side.TARGET: GOOD, Side.BESIDE: STRONG[Side.BESIDE]}[side]
+    told = "" if side is Side.TARGET else " (beside)"
+    if good:
+        axes.plot(*zip(*good, strict=True), "o", color=colour, markersize=6, label=f"keeps the SLO{told}")
+    if bad:
+        axes.plot(
+            *zip(*bad, strict=True),
+            "x",
+            color=BAD if side is Side.TARGET else colour,
+            markersize=6.5,
+            markeredgewidth=1.8,
+            label=f"does not{told}",
+        )
+
+
+def _finish_throughput(above: Axes, below: Axes, points: dict[Side, tuple[OfferedPoint, ...]], slo_ms: float) -> None:
+    everything = [point for side in points.values() for point in side]
+    highest = max(point.offered_per_s for point in everything) * 1.05
+    above.plot([0, highest], [0, highest], color=GREY, linestyle="--", linewidth=1, label="all answered", zorder=1)
+    above.set_xlim(0, highest)
+    above.set_ylim(0, highest)
+    above.set_ylabel("answered a second")
+    above.legend(loc="upper left")
+    told = [point.p99_ms for point in everything if point.p99_ms]
+    if told:
+        below.set_ylim(*widen(min(*told, slo_ms), max(*told, slo_ms)))
+    log_latency(below)
+    slo_line(below, slo_ms)
+    below.set_ylabel("p99, ms")
+    below.set_xlabel("offered, requests a second")
+
+
+def _mark_knee(above: Axes, below: Axes, knee: float) -> None:
+    for axes in (above, below):
+        axes.axvline(knee, color=INK, linewidth=1.2, zorder=1)
+    left, right = above.get_xlim()
+    is_left = (knee - left) / (right - left) > 0.75
+    above.annotate(
+        f"knee: {plain_number(knee)}/s",
+        (knee, 0.06),
+        xycoords=("data", "axes fraction"),
+        xytext=(-6 if is_left else 6, 0),
+        textcoords="offset points",
+        ha="right" if is_left else "left",
+        fontweight="bold",
+        color=INK,
+    )

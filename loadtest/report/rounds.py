@@ -1,0 +1,179 @@
+"""A run's phases with their rounds put together, and the ones worth drawing."""
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from loadtest.results import PhaseResult, RequestSummary, Run, Side, Spread, Stages
+
+MOST_DRAWN = 4
+GOOD_SHARE = 0.99
+STAGE_NAMES = ("decode", "preprocess", "queue", "infer", "postprocess")
+_TRIAL = re.compile(r"trial \d+")
+K = TypeVar("K", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRounds:
+    """One phase against one side; its rounds in order, at least one."""
+
+    phase: str
+    side: Side
+    rounds: tuple[PhaseResult, ...]
+
+    @property
+    def first(self) -> PhaseResult:
+        """The first round: what is the same in all (is_judged, is_open_loop) is read here."""
+        return self.rounds[0]
+
+    def spread(self, figure: Callable[[PhaseResult], float]) -> Spread:
+        """The figure's median, lowest and highest over the rounds."""
+        return spread_of([figure(result) for result in self.rounds])
+
+    def waited_spread(self, figure: Callable[[PhaseResult], float]) -> Spread | None:
+        """The same of a latency, over the rounds in which anything was waited for; None: in none."""
+        values = [figure(result) for result in self.rounds if result.all.latency.count]
+        return spread_of(values) if values else None
+
+    def total(self, figure: Callable[[RequestSummary], int]) -> int:
+        """The sum over the rounds."""
+        return sum(figure(result.all) for result in self.rounds)
+
+    def histogram(self) -> tuple[tuple[float, int], ...]:
+        """(upper bound in ms, count), all rounds together, ascending."""
+        return add_counts(result.all.histogram for result in self.rounds)
+
+    def batch_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(rows, answers) as the answers say, else (rows, batches) as the server's statistics say."""
+        told = add_counts(result.all.batch_sizes for result in self.rounds)
+        return told or add_counts(result.witness.batch_sizes for result in self.rounds if result.witness)
+
+    def says_batch_sizes(self) -> bool:
+        """Whether the answers themselves say in which batch they were."""
+        return any(result.all.batch_sizes for result in self.rounds)
+
+    def errors(self) -> tuple[tuple[str, int], ...]:
+        """(text, count), all rounds together, the most frequent first."""
+        counts: Counter[str] = Counter()
+        for result in self.rounds:
+            counts.update(dict(result.all.errors))
+        return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def stages(self) -> tuple[tuple[str, float], ...]:
+        """(stage, mean ms) in the order of a request's way, the rest of the service time last; empty: nobody says."""
+        told = [(result.all.stages, result.all.ok) for result in self.rounds if result.all.stages and result.all.ok]
+        if told:
+            return _split(told, self._mean_service_ms())
+        return self._witnessed_stages()
+
+    def _mean_service_ms(self) -> float:
+        counted = [(result.all.service.mean, result.all.service.count) for result in self.rounds]
+        return weighted_mean(counted)
+
+    def _witnessed_stages(self) -> tuple[tuple[str, float], ...]:
+        told = [(dict(result.witness.stages_ms), result.all.ok) for result in self.rounds if result.witness]
+        names = dict.fromkeys(name for stages, _ in told for name in stages)
+        means = [(name, weighted_mean([(stages.get(name, 0.0), ok) for stages, ok in told])) for name in names]
+        if not any(mean for _, mean in means):
+            return ()
+        return (*means, ("other", max(0.0, self._mean_service_ms() - sum(mean for _, mean in means))))
+
+
+def _split(told: Sequence[tuple[Stages, int]], service_ms: float) -> tuple[tuple[str, float], ...]:
+    """The named stages; "server" is what the server spent in none of them, "other" what was spent outside of it."""
+    means = [weighted_mean([(getattr(stages, f"{name}_ms"), ok) for stages, ok in told]) for name in STAGE_NAMES]
+    total_ms = weighted_mean([(stages.total_ms, ok) for stages, ok in told])
+    inside_ms = max(0.0, total_ms - sum(means))
+    other_ms = max(0.0, service_ms - max(total_ms, sum(means)))
+    return (*zip(STAGE_NAMES, means, strict=True), ("server", inside_ms), ("other", other_ms))
+
+
+def weighted_mean(values: Sequence[tuple[float, int]]) -> float:
+    """The mean of (value, weight); 0 where nothing weighs."""
+    weight = sum(count for _, count in values)
+    return sum(value * count for value, count in values) / weight if weight else 0.0
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Median, lowest and highest of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def add_counts(parts: Iterable[Sequence[tuple[K, int]]]) -> tuple[tuple[K, int], ...]:
+    """Counts of the same key added up, by key."""
+    counts: Counter[K] = Counter()
+    for part in parts:
+        for key, count in part:
+            counts[key] += count
+    return tuple(sorted(counts.items()))
+
+
+def phase_rounds(run: Run) -> tuple[PhaseRounds, ...]:
+    """The run's phases in the order in which they were first run, the target's before what is beside it."""
+    order = {phase: place for place, phase in enumerate(dict.fromkeys(result.phase for result in run.phases))}
+    groups: dict[tuple[int, bool], list[PhaseResult]] = {}
+    for result in run.phases:
+        groups.setdefault((order[result.phase], result.side is Side.BESIDE), []).append(result)
+    return tuple(
+        PhaseRounds(results[0].phase, results[0].side, tuple(results)) for _, results in sorted(groups.items())
+    )
+
+
+def is_knee_search(run: Run) -> bool:
+    """Whether the phases are trials of a search for the knee ("trial 1: 40/s")."""
+    open_loop = [result.phase for result in run.phases if result.is_open_loop]
+    return bool(open_loop) and all(_TRIAL.match(phase) for phase in open_loop)
+
+
+def key_phase(run: Run) -> PhaseRounds | None:
+    """The phase that the run is about: judged, else the last; of a search for the knee its best trial. None: none."""
+    target = [phase for phase in phase_rounds(run) if phase.side is Side.TARGET]
+    if is_knee_search(run):
+        return best_trial(run) or (target[0] if target else None)
+    judged = [phase for phase in target if phase.first.is_judged]
+    return judged[0] if judged else (target[-1] if target else None)
+
+
+def best_trial(run: Run) -> PhaseRounds | None:
+    """The trial of the highest rate below the lowest that broke the SLO; None where even the lowest broke it."""
+    kept = None
+    for trial in trials_by_rate(run):
+        if not keeps_slo(trial, run.slo_p99_ms):
+            break
+        kept = trial
+    return kept
+
+
+def trials_by_rate(run: Run) -> list[PhaseRounds]:
+    """The target's open-loop phases, the lowest offered rate first."""
+    trials = [phase for phase in phase_rounds(run) if phase.side is Side.TARGET and phase.first.is_open_loop]
+    return sorted(trials, key=lambda trial: trial.spread(lambda result: result.offered_per_s).median)
+
+
+def keeps_slo(phase: PhaseRounds, slo_p99_ms: float) -> bool:
+    """Whether 99 of 100 requests were answered well within the SLO, by the median of the rounds."""
+    shares = [result.all.good / result.all.intended if result.all.intended else 0.0 for result in phase.rounds]
+    p99 = phase.waited_spread(lambda result: result.all.latency.p99)
+    return p99 is not None and p99.median <= slo_p99_ms and statistics.median(shares) >= GOOD_SHARE
+
+
+def drawn_phases(run: Run) -> tuple[PhaseRounds, ...]:
+    """The phases worth a picture of their own, at most four names of them: judged ones, else the key phase.
+
+    Of a search for the knee: the best trial and the one above it. A phase's two sides stand together.
+    """
+    names = _drawn_names(run)
+    return tuple(phase for phase in phase_rounds(run) if phase.phase in names)
+
+
+def _drawn_names(run: Run) -> list[str]:
+    if is_knee_search(run):
+        trials, best = trials_by_rate(run), best_trial(run)
+        place = trials.index(best) if best else 0
+        return [trial.phase for trial in trials[place : place + 2]]
+    names = list(dict.fromkeys(result.phase for result in run.phases if result.is_judged))[:MOST_DRAWN]
+    key = key_phase(run)
+    return names or ([key.phase] if key else [])

@@ -1,0 +1,178 @@
+"""What the server says of itself: batches, stages, its load, and reloads of a model."""
+
+import statistics
+from collections.abc import Callable
+
+from loadtest.report.document import Absence, Cell, PlotName, Section, Table, drop_empty_columns
+from loadtest.report.figures_section import phase_name
+from loadtest.report.rounds import PhaseRounds, drawn_phases, phase_rounds, spread_of, weighted_mean
+from loadtest.report.verdict_section import spread_cell
+from loadtest.report.wording import NOTHING, count, number, one_line, percent
+from loadtest.results import Reload, Run, Second, Side
+
+GPU_SHARE = (
+    "GPU is NVML's utilisation: the share of time in which at least one kernel ran, however few of the GPU's cores it"
+    " used. At 100 % most of the GPU may still be idle; SM activity would be the honest figure."
+)
+_STAGE_WORDS = {
+    "server": "“server” is the server's time outside its named stages",
+    "other": "“other” is the client's service time less the server's: network, client, and, where requests timed out,"
+    " the waiting for them",
+}
+
+
+def batch_section(run: Run) -> Section | Absence:
+    """How many rows ran together."""
+    phases = [phase for phase in drawn_phases(run) if phase.batch_sizes()]
+    if not phases:
+        return Absence("Batch sizes", "Neither the answers nor the server's statistics say in which batch they ran.")
+    by_answers = all(phase.says_batch_sizes() for phase in phases)
+    source = "each answer's own word" if by_answers else "the server's statistics, a count a batch"
+    return Section(
+        "batches",
+        "Batch sizes",
+        plot=PlotName.BATCHES,
+        how_to_read="How many rows the model got at once: bars to the right mean that requests shared the engine's"
+        " time, bars at 1 that each went alone.",
+        tables=(_batches(phases),),
+        remarks=(f"By {source}.",),
+    )
+
+
+def stage_section(run: Run) -> Section | Absence:
+    """Where the time of a request goes."""
+    phases = [phase for phase in phase_rounds(run) if phase.stages()]
+    if not phases:
+        return Absence("Stages", "The server tells no timings of its own, so its time cannot be split.")
+    names = list(dict.fromkeys(name for phase in phases for name, _ in phase.stages()))
+    words = [_STAGE_WORDS[name] for name in names if name in _STAGE_WORDS]
+    return Section(
+        "stages",
+        "Where the time goes",
+        plot=PlotName.STAGES,
+        how_to_read="Each bar is the mean answer of a phase, from the moment it was sent; the widest part is what to"
+        " mend first. A queue that grows with the rate is work that waits for the engine.",
+        tables=(_stages(phases, names),),
+        remarks=(f"By the server's own timings; {'; '.join(words)}.",) if words else (),
+    )
+
+
+def load_section(run: Run) -> Section | Absence:
+    """CPU, GPU and memory."""
+    readings: dict[str, Callable[[Second], float | None]] = {
+        "server CPU": lambda second: second.server_cpu,
+        "machine CPU": lambda second: second.machine_cpu,
+        "GPU": lambda second: second.gpu,
+        "memory": lambda second: second.rss_mib,
+    }
+    missing = [name for name, pick in readings.items() if not _is_read(run, pick)]
+    if len(missing) == len(readings):
+        return Absence("CPU and GPU load", "Nobody could read the load of the server's machine.")
+    remarks = [f"Not read: {', '.join(missing)}."] if missing else []
+    return Section(
+        "load",
+        "CPU and GPU load",
+        sentences=(GPU_SHARE,) if "GPU" not in missing else (),
+        plot=PlotName.LOAD,
+        how_to_read="Server CPU is how many cores the server's processes kept busy; the machine's share counts every"
+        " process, the load generator too where it shares the machine. A machine near 100 % is the limit, whoever"
+        " fills it; memory that climbs and never falls is a leak.",
+        tables=(_loads(run),),
+        remarks=tuple(remarks),
+    )
+
+
+def reload_section(run: Run) -> Section | None:
+    """How long a model takes to load and to answer first."""
+    if not run.reloads:
+        return None
+    groups = dict.fromkeys((reload.model, reload.side) for reload in run.reloads)
+    rows = tuple(_reloads(run, model, side) for model, side in groups)
+    head = ("model", "reloads", "load ms", "first answer ms", "second answer ms")
+    return Section(
+        "reloads",
+        "Reloads",
+        sentences=("The model was unloaded and loaded again; the second answer shows what the first one paid.",),
+        tables=(Table(head, rows), _each_reload(run)),
+    )
+
+
+def _batches(phases: list[PhaseRounds]) -> Table:
+    rows = []
+    for phase in phases:
+        sizes = phase.batch_sizes()
+        total = sum(amount for _, amount in sizes)
+        alone = sum(amount for size, amount in sizes if size == 1)
+        mean = weighted_mean(sizes)
+        largest = max(size for size, _ in sizes)
+        rows.append((Cell(phase_name(phase)), *map(Cell, (number(mean), count(largest), percent(alone / total)))))
+    return Table(("phase", "mean rows", "largest", "alone"), tuple(rows))
+
+
+def _stages(phases: list[PhaseRounds], names: list[str]) -> Table:
+    rows = []
+    for phase in phases:
+        stages = dict(phase.stages())
+        cells = [Cell(number(stages.get(name, 0.0))) for name in names]
+        rows.append((Cell(phase_name(phase)), *cells, Cell(number(sum(stages.values())))))
+    table = Table(("phase", *names, "sum"), tuple(rows), caption="Mean milliseconds of an answer")
+    return drop_empty_columns(table, ("0", NOTHING))
+
+
+def _is_read(run: Run, pick: Callable[[Second], float | None]) -> bool:
+    return any(pick(second) is not None for result in run.phases for second in result.timeline)
+
+
+def _loads(run: Run) -> Table:
+    head = ("phase", "server CPU, cores", "machine CPU", "GPU", "memory MiB, mean", "memory MiB, highest")
+    rows = tuple(_load(phase) for phase in phase_rounds(run))
+    return drop_empty_columns(Table(head, rows), (NOTHING,))
+
+
+def _load(phase: PhaseRounds) -> tuple[Cell, ...]:
+    seconds = [second for result in phase.rounds for second in result.timeline]
+
+    def values(pick: Callable[[Second], float | None]) -> list[float]:
+        return [value for second in seconds if (value := pick(second)) is not None]
+
+    def mean(pick: Callable[[Second], float | None], word: Callable[[float], str]) -> Cell:
+        read = values(pick)
+        return Cell(word(statistics.fmean(read)) if read else NOTHING)
+
+    memory = values(lambda second: second.rss_mib)
+    return (
+        Cell(phase_name(phase)),
+        mean(lambda second: second.server_cpu, number),
+        mean(lambda second: second.machine_cpu, percent),
+        mean(lambda second: second.gpu, percent),
+        mean(lambda second: second.rss_mib, number),
+        Cell(number(max(memory)) if memory else NOTHING),
+    )
+
+
+def _reloads(run: Run, model: str, side: Side) -> tuple[Cell, ...]:
+    found = [reload for reload in run.reloads if (reload.model, reload.side) == (model, side)]
+    name = one_line(model) if side is Side.TARGET else f"{one_line(model)} · beside"
+
+    def cell(figure: Callable[[Reload], float]) -> Cell:
+        return spread_cell(spread_of([figure(reload) for reload in found]), is_single=len(found) < 2)
+
+    return (
+        Cell(name),
+        Cell(count(len(found))),
+        cell(lambda reload: reload.load_ms),
+        cell(lambda reload: reload.first_answer_ms),
+        cell(lambda reload: reload.second_answer_ms),
+    )
+
+
+def _each_reload(run: Run) -> Table:
+    rows = tuple(
+        (
+            Cell(one_line(reload.model)),
+            Cell(str(reload.round)),
+            *map(Cell, map(number, (reload.load_ms, reload.first_answer_ms, reload.second_answer_ms))),
+        )
+        for reload in run.reloads
+    )
+    return Table(("model", "round", "load ms", "first answer ms", "second answer ms"), rows, caption="Each reload")
