@@ -96,9 +96,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> str:
-        """The figure in words: "at least 140/s"."""
-        words = with_unit(self.figure, self.unit) if self.figure is not None else self.title
-        return words if self.comparison is Comparison.QUOTED else f"{self.comparison.replace('_', ' ')} {words}"
+        """The figure in words: "at least 140/s"; a fact without a figure is its title."""
+        return self.title if self.figure is None else wanted_in_words(self.comparison, self.figure, self.unit)
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -172,7 +171,7 @@ def slo_targets(scenario: Scenario, *, min_rate_per_s: float | None = None) -> t
 def _own(name: str, scenario: Scenario, measure: str, comparison: Comparison, figure: float) -> Target:
     return Target(
         id=name,
-        title=_MEANINGS[measure],
+        title=meaning_of(measure),
         scenarios=(scenario.name,),
         measure=measure,
         unit=UNITS[measure],
@@ -180,6 +179,17 @@ def _own(name: str, scenario: Scenario, measure: str, comparison: Comparison, fi
         figure=figure,
         source=f"slo_p99_ms of {scenario.name}" if name == "slo" else f"--{name}",
     )
+
+
+def meaning_of(measure: str) -> str:
+    """What the measure is, for a person; its name where another program measures it."""
+    return _MEANINGS.get(measure, measure)
+
+
+def wanted_in_words(comparison: str, figure: float, unit: str) -> str:
+    """What a target asks for, "at least 140/s"; of a quoted one the figure alone."""
+    words = with_unit(figure, unit)
+    return words if comparison == Comparison.QUOTED else f"{comparison.replace('_', ' ')} {words}"
 
 
 def with_unit(value: float, unit: str, *, unlike: float | None = None) -> str:
@@ -226,7 +236,7 @@ def _target(row: object, place: str, also: Collection[str]) -> Target:
     return Target(
         **values
         | {
-            "title": read.title or _MEANINGS.get(read.measure, read.measure),
+            "title": read.title or meaning_of(read.measure),
             "unit": UNITS[read.measure] if read.unit is None else read.unit,
             "hardware": read.hardware if isinstance(read.hardware, Hardware) else ANY,
             "source": read.source or place.partition(":")[0],

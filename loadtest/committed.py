@@ -1,0 +1,151 @@
+"""The results that are kept in version control, each with its verdicts: runs of scenarios, and what benches wrote."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from loadtest.results import Machine, Measurement, Run, Spread, State, Verdict
+from loadtest.targets import BENCH, UNITS, Target, scenario_targets
+from loadtest.verdict import Circumstances, judge, way_out
+
+T = TypeVar("T")
+FOLDER = Path(__file__).parent / "results"
+JUDGED = (State.PASS, State.FAIL)
+
+
+class ResultsError(ValueError):
+    """A committed result that cannot be read. The text is one sentence."""
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """One result. name: the scenario, or "bench NAME". began_at: ISO 8601, or "" (benches do not say). on: hardware."""
+
+    name: str
+    path: Path
+    began_at: str
+    on: str
+    models: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+class TargetRow(msgspec.Struct, frozen=True):
+    """A target and how it stands. on: the hardware of the result that says so; "" without one."""
+
+    target: Target
+    state: State
+    why: str
+    on: str
+
+
+class _Bench(msgspec.Struct, frozen=True):
+    """What bench.report.write_json writes. Each bench has results of its own shape."""
+
+    conditions: dict[str, str]
+    results: list[dict[str, Any]]
+
+
+def read_committed(targets: Iterable[Target], folder: Path = FOLDER) -> tuple[Committed, ...]:
+    """Every run.json and bench file one level below the folder, newest first. Raises ResultsError.
+
+    A run keeps the verdicts that it got; a bench has none, so it is judged by the targets given.
+    """
+    targets = tuple(targets)
+    files = sorted(folder.glob("*/*.json"))
+    found = [_from_run(path) if path.name == "run.json" else _from_bench(path, targets) for path in files]
+    return tuple(sorted((one for one in found if one), key=lambda one: one.began_at, reverse=True))
+
+
+def target_rows(targets: Iterable[Target], committed: Iterable[Committed]) -> tuple[TargetRow, ...]:
+    """Each target with the newest result that passed or failed it, else with the newest that speaks of it at all."""
+    committed = tuple(committed)
+    return tuple(_row(target, committed) for target in targets)
+
+
+def _row(target: Target, committed: tuple[Committed, ...]) -> TargetRow:
+    about = [(one, verdict) for one in committed for verdict in one.verdicts if verdict.target_id == target.id]
+    for one, verdict in sorted(about, key=lambda pair: pair[1].state not in JUDGED):
+        return TargetRow(target, verdict.state, verdict.why, one.on)
+    return TargetRow(target, State.NOT_MEASURED, way_out(target), "")
+
+
+def _from_run(path: Path) -> Committed:
+    run = _decoded(path, Run)
+    circumstances = Circumstances(
+        machine=run.machine,
+        models=run.models,
+        slo_p99_ms=run.slo_p99_ms,
+        server_hardware=run.server_hardware,
+        is_local=run.is_local,
+    )
+    return Committed(
+        name=run.scenario,
+        path=path,
+        began_at=run.began_at,
+        on=circumstances.server_on or "not known",
+        models=run.models,
+        measurements=run.measurements,
+        verdicts=run.verdicts,
+    )
+
+
+def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
+    """None for a bench that measures nothing that a target speaks of."""
+    bench = _decoded(path, _Bench)
+    found = re.search(r"loadtest\.bench\.(\w+)", bench.conditions.get("command", ""))
+    name = f"{BENCH}{found[1]}" if found else ""
+    if name not in _READINGS:
+        return None
+    try:
+        measurements = tuple(_READINGS[name](bench.results[0]))
+        models: tuple[str, ...] = (bench.results[0]["model"],)
+    except (LookupError, TypeError, msgspec.ValidationError) as error:
+        raise ResultsError(f"{path}: no result of {name} ({error!r}); measure it again with --json") from None
+    on = bench.conditions["cpu"].partition(", load ")[0]
+    circumstances = Circumstances(
+        machine=Machine(on, 0, 0.0, (), "", ()), models=models, slo_p99_ms=0.0, server_hardware=on
+    )
+    return Committed(
+        name=name,
+        path=path,
+        began_at="",
+        on=on,
+        models=models,
+        measurements=measurements,
+        verdicts=judge(scenario_targets(targets, name), measurements, circumstances),
+    )
+
+
+def _of_image_endpoint(result: Mapping[str, Any]) -> Iterable[Measurement]:
+    yield _measurement("limit_share", result["ratio"])
+
+
+def _of_peers(result: Mapping[str, Any]) -> Iterable[Measurement]:
+    """The first row is ours; the best peer is the one to whom our rate is the least."""
+    rounds = int(result["rounds"])
+    peers = [row for row in result["rows"] if not row["name"].startswith("penstock")]
+    best = min(peers, key=lambda row: float(row["rate_ratio"]["median"]))
+    yield _measurement("rate_ratio", best["rate_ratio"], rounds)
+    yield _measurement("p99_ratio", best["p99_ratio"], rounds)
+    yield _measurement("cpu_ms_per_ok", result["rows"][0]["server_ms"], rounds)
+
+
+_READINGS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[Measurement]]] = {
+    "bench image_endpoint": _of_image_endpoint,
+    "bench peers": _of_peers,
+}
+
+
+def _measurement(measure: str, spread: object, rounds: int = 0) -> Measurement:
+    """rounds: 0 where the bench does not say."""
+    return Measurement(measure, UNITS[measure], msgspec.convert(spread, Spread), rounds)
+
+
+def _decoded(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ResultsError(f"{path}: not a result that this version can read ({error}); run it again") from None

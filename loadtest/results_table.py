@@ -1,0 +1,133 @@
+"""README's table of what was measured, made from the committed results.
+
+python -m loadtest.results_table                      # prints it
+python -m loadtest.results_table --write README.md    # puts it between <!-- results --> and <!-- /results -->
+python -m loadtest.results_table --check README.md    # exit code 1 where something else stands there
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from loadtest.committed import FOLDER, JUDGED, Committed, ResultsError, read_committed
+from loadtest.results import Measurement, Verdict
+from loadtest.targets import BENCH, TargetsError, meaning_of, read_targets, wanted_in_words
+from loadtest.verdict import spread_in_words
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+HEAD = ("scenario", "what", "measured", "target", "verdict", "on")
+NOTE = (
+    "Medians over interleaved rounds (lowest to highest), from [loadtest/results](loadtest/results), where hardware, "
+    "versions and commands stand; made by `python -m loadtest.results_table --write README.md`."
+)
+NOTHING = "Nothing is measured yet: `loadtest/results` is empty."
+# A line each; of several measures the first that the result has.
+HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
+    "image-steady": (("capacity_per_s",), ("p99_ms",)),
+    "image-burst": (("p99_ms",),),
+    "tensor-small": (("rate_ratio", "capacity_per_s"),),
+    "tensor-large": (("rate_ratio", "capacity_per_s"),),
+    "mixed-models": (("p99_ms",),),
+    "grpc-stream": (("p99_ms",),),
+    "overload": (("goodput_of_capacity",),),
+    "soak": (("rss_slope_mib_per_min", "p99_drift"),),
+    "cold-start": (("first_answer_ms",),),
+    "bench image_endpoint": (("limit_share",),),
+    "bench peers": (("rate_ratio",),),
+}
+
+
+class ReadmeError(ValueError):
+    """A text without a place for the table. The text is one sentence."""
+
+
+def results_table(committed: Iterable[Committed]) -> str:
+    """The table as markdown: of each scenario and machine the newest result."""
+    newest: dict[tuple[str, str], Committed] = {}
+    for one in committed:
+        newest.setdefault((one.name, one.on), one)
+    lines = [line for name in HEADLINES for (of, _), one in newest.items() if of == name for line in _lines(one)]
+    if not lines:
+        return NOTHING + "\n"
+    rows = [HEAD, tuple("---" for _ in HEAD), *lines]
+    return "\n".join(
+        ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows] + ["", NOTE, ""]
+    )
+
+
+def with_table(text: str, table: str) -> str:
+    """The text with the table between the two marks. Raises ReadmeError."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ReadmeError(f"no {BEGIN} and {END} in it, each on a line of its own; the table goes between them")
+    return f"{before}{begin}\n{table}{end}{after}"
+
+
+def _lines(one: Committed) -> Iterator[tuple[str, ...]]:
+    measured = {measurement.measure: measurement for measurement in one.measurements}
+    for measures in HEADLINES[one.name]:
+        if here := [measured[name] for name in measures if name in measured]:
+            yield _line(one, here[0])
+
+
+def _line(one: Committed, measurement: Measurement) -> tuple[str, ...]:
+    verdict = _verdict_of(one, measurement.measure)
+    return (
+        one.name.removeprefix(BENCH),
+        f"{', '.join(one.models)}: {verdict.title if verdict else meaning_of(measurement.measure)}",
+        spread_in_words(measurement, measurement.unit),
+        wanted_in_words(verdict.comparison, verdict.figure, verdict.unit) if verdict else "",
+        verdict.state if verdict else "",
+        one.on,
+    )
+
+
+def _verdict_of(one: Committed, measure: str) -> Verdict | None:
+    """What was judged, else what was not trusted; a row that speaks of something else is not shown."""
+    about = [verdict for verdict in one.verdicts if verdict.measure == measure]
+    judged = [verdict for verdict in about if verdict.state in JUDGED]
+    distrusted = [verdict for verdict in about if verdict.state == "not measured"]
+    return next(iter([*judged, *distrusted]), None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: printed, written, or as it should be. 1: --check found something else, or a file cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.results_table", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--results", type=Path, default=FOLDER, metavar="DIR", help="default: loadtest/results")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", type=Path, metavar="FILE", help="exit code 1 where its table is not this one")
+    what.add_argument("--write", type=Path, metavar="FILE", help="put the table into it")
+    options = parser.parse_args(arguments)
+    try:
+        table = results_table(read_committed(read_targets(), options.results))
+    except (ResultsError, TargetsError) as error:
+        sys.stderr.write(f"results_table: {error}\n")
+        return 1
+    if path := options.check or options.write:
+        return _check_or_write(path, table, writes=options.check is None)
+    sys.stdout.write(table)
+    return 0
+
+
+def _check_or_write(path: Path, table: str, *, writes: bool) -> int:
+    try:
+        text = path.read_text(encoding="utf-8")
+        wanted = with_table(text, table)
+    except (OSError, UnicodeDecodeError, ReadmeError) as error:
+        sys.stderr.write(f"results_table: {path}: {error}\n")
+        return 1
+    if text == wanted:
+        return 0
+    if writes:
+        path.write_text(wanted, encoding="utf-8")
+        return 0
+    sys.stderr.write(f"{path}: its table is not that of the results; python -m loadtest.results_table --write {path}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
