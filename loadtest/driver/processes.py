@@ -113,12 +113,14 @@ class Drivers:
     """Processes that send a phase together. Start them once a run; run() one phase at a time; aclose() at the end.
 
     They run in a session of their own, so that Ctrl-C reaches the parent only; they end when the parent does.
+    began_s: when the schedule of the last phase began, since the setup's epoch.
     """
 
     def __init__(self, setup: Setup, children: Sequence[_Child]) -> None:
         self._setup = setup
         self._children = children
         self._is_broken = False
+        self.began_s = 0.0
 
     @classmethod
     async def start(cls, setup: Setup, *, processes: int) -> "Drivers":
@@ -155,8 +157,8 @@ class Drivers:
         self._is_broken = True
         plan = await asyncio.to_thread(_with_length, plan)
         begin_s = time.monotonic() + LEAD_S
-        end_s = begin_s + plan.seconds - self._setup.epoch_s
-        tally = Tally(end_s, allowed_lag_s(self._setup.slo_p99_ms))
+        self.began_s = begin_s - self._setup.epoch_s
+        tally = Tally(self.began_s + plan.seconds, allowed_lag_s(self._setup.slo_p99_ms))
         most_s = LEAD_S + plan.seconds + self._setup.timeout_s + GRACE_S + SILENCE_TIMEOUT_S
         try:
             async with asyncio.timeout(most_s), asyncio.TaskGroup() as group:
