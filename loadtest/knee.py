@@ -1,7 +1,7 @@
 """The search for the knee: the highest offered rate that keeps the SLO. No I/O: it says what to try and is told."""
 
 from collections.abc import Iterable
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 import msgspec
 
@@ -47,12 +47,20 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.kept_per_s:.4g}/s kept the SLO; {self.broken_per_s:.4g}/s did not: {self.why}."
 
 
+class _Step(Enum):
+    SEEK = auto()
+    CONFIRM = auto()
+    CHALLENGE = auto()
+    DONE = auto()
+
+
 class KneeSearch:
     """Doubles the rate until it breaks (halves it until it keeps), then bisects between the two, geometrically.
 
     A noisy machine breaks a rate by accident, so a rate that broke is tried once more, and the second trial counts.
-    And it keeps one by accident: when kept and broken lie within the precision (0.05: a ratio of 1.05), the kept rate
-    must be kept again in a longer trial (is_confirming). If it is not, it counts as broken and the search goes on.
+    It also keeps one by accident: when kept and broken lie within the precision (0.05: a ratio of 1.05), the kept rate
+    must be kept again in a longer trial (is_confirming); where it is not, it counts as broken and the search goes on.
+    Last, the broken rate is given a longer trial, too: if it is kept after all, the search goes on above it.
     """
 
     def __init__(
@@ -68,7 +76,8 @@ class KneeSearch:
         self._kept: list[float] = []
         self._broken: tuple[float, Outcome, str] | None = None
         self._rate: float | None = start_per_s
-        self._is_confirming = self._is_second_try = False
+        self._step = _Step.SEEK
+        self._is_second_try = False
         self._confirmed: float | None = None
         self._trials = 0
 
@@ -79,7 +88,7 @@ class KneeSearch:
     @property
     def is_confirming(self) -> bool:
         """Whether the rate to try now is to be tried for longer."""
-        return self._is_confirming
+        return self._step in (_Step.CONFIRM, _Step.CHALLENGE)
 
     @property
     def result(self) -> Knee | None:
@@ -100,40 +109,58 @@ class KneeSearch:
         if rate_per_s != self._rate:
             raise ValueError(f"a trial of {rate_per_s:g}/s was recorded where {self._rate} was to be tried")
         self._trials += 1
-        if outcome is not Outcome.KEPT and not self._is_second_try:
-            self._is_second_try = True
-        elif outcome is Outcome.KEPT:
+        if outcome is Outcome.KEPT:
             self._keep(rate_per_s)
-        else:
+        elif self._is_second_try or self._step is _Step.CHALLENGE:
             self._break(rate_per_s, outcome, reason)
-        if self._trials >= TRIALS_AT_MOST:
+        else:
+            self._is_second_try = True
+        if self._trials >= TRIALS_AT_MOST or self._step is _Step.DONE:
             self._rate = None
 
     def _keep(self, rate: float) -> None:
-        if self._is_confirming:
-            self._confirmed, self._rate = rate, None
-            return
+        if self.is_confirming:
+            self._confirmed = rate
+        if self._step is _Step.CHALLENGE:
+            self._broken = None
         self._kept.append(rate)
         self._go_on()
 
     def _break(self, rate: float, outcome: Outcome, reason: str) -> None:
         self._broken = (rate, outcome, reason)
         self._kept = [kept for kept in self._kept if kept < rate]
-        self._go_on()
+        if self._step is _Step.CHALLENGE:
+            self._step = _Step.DONE
+        else:
+            self._go_on()
 
     def _go_on(self) -> None:
-        self._is_second_try = self._is_confirming = False
+        self._is_second_try = False
         kept = max(self._kept, default=None)
         if self._broken is None:
-            self._rate = min((kept or self._lowest) * 2, self._highest)
-            self._is_confirming = kept == self._highest
+            self._go_up(kept or self._lowest)
         elif kept is None:
-            is_lowest = self._broken[0] <= self._lowest
-            self._rate = None if is_lowest else max(self._broken[0] / 2, self._lowest)
-        elif self._broken[0] / kept <= 1 + self._precision:
-            self._rate, self._is_confirming = kept, True
+            self._go_down(self._broken[0])
+        elif self._broken[0] / kept > 1 + self._precision:
+            self._step, self._rate = _Step.SEEK, (kept * self._broken[0]) ** 0.5
+        elif kept == self._confirmed:
+            self._step, self._rate = _Step.CHALLENGE, self._broken[0]
         else:
-            self._rate = float((kept * self._broken[0]) ** 0.5)
+            self._step, self._rate = _Step.CONFIRM, kept
+
+    def _go_up(self, kept: float) -> None:
+        if kept < self._highest:
+            self._step, self._rate = _Step.SEEK, min(kept * 2, self._highest)
+        elif kept == self._confirmed:
+            self._step = _Step.DONE
+        else:
+            self._step, self._rate = _Step.CONFIRM, kept
+
+    def _go_down(self, broken: float) -> None:
+        if broken <= self._lowest:
+            self._step = _Step.DONE
+        else:
+            self._step, self._rate = _Step.SEEK, max(broken / 2, self._lowest)
 
 
 def trial_verdict(phase: PhaseResult, *, slo_p99_ms: float, error_share: float = 0.01) -> tuple[Outcome, str]:
