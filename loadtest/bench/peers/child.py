@@ -71,7 +71,8 @@ def end(child: Child) -> None:
     """SIGTERM to the process, SIGKILL to whatever of its family is left after 15 s; its shared memory goes, too."""
     family = child.family()
     shared = _shared_memory(family)
-    child.process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        child.process.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):

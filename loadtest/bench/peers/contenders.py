@@ -68,6 +68,7 @@ def _ray_variables(place: Place) -> Mapping[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(place.folder / "haproxy" / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(place.folder / "haproxy" / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(place.folder / "haproxy" / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(place.folder / "haproxy"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(place.folder / "haproxy" / "server-state"),
     }

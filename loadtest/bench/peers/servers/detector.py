@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import cv2
 import numpy as np
@@ -17,23 +16,10 @@ import numpy.typing as npt
 import onnxruntime
 
 Floats = npt.NDArray[np.float32]
+Answer = dict[str, list[dict[str, object]]]
+"""{"detections": [{"xyxy": four floats in the picture's pixels, "class_id", "label", "score"}, …]}"""
 ENVIRONMENT_NAME = "PEER_MODEL"
 _MOST_CANDIDATES = 1024
-
-
-class Box(TypedDict):
-    """A box in the pixels of the picture."""
-
-    xyxy: list[float]
-    class_id: int
-    label: str
-    score: float
-
-
-class Answer(TypedDict):
-    """What a peer answers to a picture."""
-
-    detections: list[Box]
 
 
 @dataclass(frozen=True, slots=True)
