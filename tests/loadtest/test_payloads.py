@@ -1,9 +1,13 @@
 """What the users send."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
+import pytest
 
-from loadtest.payloads import make_pictures, make_raw_tensor
+from loadtest import payloads
+from loadtest.payloads import make_pictures, make_raw_tensor, pictures_left_out, read_pictures
 
 
 def test_made_pictures_are_jpegs_that_differ_and_come_again() -> None:
@@ -23,3 +27,17 @@ def test_made_tensor_has_its_shape_and_type() -> None:
     assert raw == make_raw_tensor([2, 3], np.float32, seed=1)
     assert np.frombuffer(raw, np.float32).max() < 1
     assert np.frombuffer(make_raw_tensor([64], np.int8, seed=1), np.int8).min() >= 0
+
+
+def test_folder_of_many_pictures_is_read_as_far_as_memory_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, up to a count and a size, and a sentence says what is left out; one picture is always read."""
+    for name in ("c.jpg", "a.jpg", "b.PNG", "notes.txt"):
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    assert [picture.content[:5] for picture in read_pictures(tmp_path)] == [b"a.jpg", b"b.PNG", b"c.jpg"]
+    assert pictures_left_out(tmp_path) == ""
+    monkeypatch.setattr(payloads, "MOST_PICTURES", 2)
+    assert len(read_pictures(tmp_path)) == 2
+    assert pictures_left_out(tmp_path).startswith(f"only the first 2 of 3 pictures in {tmp_path} are sent (limit 2 and")
+    monkeypatch.setattr(payloads, "MOST_BYTES", 10)
+    assert len(read_pictures(tmp_path)) == 1
+    assert "the first 1 of 3" in pictures_left_out(tmp_path)
