@@ -2,7 +2,8 @@
 
 Rates, shares and percentiles are of all judged phases of the target together; an interval covers what chance leaves
 open 95 times in 100, by the bootstrap over seconds. It knows only what these runs saw: what differs from one start of a
-server to the next, or from hour to hour, is in it only as far as the rounds were apart.
+server to the next, or from hour to hour, is in it only as far as the rounds were apart. And each row errs once in 20:
+of six rows on two runs of the same server, some row seems to differ about every fourth time.
 """
 
 from collections.abc import Callable
