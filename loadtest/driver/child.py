@@ -223,7 +223,9 @@ async def _main(stdin: int, stdout: int) -> None:
     await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
     for task in (serving, listening):
         task.cancel()
-    await asyncio.wait((serving, listening))
+    _, stuck = await asyncio.wait((serving, listening), timeout=2 * _CLOSE_TIMEOUT_S)
+    if stuck:  # a client that does not let itself be cancelled; nobody may be there to kill this process
+        os._exit(1)
     for task in (serving, listening):
         if not task.cancelled() and (error := task.exception()):
             raise error

@@ -1,7 +1,6 @@
 """The parent's side: starts driver processes, gives them phases, hands on their records, and notices when one dies."""
 
 import asyncio
-import collections
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ from loadtest.driver.protocol import (
     Setup,
 )
 from loadtest.driver.recording import read_recording
-from loadtest.pacer import schedule_seconds
+from loadtest.pacer import schedule_seconds, send_times
 from loadtest.results import GeneratorHealth, Record
 from loadtest.scenario import Shape
 
@@ -35,18 +34,18 @@ START_TIMEOUT_S = 60.0  # imports, payloads and a first word with the target, on
 SILENCE_TIMEOUT_S = 30.0  # a process says something ten times a second
 CLOSE_TIMEOUT_S = 5.0
 LEAD_S = 0.25  # from the order to the phase's begin: time for every process to read it
-_LAST_WORDS = 20
+_KEPT_STDERR_BYTES = 8192
 
 OnRecords = Callable[[Sequence[Record]], None]
 
 
 @dataclass(slots=True)
 class _Child:
-    """One driver process. last_words: the end of its stderr."""
+    """One driver process. stderr: the end of what it wrote there."""
 
     number: int
     process: asyncio.subprocess.Process
-    last_words: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_LAST_WORDS))
+    stderr: bytes = b""
     listening: asyncio.Task[None] | None = None
     in_flight: int = 0
     decoder: msgspec.json.Decoder[FromDriver] = field(default_factory=lambda: msgspec.json.Decoder(FromDriver))
@@ -87,14 +86,15 @@ class _Child:
             how = "its pipes closed, but it still runs"
         if self.listening:
             await asyncio.wait((self.listening,), timeout=CLOSE_TIMEOUT_S)
-        words = f": {self.last_words[-1]}" if self.last_words else ""
-        return DriverError(f"driver process {self.number} ended during {during} ({how}){words}")
+        last_words = self.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        quoted = f": {last_words}" if last_words else ""
+        return DriverError(f"driver process {self.number} ended during {during} ({how}){quoted}")
 
     async def listen(self) -> None:
         """Keeps the end of what it writes to stderr."""
         assert self.process.stderr is not None
         while chunk := await self.process.stderr.read(1 << 16):
-            self.last_words.extend(line[:500] for line in chunk.decode(errors="replace").splitlines() if line.strip())
+            self.stderr = (self.stderr + chunk)[-_KEPT_STDERR_BYTES:]
 
     async def close(self, *, is_kill: bool) -> None:
         """Ended: told by its stdin, else killed."""
@@ -142,6 +142,11 @@ class Drivers:
         return drivers
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes, in order: what they use is the generator's."""
+        return tuple(child.process.pid for child in self._children)
+
+    @property
     def in_flight(self) -> int:
         """Requests under way, by what the processes last said."""
         return sum(child.in_flight for child in self._children)
@@ -149,13 +154,13 @@ class Drivers:
     async def run(self, plan: PhasePlan, on_records: OnRecords) -> GeneratorHealth:
         """The phase, to its last answer; on_records gets every request's record, about ten times a second.
 
-        Raises DriverError where a process fails, and what on_records raises. After that, or when it was cancelled,
-        these drivers can only be closed.
+        Raises DriverError: a plan that cannot be run is refused before anything is sent. Where a process fails
+        (DriverError), where on_records raises, or when it is cancelled, these drivers can only be closed.
         """
         if self._is_broken:
             raise DriverError(f"phase {plan.phase!r} cannot run: the drivers stopped in the middle of another")
+        plan = await asyncio.to_thread(_checked, plan)
         self._is_broken = True
-        plan = await asyncio.to_thread(_with_length, plan)
         begin_s = time.monotonic() + LEAD_S
         self.began_s = begin_s - self._setup.epoch_s
         tally = Tally(self.began_s + plan.seconds, allowed_lag_s(self._setup.slo_p99_ms))
@@ -178,15 +183,16 @@ class Drivers:
                 group.create_task(child.close(is_kill=self._is_broken))
 
 
-def _with_length(plan: PhasePlan) -> PhasePlan:
-    """The plan with the length of its schedule, which a recording may have to say. Reads files."""
-    if plan.arrivals is None or plan.arrivals.shape is not Shape.REPLAY:
+def _checked(plan: PhasePlan) -> PhasePlan:
+    """The plan with the length of its schedule, which a recording may have to say. Reads files. Raises DriverError."""
+    if plan.arrivals is None:
         return plan
     try:
-        recording = read_recording(Path(plan.arrivals.file))
+        recording = read_recording(Path(plan.arrivals.file)) if plan.arrivals.shape is Shape.REPLAY else ()
+        send_times(plan.arrivals, plan.seconds, seed=0, capacity_per_s=plan.capacity_per_s, recording=recording)
         seconds = schedule_seconds(plan.arrivals, plan.seconds, recording=recording)
     except ValueError as error:
-        raise DriverError(str(error)) from None
+        raise DriverError(f"phase {plan.phase!r} cannot run: {error}") from None
     return msgspec.structs.replace(plan, seconds=seconds)
 
 
