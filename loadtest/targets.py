@@ -100,6 +100,16 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.title if self.figure is None else wanted_in_words(self.comparison, self.figure, self.unit)
 
 
+_KINDS = {
+    "str": "a text",
+    "str | null": "a text",
+    "str | array": "a text or a list of texts",
+    "str | object": '"any" or a table',
+    "int": "a number",
+    "float": "a number",
+    "float | null": "a number",
+    "bool": "true or false",
+}
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "comparison": tuple(Comparison),
     "origin": tuple(Origin),
@@ -284,7 +294,8 @@ def _complaints_of_figures(row: _Row) -> Iterator[str]:
 
 def _with_suggestion(message: str) -> str:
     """msgspec's complaint in our words, with the name that was probably meant."""
-    what, _, where = message.replace("`", "").partition(" - at $.")
+    words = re.sub("`(.+?)`", lambda quoted: _KINDS.get(quoted[1], quoted[1]), message)
+    what, _, where = words.partition(" - at $.")
     if what.startswith("Object contains unknown field "):
         name = what.rpartition(" ")[2]
         fields = (Hardware if where == "hardware" else _Row).__struct_fields__
