@@ -65,7 +65,8 @@ def knows_one_of(page: Page, models: Iterable[str]) -> bool:
 def count_requests(before: Page, after: Page, asks: Sequence[Ask]) -> Counted:
     """By the gateway's histograms where the page has them, else by Triton's counters. Raises CounterReset."""
     _refuse_restart(before, after)
-    return _by_gateway(before, after, asks) if after.has(GATEWAY) else _by_engine(before, after, asks)
+    is_gateway = before.has(GATEWAY) or after.has(GATEWAY)
+    return _by_gateway(before, after, asks) if is_gateway else _by_engine(before, after, asks)
 
 
 def _refuse_restart(before: Page, after: Page) -> None:
