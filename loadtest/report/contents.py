@@ -16,7 +16,7 @@ def compose(run: Run) -> Document:
     """Everything that a report of the run says; of what it cannot say, why."""
     found = _in_order(run)
     return Document(
-        title=f"{one_line(run.scenario)} · load test",
+        title=f"{one_line(run.scenario, at_most=80)} · load test",
         headline=headline(run),
         tone=outcome(run),
         about=sentence(run.about),

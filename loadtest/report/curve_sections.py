@@ -1,15 +1,14 @@
 """What is drawn of requests: latency, its course over time, and throughput against the offered rate."""
 
 from loadtest.report.document import Absence, Cell, PlotName, Section, Table, Tone
-from loadtest.report.figures_section import phase_name
+from loadtest.report.figures_section import PHASE_CHARACTERS, phase_name
 from loadtest.report.offered import OfferedPoint, has_a_curve, knee_of, offered_points
 from loadtest.report.rounds import MOST_DRAWN, PhaseRounds, drawn_phases, is_knee_search
 from loadtest.report.timeline import seconds_a_point
-from loadtest.report.wording import NOTHING, join, number, percent, plain_number
+from loadtest.report.wording import NOTHING, join, number, one_line, percent, plain_number
 from loadtest.results import Run, Side
 
 BINS_A_DECADE = 20
-_MOST_POINTS = 40
 
 
 def latency_section(run: Run) -> Section | Absence:
@@ -17,7 +16,7 @@ def latency_section(run: Run) -> Section | Absence:
     phases = [phase for phase in drawn_phases(run) if phase.histogram()]
     if not phases:
         return Absence("Latency distribution", "Nothing was answered and nothing timed out, so there is no latency.")
-    names = list(dict.fromkeys(phase.phase for phase in phases))
+    names = list(dict.fromkeys(one_line(phase.phase, at_most=PHASE_CHARACTERS) for phase in phases))
     return Section(
         "latency",
         "Latency distribution",
@@ -59,7 +58,7 @@ def throughput_section(run: Run) -> Section | Absence:
         plot=PlotName.THROUGHPUT,
         how_to_read="Above: on the dashed line everything that is offered is answered; below it the server falls"
         " behind. Below: the p99 that went with it. Filled circles keep the SLO, crosses do not.",
-        tables=(_points(points, run.slo_p99_ms),) if len(points) <= _MOST_POINTS else (),
+        tables=() if is_knee_search(run) else (_points(points, run.slo_p99_ms),),
         remarks=(
             "A phase with one rate is a point a round. Where the rate changes within a phase, seconds of about the"
             " same rate are one point, and its p99 is the median of theirs.",
@@ -70,7 +69,7 @@ def throughput_section(run: Run) -> Section | Absence:
 def _which(run: Run, names: list[str]) -> str:
     named = join([f"“{name}”" for name in names])
     if is_knee_search(run):
-        return f"Shown: {named}, the best trial and the next above it."
+        return f"Shown: {named}, the best trial and the lowest rate above it that broke the SLO."
     judged = len({result.phase for result in run.phases if result.is_judged})
     left = f" (the first {MOST_DRAWN} of {judged} judged phases)" if judged > MOST_DRAWN else ""
     return f"Shown: {named}{left}; answers and timeouts count, refusals do not."
@@ -124,7 +123,7 @@ def _points(points: tuple[OfferedPoint, ...], slo_p99_ms: float) -> Table:
             Cell(number(point.offered_per_s)),
             Cell(number(point.ok_per_s)),
             Cell(NOTHING if point.p99_ms is None else number(point.p99_ms)),
-            Cell(number(point.seconds)),
+            Cell(plain_number(point.seconds)),
             Cell("kept", tone=Tone.GOOD) if point.keeps(slo_p99_ms) else Cell("broken", tone=Tone.BAD),
         )
         for point in points

@@ -57,7 +57,7 @@ def phase_name(phase: PhaseRounds) -> str:
 def phase_cell(phase: PhaseRounds) -> Cell:
     """The phase's name, and what it is for."""
     purposes = ["judged"] * phase.first.is_judged + ["capacity"] * phase.first.is_capacity
-    return Cell(phase_name(phase), ", ".join(purposes))
+    return Cell(phase_name(phase), ", ".join(word for word in purposes if word != phase.phase))
 
 
 def _sentences(run: Run) -> tuple[str, ...]:

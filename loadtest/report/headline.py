@@ -21,8 +21,9 @@ def outcome(run: Run) -> Tone:
 
 def headline(run: Run) -> str:
     """One sentence: the verdict, what was tested, and the figures that matter most."""
-    parts = [_subject(run), *_figures(run)]
-    return f"{_verdict(run)}; {', '.join(part for part in parts if part)}"
+    if is_knee_search(run) and not (run.verdicts or run.complaints):
+        return f"KNEE: {_knee(run)}; {_subject(run)}"
+    return f"{_verdict(run)}; {', '.join([_subject(run), *_figures(run)])}"
 
 
 def _verdict(run: Run) -> str:
@@ -36,7 +37,7 @@ def _verdict(run: Run) -> str:
         return f"PASS: {count(states[State.PASS])} of {_rows(judged)}{_unjudged(states)}"
     if run.verdicts:
         return f"NO VERDICT: no target could be judged{_unjudged(states)}"
-    return "KNEE" if is_knee_search(run) else "NO VERDICT: no target speaks of this scenario"
+    return "NO VERDICT: no target speaks of this scenario"
 
 
 def _rows(judged: int) -> str:
@@ -50,18 +51,22 @@ def _unjudged(states: Counter[State]) -> str:
 
 def _subject(run: Run) -> str:
     server = f" ({one_line(run.server, at_most=_SUBJECT_CHARACTERS)})" if run.server else ""
-    return f"{one_line(run.scenario)} against {one_line(run.target_url, at_most=_SUBJECT_CHARACTERS)}{server}"
+    scenario, target = (one_line(text, at_most=_SUBJECT_CHARACTERS) for text in (run.scenario, run.target_url))
+    return f"{scenario} against {target}{server}"
 
 
 def _figures(run: Run) -> list[str]:
     phase = key_phase(run)
     if is_knee_search(run):
-        knee = knee_of(run)
-        found = f"{plain_number(knee)} requests/s are the most" if knee is not None else "no rate that was tried"
-        return [f"{found} that {'keep' if knee is not None else 'keeps'} p99 within {plain_number(run.slo_p99_ms)} ms"]
+        return [_knee(run)]
     if phase is None:
         return _reload_figures(run)
     return [_rate(phase), _p99(phase)]
+
+
+def _knee(run: Run) -> str:
+    knee, slo = knee_of(run), f"p99 within {plain_number(run.slo_p99_ms)} ms"
+    return f"no rate that was tried keeps {slo}" if knee is None else f"{plain_number(knee)} requests/s keep {slo}"
 
 
 def _rate(phase: PhaseRounds) -> str:

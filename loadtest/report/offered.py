@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtest.knee import SERVED_SHARE, find_knee
-from loadtest.report.rounds import PhaseRounds, phase_rounds
+from loadtest.report.rounds import PhaseRounds, phase_rounds, searched_knee
 from loadtest.results import PhaseResult, Run, Second, Side
 
-KNEE = "knee_per_s"
 GROUPS = 12
 WINDOW_S = 5
 _VARIES_BY = 0.25  # of the mean, beyond what chance alone does
@@ -47,9 +46,9 @@ def has_a_curve(points: Sequence[OfferedPoint]) -> bool:
 
 def knee_of(run: Run) -> float | None:
     """The highest offered rate that keeps the SLO: what a search found, else by the curve; None where none does."""
-    searched = [it.spread.median for it in run.measurements if it.measure == KNEE]
-    if searched:
-        return searched[0]
+    searched = searched_knee(run)
+    if searched is not None:
+        return searched
     points = offered_points(run, Side.TARGET)
     return find_knee([(it.offered_per_s, it.ok_per_s, _or_infinite(it.p99_ms)) for it in points], run.slo_p99_ms)
 

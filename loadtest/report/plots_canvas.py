@@ -132,6 +132,7 @@ def slo_line(axes: Axes, slo_ms: float, *, is_x: bool = False) -> None:
         textcoords="offset points",
         fontsize=8.5,
         color=INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
     )
 
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from loadtest.report.curve_sections import BINS_A_DECADE
 from loadtest.report.offered import OfferedPoint, knee_of, offered_points
@@ -29,6 +30,8 @@ from loadtest.report.wording import plain_number
 from loadtest.results import Run, Side
 
 _BIN = 10 ** (1 / BINS_A_DECADE)
+_DOTS, _MOST_ROUNDS, _UNITS_SHOWN = 300, 12, 3.0
+_TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _TAILS = (0.5, 0.9, 0.99, 0.999, 0.9999)
 Histogram = Sequence[tuple[float, int]]
 
@@ -60,7 +63,6 @@ def draw_time(run: Run) -> Figure:
     slo_line(above, run.slo_p99_ms)
     above.set_ylabel("latency, ms")
     _rates(below, series)
-    below.set_xlabel("seconds since the run's start")
     below.set_ylabel("requests a second")
     shade_phases([above, below], stretches(run))
     return figure
@@ -82,7 +84,7 @@ def draw_throughput(run: Run) -> Figure:
 
 
 def shade_phases(axes: Sequence[Axes], phases: Sequence[Stretch]) -> None:
-    """Every other phase on a grey band; its name above the first axes where there is room for it."""
+    """Every other phase on a grey band, its name above the first axes where there is room; and the axis of time."""
     begins, ends = min(phase.began_s for phase in phases), max(phase.ends_s for phase in phases)
     length = max(ends - begins, 1e-9)
     for one in axes:
@@ -91,16 +93,52 @@ def shade_phases(axes: Sequence[Axes], phases: Sequence[Stretch]) -> None:
             one.axvspan(phase.began_s, phase.ends_s, color=BAND, linewidth=0, zorder=0)
     for phase in phases:
         _name_phase(axes[0], phase, share=(phase.ends_s - phase.began_s) / length)
+    _name_rounds(axes, phases)
+    _time_axis(axes[-1], length)
+
+
+def points_of(at_s: Sequence[float]) -> dict[str, Any]:
+    """How to mark a series' points: dots where they are few, for one alone makes no line."""
+    return {"marker": ".", "markersize": 3.0 if len(at_s) < _DOTS else 1.0}
+
+
+def _time_axis(axes: Axes, length_s: float) -> None:
+    unit, seconds = next((it for it in _TIME_UNITS if length_s >= _UNITS_SHOWN * it[1]), _TIME_UNITS[-1])
+    low, high = axes.get_xlim()
+    ticks = MaxNLocator(nbins=9, steps=[1, 2, 5, 10]).tick_values(low / seconds, high / seconds)
+    axes.xaxis.set_major_locator(FixedLocator([seconds * at for at in ticks]))
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value / seconds)))
+    axes.set_xlabel(f"{unit} since the run's start")
+
+
+def _name_rounds(axes: Sequence[Axes], phases: Sequence[Stretch]) -> None:
+    begins: dict[int, float] = {}
+    for phase in phases:
+        begins.setdefault(phase.round, phase.began_s)
+    if not 1 < len(begins) <= _MOST_ROUNDS:
+        return
+    for number, at_s in begins.items():
+        for one in axes:
+            one.axvline(at_s, color=GREY, linewidth=0.9, linestyle=":")
+        axes[-1].annotate(
+            f"round {number}",
+            (at_s, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -3),
+            textcoords="offset points",
+            va="top",
+            fontsize=8.5,
+            color=GREY,
+        )
 
 
 def _name_phase(axes: Axes, phase: Stretch, *, share: float) -> None:
-    name = phase.phase if phase.side is Side.TARGET else f"{phase.phase} (beside)"
-    room = int(share * 100)
     if share < 0.018:
         return
-    is_upright = room < len(label(name))
+    is_upright = 100 * share < len(label(phase.phase))
     axes.annotate(
-        label(name, at_most=18 if is_upright else 40),
+        label(phase.phase, at_most=18 if is_upright else 40),
         ((phase.began_s + phase.ends_s) / 2, 1),
         xycoords=("data", "axes fraction"),
         xytext=(0, 4),
@@ -193,39 +231,23 @@ def _slo_if_near(slo_ms: float, highest_ms: float) -> float:
 def _over_time(axes: Axes, series: dict[Side, Series], has_sides: bool) -> None:
     for side, one in series.items():
         told = f" {side.value}" if has_sides else ""
-        axes.plot(one.at_s, one.p99_ms, color=STRONG[side], linewidth=1.5, marker=".", markersize=3, label=f"p99{told}")
-        axes.plot(one.at_s, one.p50_ms, color=PALE[side], linewidth=1.5, marker=".", markersize=3, label=f"p50{told}")
+        dots = points_of(one.at_s)
+        axes.plot(one.at_s, one.p99_ms, color=STRONG[side], linewidth=1.5, label=f"p99{told}", **dots)
+        axes.plot(one.at_s, one.p50_ms, color=PALE[side], linewidth=1.5, label=f"p50{told}", **dots)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _rates(axes: Axes, series: dict[Side, Series]) -> None:
+    wrong: list[tuple[float, float]] = []
     for side, one in series.items():
         told = f" {side.value}" if len(series) > 1 else ""
-        axes.plot(
-            one.at_s,
-            one.offered,
-            color=GREY,
-            linewidth=1,
-            linestyle=":",
-            marker=".",
-            markersize=2,
-            label="offered" if side is Side.TARGET else None,
-        )
-        axes.plot(
-            one.at_s, one.ok, color=STRONG[side], linewidth=1.5, marker=".", markersize=3, label=f"answered{told}"
-        )
-        if any(value > 0 for value in one.bad):
-            axes.plot(
-                one.at_s,
-                one.bad,
-                color=BAD,
-                linewidth=1.2,
-                linestyle="--",
-                marker="x",
-                markersize=3,
-                label=f"went wrong{told}",
-            )
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+        offered = "offered" if side is Side.TARGET else None
+        axes.plot(one.at_s, one.offered, color=INK, linewidth=0.8, linestyle="--", label=offered)
+        axes.plot(one.at_s, one.ok, color=STRONG[side], linewidth=1.5, label=f"answered{told}", **points_of(one.at_s))
+        wrong += [(at_s, bad) for at_s, bad in zip(one.at_s, one.bad, strict=True) if bad > 0]
+    if wrong:
+        axes.plot(*zip(*wrong, strict=True), "x", color=BAD, markersize=3.5, label="went wrong")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.12)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
@@ -254,7 +276,7 @@ def _scatter(axes: Axes, points: Sequence[tuple[float, float, bool]], side: Side
             color=BAD if side is Side.TARGET else colour,
             markersize=6.5,
             markeredgewidth=1.8,
-            label=f"does not{told}",
+            label=f"breaks the SLO{told}",
         )
 
 

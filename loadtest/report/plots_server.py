@@ -10,8 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from loadtest.report.figures_section import phase_name
 from loadtest.report.plots_canvas import BESIDE, GREY, INK, STRONG, label, new_figure
-from loadtest.report.plots_latency import shade_phases
-from loadtest.report.rounds import PhaseRounds, drawn_phases, phase_rounds
+from loadtest.report.plots_latency import points_of, shade_phases
+from loadtest.report.rounds import PhaseRounds, drawn_phases, split_phases
 from loadtest.report.timeline import Series, series_of, stretches
 from loadtest.report.wording import plain_number
 from loadtest.results import Run, Side
@@ -29,7 +29,6 @@ _MORE_COLOURS = ("#E69F00", "#D55E00", "#999933", "#882255", "#44AA99")
 _WHITE_ON = ("#0072B2", "#009E73", "#882255", "#D55E00")
 _GREYS = {Side.TARGET: GREY, Side.BESIDE: "#B9A17F"}
 _GREENS = {Side.TARGET: "#007A5A", Side.BESIDE: BESIDE}
-_MOST_STAGE_PHASES = 12
 
 
 def draw_batches(run: Run) -> Figure:
@@ -44,13 +43,13 @@ def draw_batches(run: Run) -> Figure:
 
 def draw_stages(run: Run) -> Figure:
     """A stacked bar a phase, the first phase on top."""
-    phases = [phase for phase in phase_rounds(run) if phase.stages()][:_MOST_STAGE_PHASES]
-    figure, (axes,) = new_figure(1, 1.3 + 0.5 * len(phases))
-    colours = _colours([name for phase in phases for name, _ in phase.stages()])
-    longest = max(sum(ms for _, ms in phase.stages()) for phase in phases) or 1.0
-    for row, phase in enumerate(phases):
-        _stack(axes, row, phase.stages(), colours, longest)
-    axes.set_yticks(range(len(phases)), [label(phase_name(phase)) for phase in phases])
+    told = split_phases(run)
+    figure, (axes,) = new_figure(1, 1.3 + 0.5 * len(told))
+    colours = _colours(list(told[0][1]))
+    longest = max(sum(stages.values()) for _, stages in told) or 1.0
+    for row, (_, stages) in enumerate(told):
+        _stack(axes, row, list(stages.items()), colours, longest)
+    axes.set_yticks(range(len(told)), [label(phase_name(phase)) for phase, _ in told])
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.1)
     axes.grid(visible=False, axis="y")
@@ -68,12 +67,11 @@ def draw_load(run: Run) -> Figure:
     figure, axes = new_figure(len(panels), 0.7 + 1.9 * len(panels), is_shared=True)
     for one, (title, told) in zip(axes, panels, strict=True):
         for name, colour, at_s, values in told:
-            one.plot(at_s, values, color=colour, linewidth=1.5, marker=".", markersize=3, label=name)
+            one.plot(at_s, values, color=colour, linewidth=1.5, label=name, **points_of(at_s))
         one.set_ylim(0, max(one.get_ylim()[1] * 1.05, 0.01))
         one.set_ylabel(title)
         if len(told) > 1:
             one.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    axes[-1].set_xlabel("seconds since the run's start")
     shade_phases(axes, stretches(run))
     return figure
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from loadtest.results import PhaseResult, RequestSummary, Run, Side, Spread, Stages
 
-MOST_DRAWN = 4
+MOST_DRAWN, MOST_SPLIT = 4, 12
+KNEE = "knee_per_s"
 GOOD_SHARE = 0.99
 STAGE_NAMES = ("decode", "preprocess", "queue", "infer", "postprocess")
 _TRIAL = re.compile(r"trial \d+")
@@ -62,6 +63,13 @@ class PhaseRounds:
             counts.update(dict(result.all.errors))
         return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
+    def rows_a_batch(self) -> float:
+        """Rows / batches; an answer from a batch of n counts as 1/n of a batch."""
+        sizes = self.batch_sizes()
+        if self.says_batch_sizes():
+            return sum(amount for _, amount in sizes) / sum(amount / size for size, amount in sizes)
+        return weighted_mean(sizes)
+
     def stages(self) -> tuple[tuple[str, float], ...]:
         """(stage, mean ms) in the order of a request's way, the rest of the service time last; empty: nobody says."""
         told = [(result.all.stages, result.all.ok) for result in self.rounds if result.all.stages and result.all.ok]
@@ -89,6 +97,20 @@ def _split(told: Sequence[tuple[Stages, int]], service_ms: float) -> tuple[tuple
     inside_ms = max(0.0, total_ms - sum(means))
     other_ms = max(0.0, service_ms - max(total_ms, sum(means)))
     return (*zip(STAGE_NAMES, means, strict=True), ("server", inside_ms), ("other", other_ms))
+
+
+def split_phases(run: Run) -> tuple[tuple[PhaseRounds, dict[str, float]], ...]:
+    """The phases whose time can be split, with their stages (mean ms), without stages that never take any.
+
+    Of a search for the knee: some of the trials, by rate.
+    """
+    phases = trials_by_rate(run) if is_knee_search(run) else phase_rounds(run)
+    told = [(phase, dict(stages)) for phase in phases if (stages := phase.stages())]
+    told = told[:: -(-len(told) // MOST_SPLIT) or 1]
+    longest = max((sum(stages.values()) for _, stages in told), default=0.0)
+    names = dict.fromkeys(name for _, stages in told for name in stages)
+    kept = [name for name in names if any(stages.get(name, 0.0) > 0.001 * longest for _, stages in told)]
+    return tuple((phase, {name: stages.get(name, 0.0) for name in kept}) for phase, stages in told)
 
 
 def weighted_mean(values: Sequence[tuple[float, int]]) -> float:
@@ -137,8 +159,17 @@ def key_phase(run: Run) -> PhaseRounds | None:
     return judged[0] if judged else (target[-1] if target else None)
 
 
+def searched_knee(run: Run) -> float | None:
+    """The rate that a search for the knee confirmed; None: it confirmed none, or there was no search."""
+    return next((it.spread.median for it in run.measurements if it.measure == KNEE), None)
+
+
 def best_trial(run: Run) -> PhaseRounds | None:
-    """The trial of the highest rate below the lowest that broke the SLO; None where even the lowest broke it."""
+    """The kept trial nearest to the searched knee, else the last below the lowest that broke; None: none was kept."""
+    knee = searched_knee(run)
+    if knee is not None:
+        kept_trials = [trial for trial in trials_by_rate(run) if keeps_slo(trial, run.slo_p99_ms)]
+        return min(kept_trials, key=lambda trial: abs(_offered(trial) - knee), default=None)
     kept = None
     for trial in trials_by_rate(run):
         if not keeps_slo(trial, run.slo_p99_ms):
@@ -150,7 +181,11 @@ def best_trial(run: Run) -> PhaseRounds | None:
 def trials_by_rate(run: Run) -> list[PhaseRounds]:
     """The target's open-loop phases, the lowest offered rate first."""
     trials = [phase for phase in phase_rounds(run) if phase.side is Side.TARGET and phase.first.is_open_loop]
-    return sorted(trials, key=lambda trial: trial.spread(lambda result: result.offered_per_s).median)
+    return sorted(trials, key=_offered)
+
+
+def _offered(trial: PhaseRounds) -> float:
+    return trial.spread(lambda result: result.offered_per_s).median
 
 
 def keeps_slo(phase: PhaseRounds, slo_p99_ms: float) -> bool:
@@ -163,17 +198,19 @@ def keeps_slo(phase: PhaseRounds, slo_p99_ms: float) -> bool:
 def drawn_phases(run: Run) -> tuple[PhaseRounds, ...]:
     """The phases worth a picture of their own, at most four names of them: judged ones, else the key phase.
 
-    Of a search for the knee: the best trial and the one above it. A phase's two sides stand together.
+    Of a search for the knee: the best trial and the one that broke above it. A phase's two sides stand together.
     """
     names = _drawn_names(run)
-    return tuple(phase for phase in phase_rounds(run) if phase.phase in names)
+    drawn = [phase for phase in phase_rounds(run) if phase.phase in names]
+    return tuple(sorted(drawn, key=lambda phase: names.index(phase.phase)))
 
 
 def _drawn_names(run: Run) -> list[str]:
     if is_knee_search(run):
-        trials, best = trials_by_rate(run), best_trial(run)
-        place = trials.index(best) if best else 0
-        return [trial.phase for trial in trials[place : place + 2]]
+        best = best_trial(run)
+        above = [trial for trial in trials_by_rate(run) if best is None or _offered(trial) > _offered(best)]
+        broken = [trial for trial in above if not keeps_slo(trial, run.slo_p99_ms)]
+        return [trial.phase for trial in ([best] if best else []) + broken[:1]]
     names = list(dict.fromkeys(result.phase for result in run.phases if result.is_judged))[:MOST_DRAWN]
     key = key_phase(run)
     return names or ([key.phase] if key else [])

@@ -1,11 +1,11 @@
 """What the server says of itself: batches, stages, its load, and reloads of a model."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loadtest.report.document import Absence, Cell, PlotName, Section, Table, drop_empty_columns
 from loadtest.report.figures_section import phase_name
-from loadtest.report.rounds import PhaseRounds, drawn_phases, phase_rounds, spread_of, weighted_mean
+from loadtest.report.rounds import PhaseRounds, drawn_phases, phase_rounds, split_phases, spread_of
 from loadtest.report.verdict_section import spread_cell
 from loadtest.report.wording import NOTHING, count, number, one_line, percent
 from loadtest.results import Reload, Run, Second, Side
@@ -41,18 +41,17 @@ def batch_section(run: Run) -> Section | Absence:
 
 def stage_section(run: Run) -> Section | Absence:
     """Where the time of a request goes."""
-    phases = [phase for phase in phase_rounds(run) if phase.stages()]
-    if not phases:
+    told = split_phases(run)
+    if not told:
         return Absence("Stages", "The server tells no timings of its own, so its time cannot be split.")
-    names = list(dict.fromkeys(name for phase in phases for name, _ in phase.stages()))
-    words = [_STAGE_WORDS[name] for name in names if name in _STAGE_WORDS]
+    words = [_STAGE_WORDS[name] for name in told[0][1] if name in _STAGE_WORDS]
     return Section(
         "stages",
         "Where the time goes",
         plot=PlotName.STAGES,
         how_to_read="Each bar is the mean answer of a phase, from the moment it was sent; the widest part is what to"
         " mend first. A queue that grows with the rate is work that waits for the engine.",
-        tables=(_stages(phases, names),),
+        tables=(_stages(told),),
         remarks=(f"By the server's own timings; {'; '.join(words)}.",) if words else (),
     )
 
@@ -103,20 +102,22 @@ def _batches(phases: list[PhaseRounds]) -> Table:
         sizes = phase.batch_sizes()
         total = sum(amount for _, amount in sizes)
         alone = sum(amount for size, amount in sizes if size == 1)
-        mean = weighted_mean(sizes)
         largest = max(size for size, _ in sizes)
-        rows.append((Cell(phase_name(phase)), *map(Cell, (number(mean), count(largest), percent(alone / total)))))
-    return Table(("phase", "mean rows", "largest", "alone"), tuple(rows))
+        rows.append(
+            (
+                Cell(phase_name(phase)),
+                *map(Cell, (number(phase.rows_a_batch()), count(largest), percent(alone / total))),
+            )
+        )
+    return Table(("phase", "rows a batch", "largest", "alone"), tuple(rows))
 
 
-def _stages(phases: list[PhaseRounds], names: list[str]) -> Table:
-    rows = []
-    for phase in phases:
-        stages = dict(phase.stages())
-        cells = [Cell(number(stages.get(name, 0.0))) for name in names]
-        rows.append((Cell(phase_name(phase)), *cells, Cell(number(sum(stages.values())))))
-    table = Table(("phase", *names, "sum"), tuple(rows), caption="Mean milliseconds of an answer")
-    return drop_empty_columns(table, ("0", NOTHING))
+def _stages(told: Sequence[tuple[PhaseRounds, dict[str, float]]]) -> Table:
+    rows = tuple(
+        (Cell(phase_name(phase)), *(Cell(number(ms)) for ms in (*stages.values(), sum(stages.values()))))
+        for phase, stages in told
+    )
+    return Table(("phase", *map(one_line, told[0][1]), "sum"), rows, caption="Mean milliseconds of an answer")
 
 
 def _is_read(run: Run, pick: Callable[[Second], float | None]) -> bool:

@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadtest.results import PhaseResult, Run, Second, Side
 
-MOST_POINTS = 900
+MOST_POINTS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A phase's place on the time axis, in seconds since the run's start."""
+    """A phase's place on the time axis, in seconds since the run's start; both sides of a phase are one stretch."""
 
     phase: str
-    side: Side
+    round: int
     began_s: float
     ends_s: float
 
@@ -46,12 +46,16 @@ def seconds_a_point(run: Run) -> int:
 
 def stretches(run: Run) -> tuple[Stretch, ...]:
     """Where each phase lies, in the order of time."""
-    found = [
-        Stretch(result.phase, result.side, result.began_s, result.began_s + max(result.seconds, len(result.timeline)))
-        for result in run.phases
-        if result.timeline
-    ]
-    return tuple(sorted(found, key=lambda stretch: stretch.began_s))
+    found: list[Stretch] = []
+    for result in sorted(run.phases, key=lambda result: result.began_s):
+        if not result.timeline:
+            continue
+        ends_s = result.began_s + max(result.seconds, len(result.timeline))
+        stretch = Stretch(result.phase, result.round, result.began_s, ends_s)
+        if found and (found[-1].phase, found[-1].round) == (stretch.phase, stretch.round):
+            stretch = replace(found.pop(), ends_s=ends_s)
+        found.append(stretch)
+    return tuple(found)
 
 
 def series_of(run: Run, side: Side) -> Series:

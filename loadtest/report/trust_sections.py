@@ -95,7 +95,11 @@ def condition_section(run: Run) -> Section:
 
 
 def _witnesses(phase: PhaseRounds) -> list[Witness]:
-    return [result.witness for result in phase.rounds if result.witness]
+    return [result.witness for result in phase.rounds if result.witness and _says_something(result.witness)]
+
+
+def _says_something(witness: Witness) -> bool:
+    return bool(witness.answered or witness.quantiles or witness.disagreements)
 
 
 def _witness_rows(phases: list[PhaseRounds]) -> Table:
@@ -106,7 +110,7 @@ def _witness_rows(phases: list[PhaseRounds]) -> Table:
 
 
 def _witness_row(phase: PhaseRounds) -> tuple[Cell, ...]:
-    rounds = [result for result in phase.rounds if result.witness]
+    rounds = [result for result in phase.rounds if result.witness and _says_something(result.witness)]
     witnesses = _witnesses(phase)
     is_single = len(rounds) < 2
     cells = [
@@ -137,7 +141,7 @@ def _quantile(witness: Witness, quantile: float) -> ServerQuantile | None:
 
 def _disagreements(phases: list[PhaseRounds]) -> tuple[str, ...]:
     told = [
-        f"They disagree in {phase_name(phase)}, round {result.round}: {sentence(text)}"
+        f"{phase_name(phase)}, round {result.round}: {sentence(text)}"
         for phase in phases
         for result in phase.rounds
         if result.witness

@@ -6,7 +6,7 @@ from loadtest.report.wording import NOTHING, number, one_line, plain_number, sen
 from loadtest.results import Measurement, Run, Spread, State, Verdict
 
 TONES = {State.PASS: Tone.GOOD, State.FAIL: Tone.BAD, State.NOT_COMPARABLE: Tone.QUIET, State.NOT_MEASURED: Tone.QUIET}
-HEAD = ("state", "what", "measured", "target", "ratio", "hardware", "why")
+HEAD = ("state", "what", "measured", "target", "of the target", "hardware", "why")
 _SIGNS = {"at_least": "≥", "at_most": "≤"}
 _MEANINGS = {measure.name: measure.meaning for measure in MEASURES}
 
@@ -60,7 +60,7 @@ def with_unit(value: str, unit: str) -> str:
 def _rule(run: Run) -> str:
     rule = "A row passes where the median of the rounds meets its target."
     if any(verdict.state is State.NOT_COMPARABLE for verdict in run.verdicts):
-        rule += " A figure of other hardware is not passed or failed here: the row shows the ratio."
+        rule += " A figure of other hardware, SLO or model is neither passed nor failed: the row shows the ratio."
     return rule
 
 
@@ -71,7 +71,7 @@ def _row(verdict: Verdict, spread: Spread | None) -> tuple[Cell, ...]:
         Cell(one_line(verdict.title), one_line(verdict.target_id)),
         _measured(verdict, spread),
         Cell(_target(verdict), _goal(verdict)),
-        Cell(f"{number(verdict.ratio)} ×" if verdict.ratio is not None else NOTHING),
+        _ratio(verdict),
         Cell("any" if verdict.hardware == "any" else one_line(verdict.hardware)),
         Cell(sentence(verdict.why), f"source: {one_line(verdict.source)}" if verdict.source else ""),
     )
@@ -84,8 +84,17 @@ def _measured(verdict: Verdict, spread: Spread | None) -> Cell:
     return Cell(with_unit(number(verdict.value), verdict.unit), detail)
 
 
+def _ratio(verdict: Verdict) -> Cell:
+    """Of what was judged the state says enough; of other hardware the ratio is all there is to say."""
+    if verdict.ratio is None or verdict.state is not State.NOT_COMPARABLE:
+        return Cell(NOTHING)
+    return Cell(f"{number(verdict.ratio)} ×")
+
+
 def _target(verdict: Verdict) -> str:
     sign = _SIGNS.get(verdict.comparison, one_line(verdict.comparison))
+    if not verdict.figure and verdict.comparison not in _SIGNS:
+        return NOTHING
     return f"{sign} {with_unit(plain_number(verdict.figure), verdict.unit)}"
 
 
