@@ -1,43 +1,71 @@
-"""The load test's entry for locust; its users are chosen by name.
+"""The load test's entry for locust: users by name, or a scenario with its verdict.
 
-locust -f loadtest/locustfile.py --headless -u 4 -t 10s --host http://127.0.0.1:8000 --model people ImageUser
+locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --web-host 127.0.0.1
+locust -f loadtest/locustfile.py --headless -u 4 -t 10s --host http://127.0.0.1:8000 ImageUser
+locust -f loadtest/locustfile.py --headless --host http://127.0.0.1:8000 --scenario image-steady --capacity 140
+
+Exit code 1: a target was missed, no request was made, the generator was the bottleneck, or it does not add up; without
+any target (--scenario, --slo-p99-ms, --max-error-share) also where a request failed.
+
+On several processes: --processes N. On several machines, one with --master, --expect-workers N and all of the options,
+each other with --worker --master-host HOST and nothing else of ours: locust hands our options from the master to its
+workers. What they name must be there, too: the checkout, the folder of --images, a scenario's file, and the host of
+--host and --grpc as seen from there. Users are named on every one of them.
 """
 
 import logging
-from argparse import ArgumentParser
+import sys
 from typing import Any
 
 import gevent
 import grpc.experimental.gevent  # type: ignore[import-not-found]  # the stubs leave it out
+import locust.stats
 from locust import events
+from locust.runners import WorkerRunner
 
-from loadtest.users.grpc import GrpcUser
-from loadtest.users.image import ImageUser
+from loadtest import locust_options, locust_verdict
+from loadtest.locust_judge import Judge
+from loadtest.locust_setup import Setup
+from loadtest.locust_workers import Crew
+from loadtest.scenario_files import ScenarioError
+from loadtest.users.asking import GrpcUser, ImageUser, RestUser, StreamUser
 
-__all__ = ["GrpcUser", "ImageUser"]
+__all__ = ["GrpcUser", "ImageUser", "RestUser", "StreamUser"]
 
 logger = logging.getLogger(__name__)
 
-
-@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
-def add_arguments(parser: ArgumentParser) -> None:
-    """Our own options, shown in locust's --help and in its web page."""
-    ours = parser.add_argument_group("Penstock")
-    ours.add_argument("--model", default="people", help="name of the model (default: people)")
-    ours.add_argument("--images", default="", metavar="DIR", help="pictures to post; without it, generated ones")
-    ours.add_argument("--grpc", default="", metavar="HOST:PORT", help="gRPC address (default: --host, the next port)")
+events.init_command_line_parser.add_listener(locust_options.add_arguments)
+locust.stats.bucket_response_time = locust_verdict.bucket  # locust's own way to keep more than two digits
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
-def let_grpc_wait_in_greenlets(**_: Any) -> None:
-    """Makes a waiting gRPC call give way to the other users."""
-    grpc.experimental.gevent.init_gevent()
+def set_up(environment: Any, web_ui: Any, **_: Any) -> None:
+    """Once, when locust has its runner; whatever the options get wrong ends it here."""
+    grpc.experimental.gevent.init_gevent()  # a waiting gRPC call gives way to the other users
     gevent.get_hub().loop.update_now()  # its clock stood still while modules were imported: --run-time counts from here
+    if not environment.parsed_options.user_classes and not isinstance(environment.runner, WorkerRunner):
+        environment.user_classes.remove(StreamUser)  # only by name: few servers besides Triton serve streams
+    crew = Crew(environment)
+    crew.listen()
+    setup = Setup(environment, crew, list(environment.user_classes))
+    judge = Judge(environment, setup, crew)
+    try:
+        setup.begin()
+    except ScenarioError as error:
+        logger.error(error)
+        sys.exit(1)
+    if web_ui:
+        setup.watch_form(web_ui)
+    listen(environment, setup, judge)
 
 
-@events.quitting.add_listener  # type: ignore[untyped-decorator]
-def fail_without_requests(environment: Any, **_: Any) -> None:
-    """A run that measured nothing is not a success."""
-    if environment.stats.total.num_requests == 0:
-        logger.error("no request was made")
-        environment.process_exit_code = 1
+def listen(environment: Any, setup: Setup, judge: Judge) -> None:
+    """From here on locust's events drive everything."""
+    runs = environment.events
+    runs.test_start.add_listener(lambda **_: setup.start())
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    runs.test_stopping.add_listener(lambda **_: setup.stop())
+    runs.test_stop.add_listener(lambda **_: judge.judge(locust_options.read_options(environment.parsed_options)))
+    events.quitting.add_listener(lambda **_: judge.decide())
+    runs.quit.add_listener(lambda **_: judge.show())

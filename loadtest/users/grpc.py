@@ -1,83 +1,82 @@
-"""Users of the tensor path: one ModelInfer a request over gRPC, shaped by the model's own metadata."""
+"""v2 tensors over gRPC, one ModelInfer a request, shaped by the model's own metadata."""
 
 import time
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from functools import partial
 
 import grpc
-import numpy as np
-from locust import User, constant, task
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import triton_to_np_dtype
 
-from loadtest.payloads import make_pictures, make_raw_tensor
+from loadtest.clients.client import Endpoint
+from loadtest.clients.grpc_port import CHANNEL_OPTIONS
+from loadtest.clients.replies import short
+from loadtest.clients.tensors import make_grpc_request
+from loadtest.scenario import Ask
+from loadtest.users.http import without_figures
+from loadtest.users.terms import CannotAsk, Line, Outcome
 
 SEED = 1
-FREE_DIMENSION = 256
-TIMEOUT_S = 30.0
-MAX_MESSAGE_BYTES = (1 << 31) - 1
-CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection a user, as users on many machines would have
-]
 
 
-class GrpcUser(User):  # type: ignore[misc]  # locust is not type-checked here
-    """Sends one seeded tensor again and again; the batch is 1 and a free dimension is 256."""
+class GrpcAsker:
+    """Sends one seeded request again and again, over a connection of its own."""
 
-    wait_time = constant(0)
+    def __init__(self, line: Line, *, request: service_pb2.ModelInferRequest) -> None:
+        self._line = line
+        self._request = request
+        self._channel = open_channel(line.endpoint)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def on_start(self) -> None:
-        """Connects, and asks the model for its inputs."""
-        options = self.environment.parsed_options
-        address = options.grpc or default_address(self.host or "")
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-        metadata = self.stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=options.model), timeout=TIMEOUT_S)
-        self.request = make_request(metadata)
-
-    def on_stop(self) -> None:
-        """Closes the connection."""
-        self.channel.close()
-
-    @task  # type: ignore[untyped-decorator]
-    def infer(self) -> None:
-        """One tensor, one answer; a status other than OK counts as a failure."""
-        started = time.perf_counter()
-        failure: grpc.RpcError | None = None
-        size_bytes = 0
+    def send(self, name: str) -> None:
+        """One ModelInfer; a status other than OK is a failure."""
+        began_s = time.perf_counter()
+        size_bytes, error = 0, None
         try:
-            size_bytes = self.stub.ModelInfer(self.request, timeout=TIMEOUT_S).ByteSize()
+            size_bytes = self._stub.ModelInfer(self._request, timeout=self._line.timeout_s).ByteSize()
+        except grpc.RpcError as raised:
+            error = raised
+        took_s = time.perf_counter() - began_s
+        is_latency = error is None or took_s >= self._line.timeout_s
+        failure = failure_of(error) if error else ""
+        self._line.tell(Outcome("gRPC", name, took_s * 1000 if is_latency else None, size_bytes, failure))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+
+def prepare(ask: Ask, endpoint: Endpoint, timeout_s: float) -> Callable[[Line], GrpcAsker]:
+    """Askers for that model. Raises CannotAsk as `request_for` does."""
+    return partial(GrpcAsker, request=request_for(ask, endpoint, timeout_s))
+
+
+def request_for(ask: Ask, endpoint: Endpoint, timeout_s: float) -> service_pb2.ModelInferRequest:
+    """What the model takes. Raises CannotAsk where nobody knows it, or nothing here can fill its inputs."""
+    with open_channel(endpoint) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            metadata = stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=ask.model), timeout=timeout_s)
+            return make_grpc_request(metadata, batch=ask.batch, sizes=ask.sizes, seed=SEED)
         except grpc.RpcError as error:
-            failure = error
-        self.environment.events.request.fire(
-            request_type="grpc",
-            name=f"ModelInfer {self.request.model_name}",
-            response_time=(time.perf_counter() - started) * 1000,
-            response_length=size_bytes,
-            exception=failure,
-            context={},
-        )
+            raise CannotAsk(f"{endpoint.grpc_address} says nothing of the model {ask.model}: {reason(error)}") from None
+        except ValueError as error:
+            raise CannotAsk(f"model {ask.model}: {error}") from None
 
 
-def default_address(host: str) -> str:
-    """host:port of gRPC, which is one above that of --host."""
-    url = urlsplit(host)
-    return f"{url.hostname}:{(url.port or 80) + 1}"
+def open_channel(endpoint: Endpoint) -> grpc.Channel:
+    """A connection of its own, with TLS where the endpoint's http_url has it."""
+    if endpoint.http_url.startswith("https://"):
+        return grpc.secure_channel(endpoint.grpc_address, grpc.ssl_channel_credentials(), options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(endpoint.grpc_address, options=CHANNEL_OPTIONS)
 
 
-def make_request(metadata: service_pb2.ModelMetadataResponse) -> service_pb2.ModelInferRequest:
-    """A request with every input of the model, filled from the seed. A BYTES element is a small JPEG."""
-    request = service_pb2.ModelInferRequest(model_name=metadata.name)
-    for tensor in metadata.inputs:
-        shape = [(1 if axis == 0 else FREE_DIMENSION) if size < 0 else size for axis, size in enumerate(tensor.shape)]
-        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-        request.raw_input_contents.append(_fill(tensor.datatype, shape))
-    return request
+def reason(error: grpc.RpcError) -> str:
+    """Status and text, in one line."""
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    return short(f"{code().name}: {details()}") if code and details else short(str(error))
 
 
-def _fill(datatype: str, shape: list[int]) -> bytes:
-    if datatype == "BYTES":
-        jpeg = make_pictures(1, seed=SEED, size=(64, 48))[0].content
-        return (len(jpeg).to_bytes(4, "little") + jpeg) * int(np.prod(shape))
-    return make_raw_tensor(shape, triton_to_np_dtype(datatype), seed=SEED)
+def failure_of(error: grpc.RpcError) -> str:
+    """The reason as a row of locust's statistics."""
+    return without_figures(reason(error))

@@ -1,44 +1,46 @@
-"""Users of the image endpoint: one encoded picture a request, the next as soon as the answer is there."""
+"""The image endpoint: one picture a request, or as many in one form as the ask's batch."""
 
-import functools
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from locust import constant, task
-from locust.contrib.fasthttp import FastHttpUser
+import msgspec
 
-from loadtest.payloads import Picture, make_pictures, read_pictures
+from loadtest.clients.client import Endpoint
+from loadtest.clients.image import image_requests
+from loadtest.clients.replies import short
+from loadtest.payloads import make_pictures, read_pictures
+from loadtest.scenario import Ask
+from loadtest.users.http import HttpAsker
+from loadtest.users.terms import CannotAsk, Line
 
 GENERATED_COUNT = 8
 SEED = 1
 
 
-class ImageUser(FastHttpUser):  # type: ignore[misc]  # locust is not type-checked here
-    """Posts pictures to /v2/models/{model}/image. An answer without `results` counts as a failure."""
-
-    wait_time = constant(0)
-
-    def on_start(self) -> None:
-        """Takes the pictures of --images, else generated ones; each user starts at another."""
-        options = self.environment.parsed_options
-        self.path = f"/v2/models/{options.model}/image"
-        pictures = pictures_for_all(options.images)
-        start = self.environment.runner.user_count % len(pictures)
-        self.pictures = itertools.cycle(pictures[start:] + pictures[:start])
-
-    @task  # type: ignore[untyped-decorator]
-    def infer(self) -> None:
-        """One picture, one answer."""
-        picture = next(self.pictures)
-        headers = {"content-type": picture.media_type}
-        with self.client.post(self.path, data=picture.content, headers=headers, catch_response=True) as answer:
-            if answer.status_code != 200:
-                answer.failure(f"{answer.status_code}: {answer.text or answer.error}")
-            elif "results" not in answer.json():
-                answer.failure(f"no results in {answer.text[:200]}")
+class _Results(msgspec.Struct):
+    results: list[msgspec.Raw]
 
 
-@functools.cache
-def pictures_for_all(folder: str) -> list[Picture]:
-    """The folder's pictures, or generated ones; made once a process, for every user."""
-    return read_pictures(Path(folder)) if folder else make_pictures(GENERATED_COUNT, seed=SEED)
+_RESULTS = msgspec.json.Decoder(_Results)
+
+
+def prepare(ask: Ask, endpoint: Endpoint, folder: str) -> Callable[[Line], HttpAsker]:
+    """Askers that post the folder's pictures, or generated ones. Raises CannotAsk for a folder without any."""
+    try:
+        pictures = (
+            read_pictures(Path(folder)) if folder else make_pictures(GENERATED_COUNT, seed=SEED, size=ask.picture_px)
+        )
+    except (ValueError, OSError) as error:
+        raise CannotAsk(f"--images: {error}") from None
+    requests = image_requests(endpoint, ask.model, pictures, batch=ask.batch)
+    return partial(HttpAsker, requests=requests, complaint=_without_results, turn=itertools.count())
+
+
+def _without_results(body: bytes) -> str:
+    try:
+        _RESULTS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return short(f"no results in {body[:100].decode(errors='replace')}")
+    return ""
