@@ -3,15 +3,15 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from loadtest.results import Machine, Measurement, Run, Spread, State, Verdict
+from loadtest.measure.run_folder import RUN_FILE, RunFolderError, read_run_folder
+from loadtest.results import Machine, Measurement, Spread, State, Verdict
 from loadtest.targets import BENCH, UNITS, Target, scenario_targets
 from loadtest.verdict import Circumstances, judge, way_out
 
-T = TypeVar("T")
 FOLDER = Path(__file__).parent / "results"
 JUDGED = (State.PASS, State.FAIL)
 
@@ -55,7 +55,7 @@ def read_committed(targets: Iterable[Target], folder: Path = FOLDER) -> tuple[Co
     """
     targets = tuple(targets)
     files = sorted(folder.glob("*/*.json"))
-    found = [_from_run(path) if path.name == "run.json" else _from_bench(path, targets) for path in files]
+    found = [_from_run(path) if path.name == RUN_FILE else _from_bench(path, targets) for path in files]
     return tuple(sorted((one for one in found if one), key=lambda one: one.began_at, reverse=True))
 
 
@@ -73,7 +73,10 @@ def _row(target: Target, committed: tuple[Committed, ...]) -> TargetRow:
 
 
 def _from_run(path: Path) -> Committed:
-    run = _decoded(path, Run)
+    try:
+        run = read_run_folder(path).run
+    except RunFolderError as error:
+        raise ResultsError(str(error)) from None
     circumstances = Circumstances(
         machine=run.machine,
         models=run.models,
@@ -94,7 +97,10 @@ def _from_run(path: Path) -> Committed:
 
 def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
     """None for a bench that measures nothing that a target speaks of."""
-    bench = _decoded(path, _Bench)
+    try:
+        bench = msgspec.json.decode(path.read_bytes(), type=_Bench)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ResultsError(f"{path}: neither a run nor what a bench wrote ({error}); measure it again") from None
     found = re.search(r"loadtest\.bench\.(\w+)", bench.conditions.get("command", ""))
     name = f"{BENCH}{found[1]}" if found else ""
     if name not in _READINGS:
@@ -104,7 +110,7 @@ def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
         models: tuple[str, ...] = (bench.results[0]["model"],)
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise ResultsError(f"{path}: no result of {name} ({error!r}); measure it again with --json") from None
-    on = bench.conditions["cpu"].partition(", load ")[0]
+    on = bench.conditions.get("cpu", "not known").partition(", load ")[0]
     circumstances = Circumstances(
         machine=Machine(on, 0, 0.0, (), "", ()), models=models, slo_p99_ms=0.0, server_hardware=on
     )
@@ -142,10 +148,3 @@ _READINGS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[Measurement]]] = 
 def _measurement(measure: str, spread: object, rounds: int = 0) -> Measurement:
     """rounds: 0 where the bench does not say."""
     return Measurement(measure, UNITS[measure], msgspec.convert(spread, Spread), rounds)
-
-
-def _decoded(path: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ResultsError(f"{path}: not a result that this version can read ({error}); run it again") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loadtest.committed import FOLDER, JUDGED, Committed, ResultsError, read_committed
 from loadtest.results import Measurement, Verdict
-from loadtest.targets import BENCH, TargetsError, meaning_of, read_targets, wanted_in_words
+from loadtest.targets import BENCH, TargetsError, read_targets, wanted_in_words
 from loadtest.verdict import spread_in_words
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -21,6 +21,7 @@ NOTE = (
     "Medians over interleaved rounds (lowest to highest), from [loadtest/results](loadtest/results), where hardware, "
     "versions and commands stand; made by `python -m loadtest.results_table --write README.md`."
 )
+PEERS = f"{BENCH}peers"
 NOTHING = "Nothing is measured yet: `loadtest/results` is empty."
 # A line each; of several measures the first that the result has.
 HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
@@ -34,8 +35,19 @@ HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
     "soak": (("rss_slope_mib_per_min", "p99_drift"),),
     "cold-start": (("first_answer_ms",),),
     "bench image_endpoint": (("limit_share",),),
-    "bench peers": (("rate_ratio",),),
+    PEERS: (("rate_ratio",),),
 }
+_WORDS = {
+    "capacity_per_s": "capacity",
+    "p99_ms": "p99 at the scenario's load",
+    "rate_ratio": "capacity by direct Triton's",
+    "goodput_of_capacity": "goodput by capacity",
+    "rss_slope_mib_per_min": "growth of the server's memory",
+    "p99_drift": "p99 at the end by that at the beginning, less 1",
+    "first_answer_ms": "first answer after a load",
+    "limit_share": "rate by the harmonic limit of decode, resize and engine",
+}
+_WORDS_OF_PEERS = "pictures a second by the best peer's"
 
 
 class ReadmeError(ValueError):
@@ -76,7 +88,7 @@ def _line(one: Committed, measurement: Measurement) -> tuple[str, ...]:
     verdict = _verdict_of(one, measurement.measure)
     return (
         one.name.removeprefix(BENCH),
-        f"{', '.join(one.models)}: {verdict.title if verdict else meaning_of(measurement.measure)}",
+        f"{', '.join(one.models)}: {_WORDS_OF_PEERS if one.name == PEERS else _WORDS[measurement.measure]}",
         spread_in_words(measurement, measurement.unit),
         wanted_in_words(verdict.comparison, verdict.figure, verdict.unit) if verdict else "",
         verdict.state if verdict else "",

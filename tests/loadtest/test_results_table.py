@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.committed import ResultsError, read_committed, target_rows
 from loadtest.measure.measures import measure
+from loadtest.measure.run_folder import write_run
 from loadtest.results import Run, State
 from loadtest.results_table import HEADLINES, NOTHING, main, results_table
 from loadtest.scenario_files import read_scenario, scenario_names
@@ -36,7 +37,10 @@ def keep(tmp_path: Path) -> Callable[[str, object], Path]:
     def write(name: str, content: object) -> Path:
         path = tmp_path / "results" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else msgspec.json.encode(content))
+        if isinstance(content, Run):
+            write_run(path.parent, content)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else msgspec.json.encode(content))
         return tmp_path / "results"
 
     return write
@@ -59,7 +63,7 @@ def test_run_is_a_line_a_headline(keep: Callable[[str, object], Path]) -> None:
     lines = results_table(read_committed(TARGETS, keep("image-steady-here/run.json", run))).splitlines()
     spreads = {one.measure: one.spread for one in run.measurements}
     assert lines[0] == "| scenario | what | measured | target | verdict | on |"
-    assert lines[2].startswith("| image-steady | street: right answers a second with callers that always wait")
+    assert lines[2].startswith("| image-steady | street: capacity | ")
     assert f"| {spreads['capacity_per_s'].median:,.0f}/s (" in lines[2]
     assert lines[2].endswith("|  |  | Imagined 3000 @ 2.0 GHz, 2 cores |")
     assert f"| {spreads['p99_ms'].median:.1f} ms (" in lines[3]
@@ -118,7 +122,9 @@ def test_benches_are_judged_by_the_targets(keep: Callable[[str, object], Path]) 
     keep("bench-here/relay.json", bench("relay", ratio=spread(0.3)))
     committed = read_committed(TARGETS, keep("bench-here/endpoint.json", bench("image_endpoint", ratio=spread(0.6))))
     lines = results_table(committed).splitlines()
-    assert lines[2].startswith("| image_endpoint | street: the image endpoint's rate by the harmonic limit | 0.6 (0.54")
+    assert lines[2].startswith(
+        "| image_endpoint | street: rate by the harmonic limit of decode, resize and engine | 0.6 ("
+    )
     assert lines[2].endswith("| at least 0.85 | fail | AMD EPYC, 2 cores |")
     assert "| 1.4 (1.26 to 1.54) | at least 1.3 | pass |" in lines[3]
     states = {row.target.id: row.state for row in target_rows(TARGETS, committed)}
