@@ -26,10 +26,22 @@ def verdict_section(run: Run) -> Section | Absence:
 def verdict_rows(run: Run) -> Table:
     """The verdicts as a table, those that failed first."""
     spreads = {measurement.measure: measurement.spread for measurement in run.measurements}
-    order = (State.FAIL, State.PASS, State.NOT_COMPARABLE, State.NOT_MEASURED)
-    rows = sorted(run.verdicts, key=lambda verdict: order.index(verdict.state))
-    cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in rows)
+    cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in ordered_verdicts(run))
     return drop_empty_columns(Table(HEAD, cells, frozenset({0, 1, 5, 6})), ("", NOTHING))
+
+
+def ordered_verdicts(run: Run) -> list[Verdict]:
+    """Those that failed first, then those that passed, then the others."""
+    order = (State.FAIL, State.PASS, State.NOT_COMPARABLE, State.NOT_MEASURED)
+    return sorted(run.verdicts, key=lambda verdict: order.index(verdict.state))
+
+
+def goal_in_words(verdict: Verdict) -> str:
+    """The goal and whether it is reached; empty where the target has none."""
+    if verdict.goal is None:
+        return ""
+    reached = {True: ", reached", False: ", not reached", None: ""}[verdict.meets_goal]
+    return f"goal {with_unit(plain_number(verdict.goal), verdict.unit)}{reached}"
 
 
 def measurement_section(run: Run) -> Section | None:
@@ -70,7 +82,7 @@ def _row(verdict: Verdict, spread: Spread | None) -> tuple[Cell, ...]:
         Cell(verdict.state.value.upper(), tone=tone),
         Cell(one_line(verdict.title), one_line(verdict.target_id)),
         _measured(verdict, spread),
-        Cell(_target(verdict), _goal(verdict)),
+        Cell(_target(verdict), goal_in_words(verdict)),
         _ratio(verdict),
         Cell("any" if verdict.hardware == "any" else one_line(verdict.hardware)),
         Cell(sentence(verdict.why), f"source: {one_line(verdict.source)}" if verdict.source else ""),
@@ -96,13 +108,6 @@ def _target(verdict: Verdict) -> str:
     if not verdict.figure and verdict.comparison not in _SIGNS:
         return NOTHING
     return f"{sign} {with_unit(plain_number(verdict.figure), verdict.unit)}"
-
-
-def _goal(verdict: Verdict) -> str:
-    if verdict.goal is None:
-        return ""
-    reached = {True: ", reached", False: ", not reached", None: ""}[verdict.meets_goal]
-    return f"goal {with_unit(plain_number(verdict.goal), verdict.unit)}{reached}"
 
 
 def _range(spread: Spread) -> str:
