@@ -85,6 +85,7 @@ class Crew:
     accounts: dict[str, Account] = field(default_factory=dict)
     trouble: str = ""
     _is_whole: bool = True
+    _has_finished: bool = True
 
     def listen(self) -> None:
         """Takes part: called once, when locust has its runner."""
@@ -103,6 +104,7 @@ class Crew:
         """A run begins."""
         self.accounts.clear()
         self.trouble = ""
+        self._has_finished = False
         self._is_whole = not self.environment.reset_stats
 
     def begin_to_ask(self) -> None:
@@ -164,6 +166,9 @@ class Crew:
         self._is_whole = False  # somebody reset the statistics: they hold less than was sent
 
     def _finish(self, **_: Any) -> None:
+        if self._has_finished:
+            return
+        self._has_finished = True
         runner = self.environment.runner
         runner.stop()
         runner._send_stats()  # messages keep their order: the account comes after the figures

@@ -109,6 +109,7 @@ class ArrivalShape(LoadTestShape):  # type: ignore[misc]  # locust is not type-c
         self._tell = tell
         self._stop_after_s = math.inf if stop_after_s is None else stop_after_s
         self._now: Moment | None = None
+        self._change = 1.0  # stays as it was while the users do: to locust a new pair is a new order
         self.reset_time()
 
     def reset_time(self) -> None:
@@ -129,7 +130,9 @@ class ArrivalShape(LoadTestShape):  # type: ignore[misc]  # locust is not type-c
         if self._now is None:
             return None
         self._tell(self._now)
-        return self._now.users, float(max(abs(self._now.users - users_before), 1))
+        if change := abs(self._now.users - users_before):
+            self._change = float(change)
+        return self._now.users, self._change
 
     def close(self) -> None:
         """The run stops: the last second is accounted for, and nobody is started any more."""

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from gevent import GreenletExit
 from locust import task
 from locust.contrib.fasthttp import FastHttpUser
 from locust.event import EventHook
-from locust.exception import StopUser
 
 from loadtest.clients.client import Endpoint
 from loadtest.scenario import Ask, Kind
@@ -39,7 +39,7 @@ class AskingUser(FastHttpUser):  # type: ignore[misc]  # locust is not type-chec
     def on_start(self) -> None:
         """Takes its askers, and in a scenario waits for its turn."""
         if self.terms.trouble:
-            raise StopUser
+            raise GreenletExit  # without a traceback a user: the reason was said once
         line = Line(self.terms.endpoint, self.client, self.terms.timeout_s, self.tell)
         self.mix = [ask for ask in self.terms.asks if self.kind in (None, ask.kind)]
         self.askers = {ask: self.terms.askers[ask](line) for ask in self.mix}
