@@ -50,6 +50,7 @@ async def reload_cycles(
         await _answer_ms(client, 0, clock)
         async with HttpPort(endpoint, plan.timeout_s) as port:
             repository = _Repository(port, endpoint.http_url, model, plan.timeout_s, clock)
+            await repository.require_ready()
             return tuple([await _cycle(repository, client, plan, number) for number in range(plan.cycles)])
     finally:
         await client.aclose()
@@ -83,6 +84,11 @@ class _Repository:
         self._url = http_url.rstrip("/")
         self._name = quote(model, safe="")
         self._timeout_s = timeout_s
+
+    async def require_ready(self) -> None:
+        """Raises ReloadError where the model is not served now: it could not be brought back."""
+        if not await self._is_ready():
+            raise ReloadError(f"{self.model} is not ready at {self._url}; only a model that is served can be reloaded")
 
     @asynccontextmanager
     async def unloaded(self) -> AsyncIterator[None]:
@@ -134,7 +140,7 @@ class _Repository:
         while not await condition():
             if self.clock() >= until_s:
                 raise ReloadError(
-                    f"{self.model} is not {state} {self._timeout_s:g} s after {self._url} said that it is"
+                    f"{self.model} is not {state} within {self._timeout_s:g} s, though {self._url} agreed"
                 )
             await asyncio.sleep(POLL_S)
 

@@ -17,6 +17,7 @@ SERIES = (
     "|penstock_model_ready|nv_inference_.+"
 )
 INSTANCES = 'group by (instance, job) ({__name__=~"penstock_ready|nv_inference_count"})'
+SCRAPED_AT = "timestamp(up) and up == 1"  # of a plain selector: timestamp(up == 1) would be the time of asking
 SCRAPES_WAITED_FOR = 2
 SLACK_S = 5.0
 DEFAULT_INTERVAL_S = 15.0  # where the server does not say: older than its version 2.29
@@ -95,7 +96,7 @@ class PrometheusServer:
 
     async def _oldest_scrape_s(self, instances: set[Instance]) -> float:
         """When the one that was scraped longest ago was scraped; by `up`, which is written with what was scraped."""
-        found = {_instance(sample.metric): float(sample.value[1]) for sample in await self._query("timestamp(up == 1)")}
+        found = {_instance(sample.metric): float(sample.value[1]) for sample in await self._query(SCRAPED_AT)}
         return min(found.get(instance, 0.0) for instance in instances)
 
     async def _interval_s(self, instances: set[Instance]) -> float:
