@@ -9,7 +9,7 @@ import msgspec
 
 from loadtest.measure.run_folder import RUN_FILE, RunFolderError, read_run_folder
 from loadtest.results import Machine, Measurement, Spread, State, Verdict
-from loadtest.targets import BENCH, UNITS, Target, scenario_targets
+from loadtest.targets import BENCH, SCENARIOS, UNITS, Target, scenario_targets
 from loadtest.verdict import Circumstances, judge, way_out
 
 FOLDER = Path(__file__).parent / "results"
@@ -69,7 +69,13 @@ def _row(target: Target, committed: tuple[Committed, ...]) -> TargetRow:
     about = [(one, verdict) for one in committed for verdict in one.verdicts if verdict.target_id == target.id]
     for one, verdict in sorted(about, key=lambda pair: pair[1].state not in JUDGED):
         return TargetRow(target, verdict.state, verdict.why, one.on)
-    return TargetRow(target, State.NOT_MEASURED, way_out(target), "")
+    return TargetRow(target, State.NOT_MEASURED, _way(target), "")
+
+
+def _way(target: Target) -> str:
+    """What would measure it, where no result speaks of it."""
+    own = next((name for name in target.scenarios if name in SCENARIOS), "")
+    return f"run penstock load run {own}" if own and target.measure != "knee_per_s" else way_out(target)
 
 
 def _from_run(path: Path) -> Committed:

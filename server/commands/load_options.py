@@ -1,0 +1,157 @@
+"""The flags that the sub-commands of `penstock load` share, and what they come to."""
+
+import math
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from loadtest import overrides
+from loadtest.clients.client import Endpoint
+from loadtest.scenario import Scenario
+from loadtest.scenario_files import ScenarioError, read_scenario
+from loadtest.targets import Target, TargetsError, read_targets, scenario_targets, slo_targets
+from server.commands.terminal import fail
+
+Name = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="a name of `penstock load scenarios`, or a .toml of yours")
+]
+TargetUrl = Annotated[
+    str | None,
+    typer.Option("--target", help="the server under test [http://127.0.0.1:8000]", show_default=False),
+]
+GrpcAddress = Annotated[str, typer.Option("--grpc", metavar="HOST:PORT", help="its gRPC [one port above --target's]")]
+Model = Annotated[str, typer.Option(help="ask this model instead of the scenario's")]
+Images = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="pictures to post instead of generated ones")
+]
+ImagePath = Annotated[str, typer.Option(help="where pictures are posted; {model} stands for the model")]
+Header = Annotated[list[str] | None, typer.Option("--header", metavar="'NAME: VALUE'", help="goes with every request")]
+SloP99 = Annotated[float | None, typer.Option("--slo-p99-ms", help="another SLO than the scenario's")]
+MinRate = Annotated[float | None, typer.Option("--min-rate", help="a target of your own: right answers a second")]
+TargetsFile = Annotated[
+    Path | None, typer.Option("--targets", help="your targets.toml instead of the documented ones", dir_okay=False)
+]
+Hardware = Annotated[str, typer.Option(help="what a remote target runs on, such as 'V100' or 'NVIDIA H200, 16 cores'")]
+MetricsUrl = Annotated[str, typer.Option("--metrics", help="its metrics page [two ports above --target's]")]
+PrometheusUrl = Annotated[str, typer.Option("--prometheus", help="a Prometheus that scrapes it: asked instead")]
+Processes = Annotated[int, typer.Option(min=1, max=64, help="driver processes")]
+Seed = Annotated[int, typer.Option(min=0, help="of payloads, mix and Poisson arrivals")]
+Out = Annotated[
+    Path | None, typer.Option(help="folder of report and records [load-results/SCENARIO-TIME]", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="verdicts and figures as one JSON object, and nothing else")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="say nothing while it runs")]
+
+
+def scenario_or_fail(name: str) -> Scenario:
+    """The scenario; one sentence and exit code 2 where there is none."""
+    try:
+        return read_scenario(name)
+    except ScenarioError as error:
+        fail(str(error))
+
+
+def changed_or_fail(
+    scenario: Scenario,
+    *,
+    model: str = "",
+    replay: Path | None = None,
+    duration_s: float | None = None,
+    rate_per_s: float | None = None,
+    slo_p99_ms: float | None = None,
+) -> Scenario:
+    """The scenario as the flags have it; exit code 2 where one does not apply."""
+    try:
+        if model:
+            scenario = overrides.with_model(scenario, model)
+        if replay is not None:
+            scenario = overrides.with_replay(scenario, str(replay))
+        if duration_s is not None:
+            scenario = overrides.with_duration(scenario, duration_s)
+        if rate_per_s is not None:
+            scenario = overrides.with_rate(scenario, rate_per_s)
+        if slo_p99_ms is not None:
+            scenario = overrides.with_slo(scenario, slo_p99_ms)
+    except ScenarioError as error:
+        fail(str(error))
+    return scenario
+
+
+def targets_or_fail(
+    path: Path | None, scenario: Scenario, *, min_rate_per_s: float | None = None
+) -> tuple[Target, ...]:
+    """What the scenario is judged by: its documented targets or those of the file, its SLO, the rate that was given.
+
+    Exit code 2 where the file is not sound.
+    """
+    above_zero_or_fail(min_rate_per_s, "--min-rate")
+    try:
+        documented = read_targets(path, also=(scenario.name,))
+    except TargetsError as error:
+        fail(str(error))
+    return (
+        *scenario_targets(documented, scenario.name),
+        *slo_targets(scenario, min_rate_per_s=min_rate_per_s),
+    )
+
+
+def endpoint_or_fail(
+    url: str, *, flag: str, grpc_address: str = "", image_path: str = "", headers: Sequence[str] = ()
+) -> Endpoint:
+    """The server that the flags name; exit code 2 where an address is none."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        port = 0
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
+        fail(f"{flag} {url}: an address such as http://127.0.0.1:8000 is needed")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if grpc_address and not re.fullmatch(r".+:\d{1,5}", grpc_address):
+        fail(f"--grpc {grpc_address}: an address such as 127.0.0.1:8001 is needed")
+    given = {"image_path": image_path} if image_path else {}
+    return Endpoint(
+        http_url=url.rstrip("/"),
+        grpc_address=grpc_address or f"{host}:{port + 1}",
+        headers=tuple(_header(text) for text in headers),
+        **given,
+    )
+
+
+def above_zero_or_fail(value: float | None, flag: str) -> None:
+    """Exit code 2 for a number that is none, or not above 0."""
+    if value is not None and not 0 < value < math.inf:
+        fail(f"{flag} {value:g}: a finite number above 0 is needed")
+
+
+def folder_or_fail(out: Path | None, name: str) -> Path:
+    """The run's folder, made; exit code 2 where it cannot be, or holds another run."""
+    folder = out or Path("load-results") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {folder}: {error.strerror or error}")
+    return folder
+
+
+def command_line() -> str:
+    """What was typed, for the report; a header's value may be a secret."""
+    words = ["penstock", *sys.argv[1:]]
+    for place, word in enumerate(words):
+        if words[place - 1] == "--header" or word.startswith("--header="):
+            words[place] = re.sub(r"(:\s*).*", r"\1…", word)
+    return shlex.join(words)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name.strip()) or re.search(r"[\r\n]", value):
+        fail(f"--header {text!r}: 'NAME: VALUE' is needed")
+    return name.strip(), value.strip()
