@@ -4,8 +4,9 @@
     python -m loadtest.bench.peers run --rounds 5 --seconds 8 --json FILE
 
 Before anything is measured every peer must answer our boxes to the bench's pictures. One server is up at a time, each
-started anew in each round; generator and server share the cores, for every server alike. Rate, p50 and p99 are of a
-closed loop, which hides queueing: latencies compare servers under the same number of callers, and are no promise.
+started anew in each round; generator and server share the cores, for every server alike. "full" is a closed loop: the
+rate, and latencies that compare servers under the same number of callers. "light" is an open loop of Poisson arrivals
+at half of the slowest one's rate, the same moments for all; its latencies run from the intended moments.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from loadtest.payloads import JPEG_QUALITY, read_pictures
 
 NAMES = tuple(contender.name for contender in CONTENDERS)
 ENVIRONMENTS = tuple(contender.environment for contender in CONTENDERS if contender.environment)
+RENEW = 8
 SCENE_SEED, SCENE_COUNT, SCENE_SIZE = 41, 8, (640, 480)
 
 
@@ -40,6 +42,8 @@ class Result:
     rounds: int
     seconds: float
     concurrency: int
+    renew: int
+    light_rate: float
     instances: int
     threads: int
     picture_bytes: tuple[int, ...]
@@ -62,6 +66,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     running.add_argument("--model", default="street", help="a model of model_repository, or a folder of one")
     running.add_argument("--images", type=Path, metavar="DIR", help="default: drawn streets, 640 x 480")
     running.add_argument("--concurrency", type=int, default=8, help="requests at once")
+    running.add_argument("--renew", type=int, default=RENEW, help="requests after which a connection is opened anew")
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--seconds", type=float, default=8.0, help="of each measured stretch")
     running.add_argument("--warm-up", type=float, default=3.0, help="seconds before each")
@@ -107,7 +112,7 @@ def _versions(contenders: Sequence[Contender]) -> dict[str, str]:
 
 async def run(options: argparse.Namespace, model: ServedModel, contenders: Sequence[Contender]) -> Result:
     """Raises OursFailed, ValueError."""
-    load = Load(pictures_of(options.images), options.concurrency, options.warm_up, options.seconds)
+    load = Load(pictures_of(options.images), options.concurrency, options.warm_up, options.seconds, options.renew)
     rounds = await run_rounds(contenders, model, load, count=options.rounds, say=_say)
     rows = rows_of(rounds.measured, ours=contenders[0].name, versions=_versions(contenders))
     return Result(
@@ -115,6 +120,8 @@ async def run(options: argparse.Namespace, model: ServedModel, contenders: Seque
         rounds=options.rounds,
         seconds=options.seconds,
         concurrency=options.concurrency,
+        renew=options.renew,
+        light_rate=rounds.light_rate,
         instances=model.instances,
         threads=model.card.threads,
         picture_bytes=tuple(len(picture) for picture in load.pictures),
@@ -130,9 +137,9 @@ def _say(line: str) -> None:
 def _print(result: Result, contenders: Sequence[Contender]) -> None:
     print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
     print(
-        f"{result.model}, {result.concurrency} callers (closed loop), {result.instances} instances or workers with "
-        f"{result.threads} thread each; {result.rounds} interleaved rounds of {result.seconds} s: "
-        "median (lowest-highest)\n"
+        f"{result.model}, {result.instances} instances or workers with {result.threads} thread each; full: "
+        f"{result.concurrency} callers (closed loop), light: {result.light_rate:.0f} requests/s (open loop); "
+        f"{result.rounds} interleaved rounds of {result.seconds} s each: median (lowest-highest)\n"
     )
     print(format_rows(result.rows, ours=contenders[0].name))
     for sentence in result.left_out:

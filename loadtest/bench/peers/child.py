@@ -32,7 +32,7 @@ class Child:
 
     contender: Contender
     port: int
-    process: "psutil.Popen"
+    process: subprocess.Popen[bytes]
     output: Path
     known: set[psutil.Process] = field(default_factory=set)
 
@@ -49,7 +49,8 @@ class Child:
     def family(self) -> list[psutil.Process]:
         """The process and all its descendants that live; those, too, that lost their parent since an earlier call."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            self.known.update((psutil.Process(self.process.pid), *self.process.children(recursive=True)))
+            root = psutil.Process(self.process.pid)
+            self.known.update((root, *root.children(recursive=True)))
         return [process for process in self.known if process.is_running()]
 
 
@@ -71,8 +72,7 @@ def end(child: Child) -> None:
     """SIGTERM to the process, SIGKILL to whatever of its family is left after 15 s; its shared memory goes, too."""
     family = child.family()
     shared = _shared_memory(family)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child.process.send_signal(signal.SIGTERM)
+    child.process.terminate()
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -80,6 +80,7 @@ def end(child: Child) -> None:
     with contextlib.suppress(ProcessLookupError):  # whoever joined the group since
         os.killpg(child.process.pid, signal.SIGKILL)
     psutil.wait_procs(alive, timeout=END_TIMEOUT_S)
+    child.process.wait(END_TIMEOUT_S)
     for path in shared:
         path.unlink(missing_ok=True)
 
@@ -98,7 +99,7 @@ def _start(contender: Contender, place: Place) -> Child:
     command = contender.command(place)
     try:
         with output.open("wb") as file:
-            process = psutil.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

@@ -1,23 +1,24 @@
-"""One contender measured once: up, checked, warmed, loaded, read, ended. Nothing else of the bench runs meanwhile."""
+"""One contender measured once: up, warmed, loaded, read, ended. Nothing else of the bench runs meanwhile."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-import aiohttp
 import psutil
 
-from loadtest.bench.closed_loop import Call, Lap, run_closed_loop
+from loadtest.bench.closed_loop import Lap
 from loadtest.bench.peers.answers import Found, difference
 from loadtest.bench.peers.child import Child, running
 from loadtest.bench.peers.contenders import Contender
+from loadtest.bench.peers.laps import Caller, closed_lap, open_lap
 from loadtest.bench.peers.model import ServedModel
 from loadtest.bench.wire import BadAnswer, HttpPort
 from loadtest.witness.process_cpu import CpuMeter
 
 READY_TIMEOUT_S = 90.0
+FIRST_ANSWER_TIMEOUT_S = 20.0
 MIB = 1 << 20
 _POLL_S = 0.2
 
@@ -28,12 +29,13 @@ class OtherAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every contender gets. pictures: JPEGs. seconds: of the measured stretch."""
+    """What every contender gets. pictures: JPEGs. seconds: of each measured stretch. renew: of Caller."""
 
     pictures: tuple[bytes, ...]
     concurrency: int
     warm_up_s: float
     seconds: float
+    renew: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +49,46 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One lap of one contender; CPU in milliseconds an answer, of the server's tree and of the load generator."""
+    """One round of one contender; CPU in milliseconds an answer, of the server's tree and of the load generator.
 
-    lap: Lap
+    closed: as fast as it goes. light: an open loop at a rate that is the same for all.
+    """
+
+    closed: Lap
+    light: Lap
     server_ms: float
     client_ms: float
     memory: Memory
 
 
-async def measure(contender: Contender, model: ServedModel, load: Load) -> Measured:
-    """A lap of the contender, started for it and ended after it. Raises NotServing, NotPrepared, BadAnswer."""
-    async with _asked(contender, model, load.pictures) as (child, call):
-        memory = await _warm_up(child, call, load)
-        meter = CpuMeter(psutil.Process(child.process.pid))
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A server that answers."""
+
+    child: Child
+    caller: Caller
+
+
+async def measure(contender: Contender, model: ServedModel, load: Load, *, light_rate: float, seed: int) -> Measured:
+    """A round of the contender, started for it and ended after it. Raises NotServing, NotPrepared, BadAnswer."""
+    async with _up(contender, model, load) as up:
+        memory = await _warm_up(up, load)
+        meter = CpuMeter(psutil.Process(up.child.process.pid))
         before = meter.read_s(), time.process_time()
-        lap = await run_closed_loop(call, concurrency=load.concurrency, seconds=load.seconds)
+        closed = await closed_lap(up.caller, concurrency=load.concurrency, seconds=load.seconds)
         after = meter.read_s(), time.process_time()
-        server, client = ((b - a) * 1000 / max(lap.count, 1) for a, b in zip(before, after, strict=True))
-        return Measured(lap, server, client, memory)
+        server, client = ((b - a) * 1000 / max(closed.count, 1) for a, b in zip(before, after, strict=True))
+        light = await open_lap(up.caller, rate=light_rate, seconds=load.seconds, seed=seed)
+        return Measured(closed, light, server, client, memory)
 
 
-async def boxes_of(contender: Contender, model: ServedModel, pictures: Sequence[bytes]) -> list[list[Found]]:
-    """What the contender finds in each picture. Raises NotServing, NotPrepared, BadAnswer."""
-    with running(contender, model) as child:
-        async with HttpPort(child.url) as port:
-            requests = [contender.write(picture, model) for picture in pictures]
-            await _until_ready(child, port, contender, model, pictures[0])
-            return [contender.read(await port.post(request)) for request in requests]
+async def audition(contender: Contender, model: ServedModel, load: Load) -> tuple[list[list[Found]], float]:
+    """(what the contender finds in each picture, about how many it answers a second). Raises as measure does."""
+    async with _up(contender, model, load) as up:
+        boxes = [contender.read(await up.caller.ask(number)) for number in range(len(load.pictures))]
+        await _warm_up(up, load)
+        lap = await closed_lap(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s)
+        return boxes, lap.rate
 
 
 def check(ours: Sequence[list[Found]], theirs: Sequence[list[Found]], *, name: str, score_threshold: float) -> None:
@@ -84,21 +99,16 @@ def check(ours: Sequence[list[Found]], theirs: Sequence[list[Found]], *, name: s
 
 
 @contextlib.asynccontextmanager
-async def _asked(contender: Contender, model: ServedModel, pictures: Sequence[bytes]):  # type: ignore[no-untyped-def]
+async def _up(contender: Contender, model: ServedModel, load: Load) -> AsyncIterator[Up]:
     with running(contender, model) as child:
         async with HttpPort(child.url) as port:
-            requests = [contender.write(picture, model) for picture in pictures]
-            await _until_ready(child, port, contender, model, pictures[0])
-
-            async def call(number: int) -> None:
-                await port.post(requests[number % len(requests)])
-
-            yield child, call
+            caller = Caller(port, [contender.write(jpeg, model) for jpeg in load.pictures], renew=load.renew)
+            await _until_ready(child, caller)
+            yield Up(child, caller)
 
 
-async def _until_ready(child: Child, port: HttpPort, contender: Contender, model: ServedModel, picture: bytes) -> None:
+async def _until_ready(child: Child, caller: Caller) -> None:
     """Until a picture is answered: no two servers say in the same way that they are ready."""
-    request = contender.write(picture, model)
     until = time.monotonic() + READY_TIMEOUT_S
     last = "nothing listens"
     while time.monotonic() < until:
@@ -106,29 +116,27 @@ async def _until_ready(child: Child, port: HttpPort, contender: Contender, model
         if child.process.poll() is not None:
             raise child.failure(f"ended with {child.process.returncode} while it started")
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
-                await port.post(request)
+            async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
+                await caller.ask(0)
                 return
-        except BadAnswer as error:
-            last = str(error)
-        except (aiohttp.ClientError, TimeoutError):
-            pass
+        except (BadAnswer, TimeoutError) as error:
+            last = str(error) or "no answer"
         await asyncio.sleep(_POLL_S)
     raise child.failure(f"was not ready within {READY_TIMEOUT_S:.0f} s ({last})")
 
 
-async def _warm_up(child: Child, call: Call, load: Load) -> Memory:
+async def _warm_up(up: Up, load: Load) -> Memory:
     """The memory as it is under load, read at the warm-up's end so that reading it costs no measured time."""
 
     async def read_late() -> Memory:
         await asyncio.sleep(load.warm_up_s * 0.8)
-        return await asyncio.to_thread(memory_of, child.family())
+        return await asyncio.to_thread(memory_of, up.child.family())
 
     lap, memory = await asyncio.gather(
-        run_closed_loop(call, concurrency=load.concurrency, seconds=load.warm_up_s), read_late()
+        closed_lap(up.caller, concurrency=load.concurrency, seconds=load.warm_up_s), read_late()
     )
     if not lap.count:
-        raise child.failure(f"answered nothing in {load.warm_up_s} s of warm-up")
+        raise up.child.failure(f"answered nothing in {load.warm_up_s} s of warm-up")
     return memory
 
 

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from loadtest.bench.peers.measuring import Measured
 from loadtest.bench.report import Spread, format_table, spread
 
-HEAD = ("server", "rate/s", "p50 ms", "p99 ms", "CPU ms", "client ms", "RSS MiB", "PSS MiB", "processes")
-RATIO_HEAD = ("ours / peer", "rate", "p50", "p99", "CPU ms", "PSS")
+HEAD = ("server", "rate/s", "full p50 ms", "full p99 ms", "light p50 ms", "light p99 ms")
+COST_HEAD = ("server", "CPU ms", "client ms", "RSS MiB", "PSS MiB", "processes")
+RATIO_HEAD = ("ours / peer", "rate", "full p50", "full p99", "light p50", "light p99", "CPU ms", "PSS")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contender over the rounds. rate: answers a second; CPU: milliseconds an answer.
+    """One contender over the rounds. rate: answers a second; server_ms, client_ms: of CPU, an answer.
+
+    full: the closed loop, as many callers as always. light: the open loop at the same rate for all.
 
     The ratios are ours / this one's within a round, so above 1 ours is faster (rate) or slower, dearer (the others).
     """
@@ -20,16 +23,20 @@ class Row:
     name: str
     version: str
     rate: Spread
-    p50_ms: Spread
-    p99_ms: Spread
+    full_p50_ms: Spread
+    full_p99_ms: Spread
+    light_p50_ms: Spread
+    light_p99_ms: Spread
     server_ms: Spread
     client_ms: Spread
     rss_mib: Spread
     pss_mib: Spread
     processes: int
     rate_ratio: Spread
-    p50_ratio: Spread
-    p99_ratio: Spread
+    full_p50_ratio: Spread
+    full_p99_ratio: Spread
+    light_p50_ratio: Spread
+    light_p99_ratio: Spread
     server_ms_ratio: Spread
     pss_ratio: Spread
 
@@ -46,41 +53,42 @@ def _row(name: str, version: str, theirs: Sequence[Measured], ours: Sequence[Mea
     return Row(
         name=name,
         version=version,
-        rate=spread([one.lap.rate for one in theirs]),
-        p50_ms=spread([one.lap.p50_ms for one in theirs]),
-        p99_ms=spread([one.lap.p99_ms for one in theirs]),
+        rate=spread([one.closed.rate for one in theirs]),
+        full_p50_ms=spread([one.closed.p50_ms for one in theirs]),
+        full_p99_ms=spread([one.closed.p99_ms for one in theirs]),
+        light_p50_ms=spread([one.light.p50_ms for one in theirs]),
+        light_p99_ms=spread([one.light.p99_ms for one in theirs]),
         server_ms=spread([one.server_ms for one in theirs]),
         client_ms=spread([one.client_ms for one in theirs]),
         rss_mib=spread([one.memory.rss_mib for one in theirs]),
         pss_mib=spread([one.memory.pss_mib for one in theirs]),
         processes=max(one.memory.processes for one in theirs),
-        rate_ratio=spread([a.lap.rate / b.lap.rate for a, b in pairs]),
-        p50_ratio=spread([a.lap.p50_ms / b.lap.p50_ms for a, b in pairs]),
-        p99_ratio=spread([a.lap.p99_ms / b.lap.p99_ms for a, b in pairs]),
+        rate_ratio=spread([a.closed.rate / b.closed.rate for a, b in pairs]),
+        full_p50_ratio=spread([a.closed.p50_ms / b.closed.p50_ms for a, b in pairs]),
+        full_p99_ratio=spread([a.closed.p99_ms / b.closed.p99_ms for a, b in pairs]),
+        light_p50_ratio=spread([a.light.p50_ms / b.light.p50_ms for a, b in pairs]),
+        light_p99_ratio=spread([a.light.p99_ms / b.light.p99_ms for a, b in pairs]),
         server_ms_ratio=spread([a.server_ms / b.server_ms for a, b in pairs]),
         pss_ratio=spread([a.memory.pss_mib / b.memory.pss_mib for a, b in pairs]),
     )
 
 
 def format_rows(rows: Sequence[Row], *, ours: str) -> str:
-    """Both tables, for people."""
+    """The tables, for people."""
+    names = [f"{row.name} {row.version}".strip() for row in rows]
     figures = [
-        (
-            f"{row.name} {row.version}".strip(),
-            row.rate,
-            row.p50_ms,
-            row.p99_ms,
-            row.server_ms,
-            row.client_ms,
-            row.rss_mib,
-            row.pss_mib,
-            row.processes,
-        )
-        for row in rows
+        (name, row.rate, row.full_p50_ms, row.full_p99_ms, row.light_p50_ms, row.light_p99_ms)
+        for name, row in zip(names, rows, strict=True)
     ]
-    ratios = [
-        (row.name, row.rate_ratio, row.p50_ratio, row.p99_ratio, row.server_ms_ratio, row.pss_ratio)
-        for row in rows
-        if row.name != ours
+    costs = [
+        (name, row.server_ms, row.client_ms, row.rss_mib, row.pss_mib, row.processes)
+        for name, row in zip(names, rows, strict=True)
     ]
-    return "\n".join([format_table(HEAD, figures), "", format_table(RATIO_HEAD, ratios)])
+    ratios = [_ratios(row) for row in rows if row.name != ours]
+    return "\n\n".join([format_table(HEAD, figures), format_table(COST_HEAD, costs), format_table(RATIO_HEAD, ratios)])
+
+
+def _ratios(row: Row) -> tuple[object, ...]:
+    full = (row.full_p50_ratio, row.full_p99_ratio)
+    light = (row.light_p50_ratio, row.light_p99_ratio)
+    return (row.name, row.rate_ratio, *full, *light, row.server_ms_ratio, row.pss_ratio)
