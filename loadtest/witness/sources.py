@@ -44,7 +44,7 @@ class MetricsPage:
 
 
 class ModelStatistics:
-    """The statistics of some models together, from the server's own HTTP port."""
+    """The statistics of some models together, from the server's own HTTP port; a gateway's canaries count in them."""
 
     def __init__(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, models: Sequence[str], *, timeout_s: float
@@ -105,7 +105,10 @@ async def _source(
         server = PrometheusServer(session, given.prometheus_url, timeout_s=timeout_s)
         await server.read(0.0)
         return server
-    page = MetricsPage(session, given.metrics_url or default_metrics_url(endpoint.http_url), timeout_s=timeout_s)
+    url = given.metrics_url or default_metrics_url(endpoint.http_url)
+    if not url:
+        raise MetricsError(f"there is no port two above that of {endpoint.http_url}")
+    page = MetricsPage(session, url, timeout_s=timeout_s)
     found = await page.read(0.0)
     if not is_counted(found):
         raise MetricsError(f"{page.name} has no counters of a gateway or a Triton (penstock_…, nv_inference_…)")
