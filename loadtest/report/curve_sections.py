@@ -9,6 +9,14 @@ from loadtest.report.wording import NOTHING, join, number, one_line, percent, pl
 from loadtest.results import Run, Side
 
 BINS_A_DECADE = 20
+_LATENCY_OVER_TIME = (
+    "Above: p50 and p99 of what was to be sent in each second; a p99 that climbs while the rate stays is a queue that"
+    " grows. Below: "
+)
+_RATES = (
+    "what was offered, what was answered, and what went wrong; a gap between offered and answered is work refused or"
+    " failed. Bands are phases."
+)
 
 
 def latency_section(run: Run) -> Section | Absence:
@@ -33,15 +41,14 @@ def time_section(run: Run) -> Section | Absence:
     """Percentiles and rates second by second."""
     if not any(result.all.intended and result.timeline for result in run.phases):
         return Absence("Over time", "No phase has seconds to show: nothing was asked, or nothing but reloads.")
+    has_latency = any(result.all.latency.count for result in run.phases)
     width = seconds_a_point(run)
     each = "Each point is one second" if width == 1 else f"Each point is {width} seconds: their mean p50, highest p99"
     return Section(
         "time",
         "Over time",
         plot=PlotName.TIME,
-        how_to_read="Above: p50 and p99 of what was to be sent in each second. Below: what was offered, what was"
-        " answered, and what went wrong. Bands are phases; a gap between offered and answered is work refused or"
-        " failed, and a p99 that climbs while the rate stays is a queue that grows.",
+        how_to_read=f"{_LATENCY_OVER_TIME if has_latency else 'Plotted: '}{_RATES}",
         remarks=(f"{each}, by the intended send time.",),
     )
 
@@ -81,7 +88,9 @@ def _distribution(phases: list[PhaseRounds]) -> Table:
     rows = tuple(
         (Cell(phase_name(phase)), *(Cell(percent(_share_within(phase, bound))) for bound in used)) for phase in phases
     )
-    return Table(("phase", *(f"≤ {bound:,} ms" for bound in used)), rows, caption="Share answered within")
+    return Table(
+        ("phase", *(f"≤ {bound:,} ms" for bound in used)), rows, caption="Share of answers and timeouts that took"
+    )
 
 
 def _splits(phase: PhaseRounds, bound_ms: float) -> bool:

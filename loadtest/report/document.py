@@ -1,6 +1,6 @@
 """The nouns of a report: what is said, before it becomes HTML, Markdown or a terminal's table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -86,10 +86,11 @@ def keep_columns(table: Table, is_kept: Callable[[int], bool]) -> Table:
     return Table(tuple(table.head[index] for index in kept), rows, texts, table.caption)
 
 
-def drop_empty_columns(table: Table, empty: Sequence[str]) -> Table:
-    """The table without the columns (after the first) that say one of those words, or nothing, in every row."""
+def drop_columns(table: Table, word: str, *, of: Collection[str] | None = None) -> Table:
+    """The table without the columns (after the first; of: only those of these heads) that say the word in every row."""
 
-    def says_something(index: int) -> bool:
-        return index == 0 or any(row[index].text not in empty for row in table.rows)
+    def is_kept(index: int) -> bool:
+        is_meant = index > 0 and (of is None or table.head[index] in of)
+        return not is_meant or any(row[index].text != word for row in table.rows)
 
-    return keep_columns(table, says_something)
+    return keep_columns(table, is_kept)

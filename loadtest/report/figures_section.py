@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 
-from loadtest.report.document import Cell, Section, Table, Tone, drop_empty_columns
+from loadtest.report.document import Cell, Section, Table, Tone, drop_columns
 from loadtest.report.rounds import PhaseRounds, phase_rounds, spread_of
 from loadtest.report.verdict_section import spread_cell
 from loadtest.report.wording import NOTHING, count, one_line, percent, plain_number
 from loadtest.results import PhaseResult, RequestSummary, Run, Side
 
+_WENT_WRONG = ("refused", "failed", "timed out", "not sent")
 REQUESTS_HEAD = (
     *("phase", "loop", "rounds", "offered /s", "answered /s", "good /s", "good share"),
-    *("refused", "failed", "timed out", "not sent", "CPU ms an answer"),
+    *_WENT_WRONG,
+    "CPU ms an answer",
 )
 LATENCY_HEAD = ("phase", "p50", "p90", "p95", "p99", "p99.9", "max", "counted")
 PHASE_CHARACTERS = 40
@@ -39,7 +41,7 @@ def request_rows(run: Run) -> Table:
     """What was offered and what came of it; a row a phase and side. Counts are sums over the rounds."""
     rows = tuple(_requests(phase) for phase in phase_rounds(run))
     table = Table(REQUESTS_HEAD, rows, frozenset({0, 1}), "Requests")
-    return drop_empty_columns(table, (NOTHING, "0"))
+    return drop_columns(drop_columns(table, NOTHING), "0", of=_WENT_WRONG)
 
 
 def latency_rows(run: Run) -> Table:

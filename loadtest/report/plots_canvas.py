@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ PALE = {Side.TARGET: "#7FB8D8", Side.BESIDE: "#EAAE7F"}
 STRONG = {Side.TARGET: TARGET, Side.BESIDE: BESIDE}
 GOOD, BAD, INK, GREY, BAND = "#007A5A", "#B3261E", "#222222", "#767676", "#EEF1F4"
 LABEL_CHARACTERS = 26
+_LEAST_RATIO = 7.0
 _STYLE: dict[Any, Any] = {  # matplotlib types its keys as one long Literal
     "svg.hashsalt": "penstock",
     "svg.fonttype": "path",
@@ -95,11 +96,11 @@ def log_latency(axes: Axes, *, is_x: bool = False) -> None:
 
 
 def widen(low: float, high: float, *, by: float = 1.25) -> tuple[float, float]:
-    """Limits for a logarithmic axis around what is shown, at least half a decade apart."""
+    """Limits for a logarithmic axis around what is shown, so far apart that two of 1, 2, 5, 10 lie within."""
     low, high = low / by, high * by
-    if high / low < 3:
+    if high / low < _LEAST_RATIO:
         middle = math.sqrt(low * high)
-        low, high = middle / math.sqrt(3), middle * math.sqrt(3)
+        low, high = middle / math.sqrt(_LEAST_RATIO), middle * math.sqrt(_LEAST_RATIO)
     return low, high
 
 
@@ -134,30 +135,3 @@ def slo_line(axes: Axes, slo_ms: float, *, is_x: bool = False) -> None:
         color=INK,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
     )
-
-
-def end_labels(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """(y, text, colour) beside the right end of the axes, moved apart where they would overlap."""
-    if not labels:
-        return
-    to_points = axes.transData.transform
-    low = axes.transAxes.transform((0, 0))[1]
-    high = axes.transAxes.transform((0, 1))[1]
-    placed: list[tuple[float, str, str]] = []
-    for y, text, colour in sorted(labels):
-        at = float(to_points((axes.get_xlim()[0], y))[1])
-        floor = placed[-1][0] + 15 if placed else low
-        placed.append((min(max(at, floor), high + 40), text, colour))
-    for at, text, colour in placed:
-        share = (at - low) / (high - low)
-        axes.annotate(
-            text,
-            (1, share),
-            xycoords="axes fraction",
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=colour,
-            fontsize=9,
-            annotation_clip=False,
-        )

@@ -51,20 +51,20 @@ def draw_latency(run: Run) -> Figure:
 
 
 def draw_time(run: Run) -> Figure:
-    """Percentiles above, rates below, on one axis of time."""
-    figure, (above, below) = new_figure(2, 5.6, is_shared=True)
+    """Percentiles above (where there are any), rates below, on one axis of time."""
     sides = [side for side in Side if any(result.side is side for result in run.phases)]
     series = {side: series_of(run, side) for side in sides}
     shown = [value for one in series.values() for value in (*one.p50_ms, *one.p99_ms) if value > 0]
-    _over_time(above, series, len(sides) > 1)
+    figure, axes = new_figure(2 if shown else 1, 5.6 if shown else 3.2, is_shared=True)
     if shown:
-        above.set_ylim(*widen(min(shown), max(*shown, _slo_if_near(run.slo_p99_ms, max(shown)))))
-    log_latency(above)
-    slo_line(above, run.slo_p99_ms)
-    above.set_ylabel("latency, ms")
-    _rates(below, series)
-    below.set_ylabel("requests a second")
-    shade_phases([above, below], stretches(run))
+        _over_time(axes[0], series, len(sides) > 1)
+        axes[0].set_ylim(*widen(min(shown), max(*shown, _slo_if_near(run.slo_p99_ms, max(shown)))))
+        log_latency(axes[0])
+        slo_line(axes[0], run.slo_p99_ms)
+        axes[0].set_ylabel("latency, ms")
+    _rates(axes[-1], series)
+    axes[-1].set_ylabel("requests a second")
+    shade_phases(axes, stretches(run))
     return figure
 
 

@@ -68,8 +68,8 @@ def draw_load(run: Run) -> Figure:
     for one, (title, told) in zip(axes, panels, strict=True):
         for name, colour, at_s, values in told:
             one.plot(at_s, values, color=colour, linewidth=1.5, label=name, **points_of(at_s))
-        one.set_ylim(0, max(one.get_ylim()[1] * 1.05, 0.01))
-        one.set_ylabel(title)
+        one.set_ylim(0, max(one.get_ylim()[1] * 1.15, 0.01))
+        one.set_ylabel(title if len(told) > 1 or "share" not in title else f"{told[0][0]}, %")
         if len(told) > 1:
             one.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     shade_phases(axes, stretches(run))

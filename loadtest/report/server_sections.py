@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from loadtest.report.document import Absence, Cell, PlotName, Section, Table, drop_empty_columns
+from loadtest.report.document import Absence, Cell, PlotName, Section, Table, drop_columns
 from loadtest.report.figures_section import phase_name
 from loadtest.report.rounds import PhaseRounds, drawn_phases, phase_rounds, split_phases, spread_of
 from loadtest.report.verdict_section import spread_cell
@@ -127,7 +127,7 @@ def _is_read(run: Run, pick: Callable[[Second], float | None]) -> bool:
 def _loads(run: Run) -> Table:
     head = ("phase", "server CPU, cores", "machine CPU", "GPU", "memory MiB, mean", "memory MiB, highest")
     rows = tuple(_load(phase) for phase in phase_rounds(run))
-    return drop_empty_columns(Table(head, rows), (NOTHING,))
+    return drop_columns(Table(head, rows), NOTHING)
 
 
 def _load(phase: PhaseRounds) -> tuple[Cell, ...]:

@@ -1,7 +1,7 @@
 """The rows of the verdict, and every figure that a target can speak of."""
 
 from loadtest.measure.measures import MEASURES
-from loadtest.report.document import Absence, Cell, Section, Table, Tone, drop_empty_columns
+from loadtest.report.document import Absence, Cell, Section, Table, Tone, drop_columns
 from loadtest.report.wording import NOTHING, number, one_line, plain_number, sentence
 from loadtest.results import Measurement, Run, Spread, State, Verdict
 
@@ -27,7 +27,7 @@ def verdict_rows(run: Run) -> Table:
     """The verdicts as a table, those that failed first."""
     spreads = {measurement.measure: measurement.spread for measurement in run.measurements}
     cells = tuple(_row(verdict, spreads.get(verdict.measure)) for verdict in ordered_verdicts(run))
-    return drop_empty_columns(Table(HEAD, cells, frozenset({0, 1, 5, 6})), ("", NOTHING))
+    return drop_columns(Table(HEAD, cells, frozenset({0, 1, 5, 6})), NOTHING)
 
 
 def ordered_verdicts(run: Run) -> list[Verdict]:

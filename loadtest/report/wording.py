@@ -8,7 +8,7 @@ _ERROR_CHARACTERS = 300
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands apart: 0.0123, 1.23, 41.2, 128, 5,707."""
+    """Three significant digits, thousands apart: 0.08, 0.0123, 1.23, 41.2, 128, 5,707."""
     if math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -18,7 +18,8 @@ def number(value: float) -> str:
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 6)}f}"
+    text = f"{value:,.{min(digits, 6)}f}"
+    return text.rstrip("0").rstrip(".") if abs(value) < 1 else text
 
 
 def plain_number(value: float) -> str:

@@ -1,0 +1,322 @@
+"""Reports: what a person is told of a run, in HTML and Markdown, and that nothing foreign gets out of its text."""
+
+import html
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.measure.measures import knee_measurement, measure
+from loadtest.report.contents import compose
+from loadtest.report.headline import headline
+from loadtest.report.html import render_html, write_html
+from loadtest.report.markdown import render_markdown, write_markdown
+from loadtest.results import PhaseResult, Run, State, Verdict
+from tests.loadtest.runs import make_phase, make_records, make_run, make_run_records
+
+HOSTILE = '<script>alert("x")</script> $x^2$ | `b` [a](http://evil.example) \x1b[31m\x00 漢'
+PLOTS = {"latency", "time", "throughput", "batches", "stages", "load"}
+MARKDOWN_ESCAPE = re.compile(r"\\([\\`*\[\]|~])")
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its tags with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.tags and self.tags[-1][0] != "style":
+            self.words.append(data.strip())
+
+
+def changed(run: Run, **fields: object) -> Run:
+    """The run with other fields, and the measurements of its phases."""
+    run = msgspec.structs.replace(run, **fields)
+    return msgspec.structs.replace(run, measurements=(*run.measurements, *measure(run.phases, run.reloads)))
+
+
+def verdict(state: State, **fields: object) -> Verdict:
+    """A row for p99 at most 250 ms."""
+    row = Verdict(
+        target_id="slo",
+        title="latency that 99 % kept",
+        state=state,
+        measure="p99_ms",
+        comparison="at_most",
+        figure=250.0,
+        unit="ms",
+        why="20.1 ms, at most 250 ms",
+        value=20.1,
+    )
+    return msgspec.structs.replace(row, **fields)
+
+
+def ladder() -> PhaseResult:
+    """A phase whose rate doubles every four seconds, and whose last step breaks the SLO of 100 ms."""
+    steps = ((20, 10.0), (40, 12.0), (80, 15.0), (160, 300.0))
+    records = [
+        record
+        for place, (per_s, median_ms) in enumerate(steps)
+        for record in make_records(
+            phase="ladder", began_s=place * 4.0, seconds=4.0, per_s=per_s, median_ms=median_ms, seed=place
+        )
+    ]
+    return make_phase(records, seconds=16.0, is_judged=False)
+
+
+def knee_run(trials: int) -> Run:
+    """Trials from 20/s upwards; what is above 100/s breaks the SLO."""
+    phases = []
+    for place in range(trials):
+        rate = 20 + 180 * place / max(trials - 1, 1)
+        records = make_records(
+            phase=f"trial {place + 1}: {rate:.4g}/s",
+            began_s=place * 3.0,
+            seconds=2.0,
+            per_s=rate,
+            median_ms=10.0 if rate < 100 else 400.0,
+            seed=place,
+        )
+        phases.append(make_phase(records, seconds=2.0, is_judged=False))
+    return msgspec.structs.replace(make_run(), phases=tuple(phases), rounds=1, measurements=(knee_measurement([90.0]),))
+
+
+def whole_run() -> Run:
+    """A run that has everything: two sides, three rounds, a ladder, a GPU, disagreeing witnesses, refusals."""
+    run = make_run(make_run_records(has_beside=True, refused=0.05))
+    phases = [_with_gpu(phase) for phase in (*run.phases, ladder())]
+    return changed(
+        run,
+        phases=tuple(phases),
+        verdicts=(
+            verdict(State.PASS, goal=10.0, meets_goal=False),
+            verdict(State.NOT_COMPARABLE, target_id="v100", ratio=0.0175, hardware="a V100"),
+        ),
+    )
+
+
+def _with_gpu(phase: PhaseResult) -> PhaseResult:
+    seconds = tuple(msgspec.structs.replace(second, gpu=0.5) for second in phase.timeline)
+    witness = phase.witness and msgspec.structs.replace(phase.witness, disagreements=("the server counted 3 more",))
+    return msgspec.structs.replace(phase, timeline=seconds, witness=witness)
+
+
+def hostile_run() -> Run:
+    """A run in which every foreign text is an attack, and long."""
+    long = HOSTILE + "long-" * 100
+    run = whole_run()
+    phases = tuple(
+        msgspec.structs.replace(phase, phase=f"{long}{phase.phase}", all=_with_error(phase, long))
+        for phase in run.phases
+    )
+    texts = dict.fromkeys(("scenario", "about", "command", "began_at", "server", "server_hardware"), long)
+    rows = (verdict(State.FAIL, title=long, why=long, unit=long, source=long, hardware=long, target_id=long),)
+    return msgspec.structs.replace(
+        run, phases=phases, verdicts=rows, complaints=(long,), target_url=long, models=(long,), **texts
+    )
+
+
+def _with_error(phase: PhaseResult, text: str) -> object:
+    return msgspec.structs.replace(phase.all, errors=((text, 7),))
+
+
+def one_phase(**bad: float) -> Callable[[], Run]:
+    """A run of one phase in which all requests ended in one way."""
+
+    def run() -> Run:
+        phase = make_phase(make_records(per_s=20.0, **bad))
+        return changed(make_run(), phases=(phase,), rounds=1)
+
+    return run
+
+
+def one_request() -> Run:
+    """A single request in all."""
+    return changed(make_run(), phases=(make_phase(make_records()[:1]),), rounds=1)
+
+
+def long_soak() -> Run:
+    """Ten hours, second by second."""
+    phase = make_phase(make_records(seconds=60.0, per_s=5.0), seconds=60.0)
+    seconds = tuple(msgspec.structs.replace(phase.timeline[at % 60], at_s=float(at)) for at in range(36_000))
+    return changed(make_run(), phases=(msgspec.structs.replace(phase, seconds=36_000.0, timeline=seconds),), rounds=1)
+
+
+def test_headline_says_verdict_server_rate_and_p99() -> None:
+    """The first sentence is the answer: what passed, what was asked, how fast it was."""
+    run = changed(make_run(), verdicts=(verdict(State.PASS), verdict(State.NOT_MEASURED)))
+    rate = next(it.spread.median for it in run.measurements if it.measure == "offered_per_s")
+    p99 = next(it.spread.median for it in run.measurements if it.measure == "p99_ms")
+    assert headline(run) == (
+        "PASS: 1 of 1 row (1 not measured); image-steady against http://127.0.0.1:8000 (penstock 0.1.0), "
+        f"{rate:.3g} requests/s, p99 {p99:.3g} ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "complaints", "begins"),
+    [
+        ((State.PASS, State.FAIL), (), "FAIL: 1 of 2 rows not met; "),
+        ((State.NOT_COMPARABLE,), (), "NO VERDICT: no target could be judged (1 not comparable); "),
+        ((State.PASS,), ("its core was full",), "FAIL: nothing passes (1 complaint); "),
+        ((), (), "NO VERDICT: no target speaks of this scenario; "),
+    ],
+)
+def test_headline_never_passes_what_did_not(
+    verdicts: tuple[State, ...], complaints: tuple[str, ...], begins: str
+) -> None:
+    """A failed row, a complaint, or nothing to judge: none of them reads as a pass."""
+    run = msgspec.structs.replace(make_run(), verdicts=tuple(map(verdict, verdicts)), complaints=complaints)
+    assert headline(run).startswith(begins)
+
+
+def test_html_fetches_nothing(tmp_path: Path) -> None:
+    """The file is whole: no address that a browser would fetch, and small enough to send around."""
+    write_html(whole_run(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert sources
+    assert all(value and value.startswith(("data:", "#")) for value in sources)
+    assert not re.search(r"url\(|@import|<(script|iframe|link rel=.stylesheet)", text)
+    assert len(text) < 2_000_000
+
+
+def test_html_has_every_section_and_its_plot_or_says_why_not() -> None:
+    """Whatever the run lacks, each subject is either shown or named with the reason."""
+    subjects = {"verdict", *PLOTS, "witnesses", "errors"}
+    for run in (whole_run(), one_phase(failed=1.0)(), changed(make_run(has_reloads=True), phases=())):
+        document = compose(run)
+        shown = {section.id for section in document.sections}
+        assert {section.plot for section in document.sections if section.plot} == shown & PLOTS
+        assert len(shown & subjects) + len(document.absences) == len(subjects)
+        page = Page(render_html(run))
+        assert {f"#{section.id}" for section in document.sections} <= {
+            attributes.get("href") for _, attributes in page.tags
+        }
+        assert all(absence.why in " ".join(page.words) for absence in document.absences)
+
+
+def test_complaints_stand_before_everything_else() -> None:
+    """Who opens the report of a run that counts for nothing reads that first."""
+    run = changed(make_run(), verdicts=(verdict(State.PASS),), complaints=("the load generator was the bottleneck",))
+    for text in (render_html(run), render_markdown(run)):
+        assert text.index("the load generator was the bottleneck.") < text.index("FAIL: nothing passes")
+        assert text.index("FAIL: nothing passes") < text.index("20.1 ms")
+
+
+def test_html_and_markdown_say_the_same() -> None:
+    """Every word and figure of the page, the plots and how to read them aside, is in the Markdown."""
+    run = whole_run()
+    plain = html.unescape(MARKDOWN_ESCAPE.sub(r"\1", render_markdown(run)))
+    words = [words for words in Page(render_html(run)).words if not words.startswith("How to read it")]
+    assert len(words) > 500
+    assert [missing for missing in words if missing not in plain] == []
+
+
+@pytest.mark.parametrize("render", [render_html, render_markdown])
+def test_hostile_text_stays_text(render: Callable[[Run], str]) -> None:
+    """A server's error cannot add a tag, a link or a control character to the report."""
+    text = render(hostile_run())
+    page = Page(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "\x1b" not in text
+    assert "\x00" not in text
+    if render is render_markdown:
+        assert not page.tags
+        assert "[a](http" not in text
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        assert rows
+        assert all(line.endswith("|") for line in rows)
+
+
+@pytest.mark.parametrize(
+    "run_of",
+    [
+        pytest.param(one_phase(failed=1.0), id="all failed"),
+        pytest.param(one_phase(refused=1.0), id="all refused"),
+        pytest.param(one_phase(timeouts=1.0), id="all timed out"),
+        pytest.param(one_phase(not_sent=1.0), id="nothing sent"),
+        pytest.param(one_request, id="one request"),
+        pytest.param(long_soak, id="ten hours"),
+        pytest.param(lambda: knee_run(100), id="100 trials"),
+        pytest.param(hostile_run, id="hostile"),
+        pytest.param(lambda: changed(make_run(has_reloads=True), phases=()), id="only reloads"),
+        pytest.param(lambda: msgspec.structs.replace(make_run(), phases=()), id="nothing"),
+    ],
+)
+def test_extremes_become_reports(run_of: Callable[[], Run], tmp_path: Path) -> None:
+    """However a run went, there is a report of it, and it is not huge."""
+    run = run_of()
+    write_html(run, tmp_path / "report.html")
+    write_markdown(run, tmp_path / "report.md")
+    assert 1_000 < (tmp_path / "report.html").stat().st_size < 2_000_000
+    assert "nan" not in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\x", "")
+
+
+def test_the_same_run_is_the_same_report() -> None:
+    """No date, no random id: a report can be compared with another by its bytes."""
+    assert render_html(whole_run()) == render_html(whole_run())
+
+
+def test_knee_search_leads_with_the_curve() -> None:
+    """A search for the knee is about its curve: it comes first, the best trial and the first broken one are shown."""
+    document = compose(knee_run(9))
+    assert document.headline.startswith("KNEE: 90 requests/s keep p99 within 100 ms; ")
+    ids = [section.id for section in document.sections]
+    assert ids.index("throughput") < ids.index("figures")
+    latency = next(section for section in document.sections if section.id == "latency")
+    assert "“trial 4: 87.5/s” and “trial 5: 110/s”" in latency.remarks[0]
+
+
+def test_ladder_shows_a_knee_and_one_rate_shows_none() -> None:
+    """Steps within a phase are points of a curve; a single rate is none, and the report says how to get one."""
+    run = changed(make_run(), phases=(ladder(),), rounds=1)
+    curve = next(section for section in compose(run).sections if section.id == "throughput")
+    assert curve.sentences[0].startswith("The knee: ")
+    rates = [float(row[0].text) for row in curve.tables[0].rows]
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(20, rel=0.4)
+    assert [row[4].text for row in curve.tables[0].rows][-1] == "broken"
+    why = [absence.why for absence in compose(make_run()).absences if absence.title.startswith("Throughput")]
+    assert "Only one rate was offered" in why[0]
+
+
+def test_gpu_share_is_said_to_be_nvmls() -> None:
+    """Who reads 50 % of a GPU is told what that figure hides; without a GPU nothing is said of it."""
+    assert "however few of the GPU's cores" in render_markdown(whole_run())
+    assert "however few of the GPU's cores" not in render_markdown(make_run())
+
+
+def test_disagreeing_witnesses_are_told_in_words() -> None:
+    """Client and server side by side, and each disagreement as a sentence with its phase and round."""
+    text = render_markdown(whole_run())
+    assert "steady, round 2: the server counted 3 more." in text
+    assert "The two agree." not in text
+
+
+def test_conditions_say_what_the_figures_belong_to() -> None:
+    """Hardware, versions, command, seed and start: without them a figure says nothing."""
+    run = make_run(seed=7)
+    text = render_markdown(run)
+    rows = ("Imagined 3000 @ 2.0 GHz, 2 cores", "penstock 0.1.0", run.command, run.began_at, "| seed | 7 |")
+    assert all(words in text for words in rows)
+    assert "from the moment at which the schedule meant a request to be sent" in text
+
+
+def test_matplotlib_waits_until_a_report_is_written() -> None:
+    """A command that writes no report does not pay for the plots' import."""
+    code = "import loadtest.report.html, loadtest.report.terminal, sys; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
