@@ -117,7 +117,7 @@ class Rig:
             with suppress(asyncio.CancelledError):
                 await showing
         cpu_after_s = await loads.server_cpu_s()
-        cpu_s = None if cpu_before_s is None or cpu_after_s is None else cpu_after_s - cpu_before_s
+        cpu_s = _grown(cpu_before_s, cpu_after_s)
         facts = _facts(step, began_s=self._drivers.began_s, health=health, server_cpu_s=cpu_s)
         result = await asyncio.to_thread(
             summarise_phase,
@@ -193,6 +193,11 @@ def _plan(step: Step) -> PhasePlan:
         callers=step.phase.callers,
         capacity_per_s=step.capacity_per_s,
     )
+
+
+def _grown(before: float | None, after: float | None) -> float | None:
+    """None where nobody could read it, or the server was started again meanwhile."""
+    return None if before is None or after is None or after < before else after - before
 
 
 def _offered(step: Step, at_s: float) -> float:
