@@ -33,7 +33,7 @@ class BehavingClient:
             case "raises":
                 raise ZeroDivisionError("a mistake in a client")
             case "chatty":
-                sys.stdout.write("a library says hello\n")
+                os.write(1, b"a library says hello\n")
             case "exits":
                 sys.stderr.write("out of memory, say\n")
                 sys.stderr.flush()

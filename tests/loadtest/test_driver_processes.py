@@ -115,13 +115,13 @@ async def test_recording_is_replayed_to_its_end(tmp_path: Path) -> None:
 
 
 async def test_server_that_never_answers_fills_what_may_be_in_flight_and_the_health_complains() -> None:
-    """What could not be sent is recorded and named: with room for 10, 90 of 100 are not sent."""
+    """What could not be sent is recorded and named: with room for 10 in two processes, 90 of 100 are not sent."""
     records: list[Record] = []
-    async with drivers_of("never", max_in_flight=10, timeout_s=3) as drivers:
+    async with drivers_of("never", processes=2, max_in_flight=10, timeout_s=3) as drivers:
         health = await drivers.run(at_rate(100, 1), records.extend)
     assert Counter(record.status for record in records) == {Status.TIMEOUT: 10, Status.NOT_SENT: 90}
     assert {record.error for record in records if record.status is Status.NOT_SENT} == {
-        "10 requests in flight (limit 10)"
+        "5 requests in flight (limit 5)"
     }
     assert (health.intended, health.sent) == (100, 10)
     assert "it sent 10.0% of the 100 intended requests in time, 90 not at all" in health.complaint
