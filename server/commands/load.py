@@ -67,6 +67,7 @@ def run(
         rate_per_s=rate,
         slo_p99_ms=slo_p99_ms,
     )
+    rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(
@@ -84,7 +85,6 @@ def run(
         command=flags.command_line(),
         folder=flags.folder_or_fail(out, chosen.name),
     )
-    rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
     run_to_its_end(order, rows, as_json=as_json, is_quiet=quiet)
 
 

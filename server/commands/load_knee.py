@@ -50,6 +50,7 @@ def knee(
     for value, flag in ((seconds, "--seconds"), (start, "--start"), (highest, "--highest"), (precision, "--precision")):
         flags.above_zero_or_fail(value, flag)
     chosen = flags.changed_or_fail(flags.scenario_or_fail(scenario), model=model, slo_p99_ms=slo_p99_ms)
+    rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(
@@ -65,7 +66,6 @@ def knee(
     options = KneeOptions(
         trial_s=seconds, error_share=error_share, precision=precision, start_per_s=start or 0.0, highest_per_s=highest
     )
-    rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
     _search(order, options, [_of_knee(row) for row in rows if row.measure in (KNEE, "ok_per_s")], (as_json, quiet))
 
 

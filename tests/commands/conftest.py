@@ -13,7 +13,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from server.commands import infer, models
+from server.commands import infer, load, models
 from tests.web_server import serving
 
 PERSON = {"xyxy": [10.25, 20.5, 40.0, 90.0], "class_id": 0, "label": "person", "score": 0.912345}
@@ -105,6 +105,7 @@ def penstock() -> Call:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("infer")(infer.infer)
     app.add_typer(models.app, name="models")
+    app.add_typer(load.app, name="load")
 
     def call(*words: object) -> Result:
         return CliRunner().invoke(app, [str(word) for word in words])

@@ -1,0 +1,141 @@
+"""`penstock load`: wrong words are one sentence, lists are for people and programs, foreign servers can be asked."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from loadtest.measure.run_folder import read_run_folder, write_run
+from server.commands import load
+from server.commands.load_options import command_line
+from tests.commands.conftest import Call, StandIn
+from tests.loadtest.runs import make_run
+
+QUICK = """
+name = "quick"
+about = "one second"
+slo_p99_ms = 5000
+[[request]]
+kind = "image"
+model = "m"
+picture_px = [64, 48]
+[[phase]]
+name = "steady"
+seconds = 1
+arrivals = { shape = "constant", rate = 20 }
+is_judged = true
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command leaves, it leaves here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.toml").write_text(QUICK)
+
+
+WRONG_WORDS = {
+    "run image-stedy": "did you mean image-steady",
+    "run quick.toml --target localhost:8000": "an address such as http://127.0.0.1:8000",
+    "run quick.toml --target http://127.0.0.1:999999": "an address such as",
+    "run quick.toml --beside nowhere": "--beside nowhere",
+    "run quick.toml --grpc here": "--grpc here",
+    "run quick.toml --header secret": "'NAME: VALUE' is needed",
+    "run quick.toml --min-rate 0": "--min-rate 0",
+    "run quick.toml --duration -1": "--duration -1",
+    "run quick.toml --slo-p99-ms nan": "--slo-p99-ms nan",
+    "run cold-start --duration 5": "counts reloads",
+    "run overload --targets quick.toml": "quick.toml",
+    "knee quick.toml --precision 0": "--precision 0",
+    "knee quick.toml --start inf": "--start inf",
+    "targets steady": "no target speaks of 'steady'",
+    "locust image-stedy": "did you mean image-steady",
+}
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRONG_WORDS.items())
+def test_wrong_words_are_one_sentence_and_leave_nothing(
+    penstock: Call, tmp_path: Path, words: str, sentence: str
+) -> None:
+    """Exit code 2, what was wrong, and no folder of a run that never began."""
+    answer = penstock("load", *words.split())
+    assert answer.exit_code == 2, answer.output
+    assert sentence in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["quick.toml"]
+
+
+def test_target_where_nothing_listens_is_one_sentence(penstock: Call, tmp_path: Path) -> None:
+    """Exit code 1, the address, and no empty folder."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        answer = penstock("load", "run", "quick.toml", "--target", url)
+    assert (answer.exit_code, answer.stderr.count("\n")) == (1, 1)
+    assert url in answer.stderr
+    assert not list(tmp_path.glob("load-results/*"))
+
+
+def test_foreign_picture_endpoint_can_be_judged(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """A server that knows nothing of v2, at a path of its own, with a header that it wants; the report hides that."""
+    where = ["--target", stand_in.url, "--image-path", "/v1/predict/it/image", "--header", "x-key: secret"]
+    stand_in.refusals["/v2"] = (404, "{}", {})
+    answer = penstock("load", "run", "quick.toml", *where, "--out", "out", "--quiet")
+    assert answer.exit_code == 0, answer.output
+    assert "PASS" in answer.stdout
+    posted = [asked for asked in stand_in.asked if asked.path == "/v1/predict/it/image"]
+    assert len(posted) >= 20
+    assert {asked.headers["x-key"] for asked in posted} == {"secret"}
+    run = read_run_folder(tmp_path / "out").run
+    assert run.phases[0].all.ok == 20
+    assert all(b"secret" not in path.read_bytes() for path in (tmp_path / "out").iterdir())
+
+
+def test_command_line_of_the_report_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header's value is left out however it was given."""
+    words = ["penstock", "load", "run", "--header", "authorization: Bearer s3", "--header=x-key: s3", "--seed", "1"]
+    monkeypatch.setattr("sys.argv", words)
+    assert "s3" not in command_line()
+    assert "--seed 1" in command_line()
+
+
+def test_scenarios_are_listed_for_people_and_programs(penstock: Call) -> None:
+    """Nine of them, each with what it asks."""
+    rows = json.loads(penstock("load", "scenarios", "--json").stdout)
+    table = penstock("load", "scenarios").stdout
+    assert len(rows) == 9
+    assert all(row["name"] in table for row in rows)
+
+
+def test_targets_are_listed_for_people_and_programs(penstock: Call) -> None:
+    """Every documented figure with where it stands; a scenario's alone where one is named."""
+    rows = json.loads(penstock("load", "targets", "--json").stdout)
+    overload = json.loads(penstock("load", "targets", "overload", "--json").stdout)
+    assert len(rows) > 80
+    assert 0 < len(overload) < 10
+    assert all("overload" in row["target"]["scenarios"] for row in overload)
+    assert "deepstream" in penstock("load", "targets").stdout.lower()
+
+
+def test_comparison_of_two_committed_runs_says_what_differs(penstock: Call, tmp_path: Path) -> None:
+    """Two run.json without records: medians side by side, and that no interval can be drawn."""
+    for name, seed in (("a", 1), ("b", 2)):
+        write_run(tmp_path / name, make_run(seed=seed))
+    answer = penstock("load", "compare", "a", "b")
+    assert answer.exit_code == 0, answer.output
+    assert "p99_ms" in answer.stdout
+    answer = penstock("load", "compare", "a", "quick.toml")
+    assert (answer.exit_code, answer.stderr.count("\n")) == (1, 1)
+
+
+def test_locust_is_started_with_the_scenario_on_the_loopback(penstock: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process becomes locust, whose web page is this machine's alone, and what follows -- is locust's."""
+    became: list[list[str]] = []
+    monkeypatch.setattr(load.os, "execv", lambda program, words: became.append(words))
+    assert penstock("load", "locust", "image-steady", "--capacity", "50", "--", "--run-time", "5s").exit_code == 0
+    (words,) = became
+    assert words[1:3] == ["-m", "locust"]
+    assert words[words.index("--web-host") + 1] == "127.0.0.1"
+    assert words[words.index("--scenario") + 1] == "image-steady"
+    assert words[-2:] == ["--run-time", "5s"]
