@@ -1,6 +1,8 @@
 """From what a scenario asks to the client that asks it, and whether the target can answer at all."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from loadtest.clients.client import Answer, Client, Endpoint, TargetError
 from loadtest.clients.grpc import GrpcClient
@@ -12,13 +14,14 @@ from loadtest.clients.image import ImageClient, image_requests, image_url, resul
 from loadtest.clients.rest import BINARY_EXTENSION, RestClient, binary_request, json_request
 from loadtest.clients.stream import StreamClient
 from loadtest.clients.target import ModelFace, ServerIdentity, no_model, nothing_answers
-from loadtest.clients.tensors import grpc_request_of, make_tensors
+from loadtest.clients.tensors import InputTensor, grpc_request_of, make_tensors
 from loadtest.payloads import Picture, make_pictures, read_pictures
 from loadtest.results import Status
 from loadtest.scenario import Ask, Kind
 
 PICTURES = 8
-TENSORS = 4
+TENSORS, TENSORS_BYTES = 4, 64 << 20
+RequestT = TypeVar("RequestT")
 _NO_ENDPOINT = ("404:", "405:")
 
 
@@ -85,13 +88,7 @@ async def _rest_client(ask: Ask, endpoint: Endpoint, seed: int, timeout_s: float
 
 def _rest_requests(ask: Ask, endpoint: Endpoint, face: ModelFace, *, seed: int, is_binary: bool) -> list[HttpRequest]:
     make = binary_request if is_binary else json_request
-    try:
-        return [
-            make(endpoint.http_url, ask.model, make_tensors(face.inputs, batch=ask.batch, sizes=ask.sizes, seed=one))
-            for one in range(seed, seed + TENSORS)
-        ]
-    except ValueError as error:
-        raise TargetError(f"{ask.model} cannot be asked: {error}") from error
+    return _variants(ask, face, seed, lambda tensors: make(endpoint.http_url, ask.model, tensors))
 
 
 async def _grpc_client(ask: Ask, endpoint: Endpoint, seed: int, timeout_s: float) -> Client:
@@ -110,17 +107,29 @@ def _grpc_messages(ask: Ask, face: ModelFace, seed: int) -> list[bytes]:
     """Serialised. A decoupled model is asked to say which of its responses is the last."""
     if face.is_decoupled and ask.kind is Kind.GRPC:
         raise TargetError(f"{ask.model} is decoupled: it answers over streams only; ask it with {Kind.GRPC_STREAM}")
-    messages = []
+    return _variants(ask, face, seed, lambda tensors: _message(ask.model, tensors, is_decoupled=face.is_decoupled))
+
+
+def _message(model: str, tensors: list[InputTensor], *, is_decoupled: bool) -> bytes:
+    request = grpc_request_of(model, tensors)
+    if is_decoupled:
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+    message: bytes = request.SerializeToString()
+    return message
+
+
+def _variants(ask: Ask, face: ModelFace, seed: int, make: Callable[[list[InputTensor]], RequestT]) -> list[RequestT]:
+    """Requests with different contents: several, where memory allows it, so that nothing answers from a cache."""
+    requests: list[RequestT] = []
+    size_bytes = 0
     try:
-        for one in range(seed, seed + TENSORS):
-            tensors = make_tensors(face.inputs, batch=ask.batch, sizes=ask.sizes, seed=one)
-            request = grpc_request_of(ask.model, tensors)
-            if face.is_decoupled:
-                request.parameters["triton_enable_empty_final_response"].bool_param = True
-            messages.append(request.SerializeToString())
+        while len(requests) < TENSORS and (not requests or size_bytes * (len(requests) + 1) <= TENSORS_BYTES):
+            tensors = make_tensors(face.inputs, batch=ask.batch, sizes=ask.sizes, seed=seed + len(requests))
+            size_bytes = sum(len(tensor.content) for tensor in tensors)
+            requests.append(make(tensors))
     except ValueError as error:
         raise TargetError(f"{ask.model} cannot be asked: {error}") from error
-    return messages
+    return requests
 
 
 async def _why_not(ask: Ask, endpoint: Endpoint, answer: Answer, timeout_s: float) -> str:

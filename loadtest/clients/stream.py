@@ -7,8 +7,9 @@ answer is complete with the response that says so (`triton_final_response`), and
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +25,10 @@ MODEL_STREAM_INFER = f"{SERVICE}/ModelStreamInfer"
 MOST_WAITING = 16_384
 _ID_FIELD = b"\x1a"  # ModelInferRequest.id: field 3, length-delimited; fields may come in any order
 _FINAL = "triton_final_response"
+_UNWRITTEN = "Internal error from Core"
+_LAST_WORD_TRIES, _LAST_WORD_TRY_S = 50, 0.01
+
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(slots=True)
@@ -104,6 +109,8 @@ class _Stream:
         self.is_over = False
         self._channel = channel
         self._call = channel.stream_stream(MODEL_STREAM_INFER, None, None)(None, metadata=metadata)
+        self._words: list[tuple[grpc.StatusCode, str]] = []
+        self._call.add_done_callback(self._hear)  # called each time that the call's status is set
         self._outputs = outputs
         self._timeout_s = timeout_s
         self._outgoing: dict[str, bytes] = {}
@@ -131,7 +138,8 @@ class _Stream:
             await self._read()
             self._end_all("the server ended the stream")
         except grpc.aio.AioRpcError as error:
-            self._end_all(error)
+            self.is_over = True
+            self._end_all(await self._last_word(error))
         finally:
             self._end_all("the stream was closed before the answer came")
             writer.cancel()
@@ -161,6 +169,18 @@ class _Stream:
                 self._end_all("the stream holds something that is no ModelStreamInferResponse")
                 return
 
+    def _hear(self, call: object) -> None:
+        self._words.append((_done(self._call.code()), _done(self._call.details())))
+
+    async def _last_word(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """The server's own, which grpc.aio mixes up with its INTERNAL for a write that the end of the call overtook."""
+        for _ in range(_LAST_WORD_TRIES):
+            for code, details in self._words:
+                if details != _UNWRITTEN:
+                    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, "")
+            await asyncio.sleep(_LAST_WORD_TRY_S)
+        return error
+
     def _take(self, message: service_pb2.ModelStreamInferResponse, size_bytes: int) -> None:
         response = message.infer_response
         request_id = response.id or next(iter(self.waiting), "")  # in order, where the server does not repeat the id
@@ -188,3 +208,13 @@ class _Stream:
         if isinstance(why, str):
             return Answer(Status.FAILED, "", why, waiting.sent_bytes, waiting.received_bytes)
         return refusal(why, self._channel, waiting.sent_bytes, left_s=waiting.deadline_s - time.monotonic())
+
+
+def _done(answer: Coroutine[None, None, AnswerT]) -> AnswerT:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as end:
+        result: AnswerT = end.value
+        return result
+    raise AssertionError("a call that is done has its status")

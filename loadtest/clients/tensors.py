@@ -11,6 +11,7 @@ from tritonclient.utils import triton_to_np_dtype
 from loadtest.payloads import make_pictures, make_raw_tensor
 
 FREE_DIMENSION = 256
+MOST_BYTES = 256 << 20
 BYTES_PICTURE_PX = (64, 48)
 
 
@@ -38,8 +39,8 @@ def make_tensors(
 ) -> list[InputTensor]:
     """One tensor an input. sizes: of the free dimensions after the batch, the last repeats; none: 256.
 
-    A BYTES element is a small JPEG. Raises ValueError for a batch above 1 where an input has no batch dimension, and
-    for a datatype that nobody knows.
+    A BYTES element is a small JPEG. Raises ValueError for a batch above 1 where an input has no batch dimension, for a
+    tensor above 256 MiB, and for a datatype that nobody knows.
     """
     return [_make_tensor(spec, concrete_shape(spec, batch=batch, sizes=sizes), seed) for spec in specs]
 
@@ -78,12 +79,20 @@ def concrete_shape(spec: InputSpec, *, batch: int, sizes: Sequence[int]) -> tupl
 
 def _make_tensor(spec: InputSpec, shape: tuple[int, ...], seed: int) -> InputTensor:
     if spec.datatype == "BYTES":
-        jpeg = make_pictures(1, seed=seed, size=BYTES_PICTURE_PX)[0].content
-        return InputTensor(spec.name, spec.datatype, shape, _element(jpeg) * math.prod(shape))
+        element = _element(make_pictures(1, seed=seed, size=BYTES_PICTURE_PX)[0].content)
+        _refuse_huge(spec, shape, len(element))
+        return InputTensor(spec.name, spec.datatype, shape, element * math.prod(shape))
     dtype = triton_to_np_dtype(spec.datatype)
     if dtype is None:
         raise ValueError(f"input {spec.name} is of type {spec.datatype}, which nothing here can fill")
+    _refuse_huge(spec, shape, np.dtype(dtype).itemsize)
     return InputTensor(spec.name, spec.datatype, shape, make_raw_tensor(shape, np.dtype(dtype).type, seed=seed))
+
+
+def _refuse_huge(spec: InputSpec, shape: tuple[int, ...], element_bytes: int) -> None:
+    if (size_bytes := math.prod(shape) * element_bytes) > MOST_BYTES:
+        told = f"input {spec.name} of shape {list(shape)} is {size_bytes >> 20} MiB (limit {MOST_BYTES >> 20})"
+        raise ValueError(f"{told}; ask a smaller batch or smaller sizes")
 
 
 def _element(content: bytes) -> bytes:

@@ -258,6 +258,19 @@ async def test_stream_that_breaks_fails_what_waits_and_is_opened_again(server: V
     assert len(streams) == 2
 
 
+async def test_stream_that_is_refused_unread_has_the_servers_code(server: V2Server) -> None:
+    """A server that answers before it reads is quoted, however much was being written."""
+
+    async def unread(_: Requests, context: Context) -> Responses:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no streams here")
+        yield
+
+    server.stream = unread
+    for _ in range(10):
+        answers = await answers_to(Ask(kind=Kind.GRPC_STREAM, model="m", sizes=(150_528,)), server, 4)
+        assert {(one.code, one.error) for one in answers} == {("UNIMPLEMENTED", "no streams here")}
+
+
 async def test_stream_that_the_server_ends_fails_what_waits(server: V2Server) -> None:
     """A stream that ends well, but too early, is said to have ended."""
 
