@@ -22,7 +22,6 @@ VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "manag
 MAY_PRINT = ("loadtest/bench/", "deploy/models/", "tests/long/")
 IN_TRITONS_ENVIRONMENT = (
     "model_repository/",
-    "loadtest/bench/model_repository/",
     "server/backends/triton_backends/",
     "server/backends/ort_serving/",
 )

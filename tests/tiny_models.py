@@ -1,6 +1,9 @@
 """Tiny models for the integration tests, as Triton's python backend runs them."""
 
+import shutil
 from pathlib import Path
+
+SHIPPED_IDENTITY = Path(__file__).resolve().parent.parent / "model_repository" / "identity_fp32"
 
 IDENTITY = '''"""Answers what it is given."""
 import numpy as np
@@ -49,11 +52,15 @@ def write_model(repository: Path, name: str, source: str, config: str) -> None:
 
 
 def write_tiny_repository(repository: Path) -> None:
-    """identity_fp32 and identity_bytes answer their input; slow sleeps for it; broken cannot be loaded."""
+    """identity_bytes answers its input, slow sleeps for it, broken cannot be loaded; identity_fp32 is shipped."""
     fp32 = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
-    write_model(repository, "identity_fp32", IDENTITY, fp32)
     write_model(
         repository, "identity_bytes", IDENTITY, CONFIG.format(max_batch_size=8, data_type="TYPE_STRING", count=1)
     )
     write_model(repository, "slow", SLOW, CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2))
     write_model(repository, "broken", "raise ValueError('this model is broken on purpose')\n", fp32)
+
+
+def copy_identity(repository: Path) -> None:
+    """The shipped identity_fp32, for an engine that is given this repository alone."""
+    shutil.copytree(SHIPPED_IDENTITY, repository / SHIPPED_IDENTITY.name)

@@ -2,7 +2,7 @@
 
     python -m loadtest.bench.relay --model identity_fp32
 
-The model takes one FP32 tensor of free length and answers it (loadtest/bench/model_repository has one).
+The model takes one FP32 tensor of free length and answers it, as the shipped identity_fp32 does.
 """
 
 import argparse

@@ -19,13 +19,14 @@ from server.core.infer import InferRequest
 from server.core.relay import GrpcCall, HttpCall
 from server.core.tensor import Array, tensor_from_bytes, tensor_from_numpy
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
-from tests.tiny_models import write_tiny_repository
+from tests.tiny_models import copy_identity, write_tiny_repository
 
 
 @pytest.fixture(scope="module")
 def triton(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
     models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("triton")
     write_tiny_repository(models)
+    copy_identity(models)
     launch = find_triton(environment=triton_environment, search_path="").prepare(folder)
     with running_triton(launch, models, folder) as running:
         yield running

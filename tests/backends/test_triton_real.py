@@ -28,7 +28,7 @@ from tests.backends.supervision import (
     regions_of,
     supervised,
 )
-from tests.tiny_models import write_tiny_repository
+from tests.tiny_models import copy_identity, write_tiny_repository
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +43,7 @@ def real(triton_environment: Path, tmp_path: Path) -> Iterator[tuple[Launch, Tri
     """The real Triton, and models that run in stubs: of the python backend and of ours."""
     with claimed_options(tmp_path) as (run_dir, options):
         write_tiny_repository(options.repositories[0])
+        copy_identity(options.repositories[0])
         onnx_models.save(onnx_models.identity(), options.repositories[0], "onnx", config='backend: "onnxruntime"')
         yield find_triton(environment=triton_environment, search_path="").prepare(run_dir.path), options
 
