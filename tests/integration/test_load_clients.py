@@ -1,0 +1,131 @@
+"""The load test's clients against the real stack: every kind, both front and engine."""
+
+import asyncio
+import re
+
+import pytest
+
+from loadtest.clients.client import Answer, Client, Endpoint, TargetError
+from loadtest.clients.connect import connect, preflight, server_identity
+from loadtest.results import Status
+from loadtest.scenario import Ask, Kind
+from tests.conftest import RunningStack
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+TIMEOUT_S = 30.0
+LARGE = (150_528,)
+
+
+def gateway(stack: RunningStack) -> Endpoint:
+    return Endpoint(http_url=stack.http_url, grpc_address=stack.grpc_address)
+
+
+def engine(stack: RunningStack) -> Endpoint:
+    return Endpoint(http_url=stack.engine_http_url, grpc_address=stack.engine_grpc_address)
+
+
+async def answers_to(ask: Ask, endpoint: Endpoint, count: int = 12, images: str = "") -> list[Answer]:
+    """To that many requests, four at once."""
+    client = await connect(ask, endpoint, seed=1, images=images, timeout_s=TIMEOUT_S)
+    try:
+        turns = [range(first, count, 4) for first in range(4)]
+        rows = await asyncio.gather(*(_in_turn(client, turn) for turn in turns))
+    finally:
+        await client.aclose()
+    return [answer for row in rows for answer in row]
+
+
+async def _in_turn(client: Client, numbers: range) -> list[Answer]:
+    return [await client.send(number) for number in numbers]
+
+
+def outcomes(answers: list[Answer]) -> set[tuple[Status, str]]:
+    return {(answer.status, answer.error) for answer in answers}
+
+
+@pytest.mark.parametrize("model", ["street", "people"])
+@pytest.mark.parametrize("batch", [1, 3])
+async def test_pictures_are_answered_with_stages(stack: RunningStack, model: str, batch: int) -> None:
+    """One picture or a form of three: good answers that say the server's own time."""
+    answers = await answers_to(Ask(kind=Kind.IMAGE, model=model, batch=batch), gateway(stack))
+    assert outcomes(answers) == {(Status.OK, "")}
+    for answer in answers:
+        assert answer.stages is not None
+        assert 0 < answer.stages.infer_ms <= answer.stages.total_ms
+        assert answer.batch_size >= 1
+
+
+@pytest.mark.parametrize("kind", [Kind.REST, Kind.GRPC])
+@pytest.mark.parametrize(
+    ("model", "batch", "sizes"),
+    [("identity_fp32", 1, (16,)), ("identity_fp32", 8, LARGE), ("identity_bytes", 2, (3,)), ("people", 1, (96, 3))],
+    ids=lambda value: str(value),
+)
+async def test_tensors_are_answered(
+    stack: RunningStack, kind: Kind, model: str, batch: int, sizes: tuple[int, ...]
+) -> None:
+    """Small and large tensors, batches and BYTES, over REST and gRPC."""
+    if model == "people":  # no batch dimension: its first free one is a height, which counts as the batch
+        batch = 128
+    answers = await answers_to(Ask(kind=kind, model=model, batch=batch, sizes=sizes), gateway(stack))
+    assert outcomes(answers) == {(Status.OK, "")}
+    if model == "identity_fp32":
+        assert min(answer.received_bytes for answer in answers) > 4 * batch * sizes[0]
+
+
+async def test_streams_are_answered_by_the_engine(stack: RunningStack) -> None:
+    """Tensors over one stream of Triton's own gRPC, in any size."""
+    for sizes in ((16,), LARGE):
+        ask = Ask(kind=Kind.GRPC_STREAM, model="identity_fp32", sizes=sizes)
+        assert (await preflight(ask, engine(stack), timeout_s=TIMEOUT_S)).status is Status.OK
+        answers = await answers_to(ask, engine(stack))
+        assert outcomes(answers) == {(Status.OK, "")}
+        assert min(answer.received_bytes for answer in answers) > 4 * sizes[0]
+
+
+async def test_stream_error_of_the_engine_fails_its_request_alone(stack: RunningStack) -> None:
+    """What Triton says of one request on a stream fails that one; the stream goes on."""
+    ask = Ask(kind=Kind.GRPC_STREAM, model="identity_fp32", batch=9, sizes=(2,))
+    answers = await answers_to(ask, engine(stack), count=4)
+    assert {(answer.status, answer.code) for answer in answers} == {(Status.FAILED, "")}
+    assert all("max" in answer.error or "batch" in answer.error for answer in answers)
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_preflight_names_what_is_served(stack: RunningStack, kind: Kind) -> None:
+    """Whoever asks for a model that is not there reads which ones are."""
+    with pytest.raises(TargetError, match=r"does not serve nothing; it serves .*identity_fp32, .*street"):
+        await preflight(Ask(kind=kind, model="nothing"), gateway(stack), timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (Ask(kind=Kind.GRPC_STREAM, model="identity_fp32"), "this server does not stream over gRPC"),
+        (Ask(kind=Kind.IMAGE, model="identity_fp32"), "send tensors to /infer instead"),
+        (Ask(kind=Kind.GRPC, model="identity_fp32", batch=9), "did not do what grpc identity_fp32 asks (INVALID_ARG"),
+        (Ask(kind=Kind.REST, model="identity_fp32", batch=9), "did not do what rest identity_fp32 asks (400: "),
+        (Ask(kind=Kind.REST, model="street", batch=1000), "is 1687 MiB (limit 256); ask a smaller batch"),
+    ],
+    ids=["no streams", "no images", "batch too large", "REST too", "huge"],
+)
+async def test_preflight_says_what_the_gateway_cannot(stack: RunningStack, ask: Ask, sentence: str) -> None:
+    """A sentence for what this gateway, or this model, does not do."""
+    with pytest.raises(TargetError, match=re.escape(sentence)):
+        await preflight(ask, gateway(stack), timeout_s=TIMEOUT_S)
+
+
+async def test_engine_has_no_image_endpoint(stack: RunningStack) -> None:
+    """Triton itself takes no pictures, and preflight says where it looked."""
+    with pytest.raises(TargetError, match=r"there is no image endpoint at http://\S+/v2/models/street/image"):
+        await preflight(Ask(kind=Kind.IMAGE, model="street"), engine(stack), timeout_s=TIMEOUT_S)
+
+
+async def test_identities_are_told_apart(stack: RunningStack) -> None:
+    """Both say their name, version and that they take binary tensors."""
+    for endpoint in (gateway(stack), engine(stack)):
+        identity = await server_identity(endpoint, TIMEOUT_S)
+        assert identity.name
+        assert identity.version
+        assert "binary_tensor_data" in identity.extensions
