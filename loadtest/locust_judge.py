@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from loadtest.arrival_plan import Spent
 from loadtest.hardware import is_local, read_machine
-from loadtest.locust_options import Options
 from loadtest.locust_setup import Setup
 from loadtest.locust_verdict import judged_entries, measurements, shortfall, show
 from loadtest.locust_workers import Crew
-from loadtest.results import Verdict
-from loadtest.shapes import Spent
+from loadtest.results import State, Verdict
 from loadtest.targets import UNITS, Comparison, Target, read_targets, scenario_targets, slo_targets
 from loadtest.verdict import Circumstances, exit_code, judge
 
@@ -32,7 +31,7 @@ class Judge:
     complaints: tuple[str, ...] = ()
     has_run: bool = False
 
-    def judge(self, options: Options) -> None:
+    def judge(self) -> None:
         """Judges the run that has just stopped, and says the outcome in the log, which the web page shows, too."""
         stats, scenario = self.environment.stats, self.setup.scenario
         entries = judged_entries(stats.entries.values(), scenario)
@@ -43,8 +42,8 @@ class Judge:
         elif scenario and (short := shortfall(scenario, self._spent(), sum(entry.num_requests for entry in entries))):
             complaints.append(short)
         self.complaints = tuple(complaints)
-        self.rows = self._judged(options, entries)
-        for row in self.rows:
+        self.rows = self._judged(entries)
+        for row in (row for row in self.rows if row.state is not State.NOT_COMPARABLE):
             logger.info("%s: %s (%s)", row.target_id, row.state, row.why)
         for complaint in self.complaints:
             logger.error(complaint)
@@ -61,9 +60,9 @@ class Judge:
         """Prints rows and complaints on standard error: standard output may be locust's --json."""
         show(self.rows, self.complaints, Console(stderr=True))
 
-    def _judged(self, options: Options, entries: Sequence[Any]) -> tuple[Verdict, ...]:
-        scenario, terms = self.setup.scenario, self.environment.terms
-        targets = self._targets(options)
+    def _judged(self, entries: Sequence[Any]) -> tuple[Verdict, ...]:
+        scenario, options, terms = self.setup.scenario, self.setup.options, self.environment.terms
+        targets = self._targets()
         if not targets:
             return ()
         slo_p99_ms = scenario.slo_p99_ms if scenario else options.slo_p99_ms or math.inf
@@ -76,9 +75,10 @@ class Judge:
         )
         return judge(targets, measurements(entries, self._seconds(), slo_p99_ms=slo_p99_ms), circumstances)
 
-    def _targets(self, options: Options) -> tuple[Target, ...]:
+    def _targets(self) -> tuple[Target, ...]:
         """Of a scenario: what targets.toml has of it, its SLO, and --max-error-share; else what the options say."""
-        scenario, slo_p99_ms, share = self.setup.scenario, options.slo_p99_ms, options.max_error_share
+        scenario, options = self.setup.scenario, self.setup.options
+        slo_p99_ms, share = options.slo_p99_ms, options.max_error_share
         if scenario:
             rows = (*scenario_targets(read_targets(), scenario.name), *slo_targets(scenario))
             return rows if share is None else (*rows, _limit("max-error-share", "error_share", share))
@@ -95,7 +95,7 @@ class Judge:
         return max((account.seconds for account in self.crew.accounts.values()), default=0.0)
 
     def _spent(self) -> Mapping[str, Spent]:
-        spent: Mapping[str, Spent] = self.environment.shape_class.spent
+        spent: Mapping[str, Spent] = self.environment.shape_class.walk.spent
         return spent
 
 

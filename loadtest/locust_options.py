@@ -31,50 +31,53 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suggestions(list[str]):
-    """Choices that the web page offers and that bind nobody: a scenario may be a file of one's own, too."""
+    """Choices that the web page offers and that bind nobody: a file of one's own that was named becomes one of them."""
 
     def __contains__(self, name: object) -> bool:
+        if isinstance(name, str) and not super().__contains__(name):
+            self.append(name)
         return True
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds them to locust's; the page shows every one with its help."""
-    ours = parser.add_argument_group("Penstock")
-    ours.add_argument(
+    """Adds them to locust's, and not in a group, which its page would leave out. There, a line has 90 characters."""
+    parser.add_argument(
         "--scenario",
         default="",
         metavar="NAME",
         choices=Suggestions(["", *scenario_names()]),
-        help="a scenario, by name or .toml file: its requests at its rates, phase after phase, then its verdict. It "
-        "decides about users, ramp up and run time (which can only cut it short). Empty: the users as chosen, each "
-        "asking again as soon as it is answered",
+        help="asks its requests at its rates, then judges; empty: so many users, each asks again at once",
     )
-    ours.add_argument(
+    parser.add_argument(
         "--capacity",
         default="",
         metavar="REQUESTS_PER_S",
-        help="what the server carries, in requests a second; scenarios that ask shares of the capacity need it",
+        help="what the server carries, in requests a second: scenarios that ask shares of it need it",
     )
-    ours.add_argument(
-        "--model",
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help=f"empty: {DEFAULT_MODEL}, or what the scenario asks"
+    )
+    parser.add_argument(
+        "--images",
         default="",
-        metavar="NAME",
-        help=f"the model that is asked (empty: {DEFAULT_MODEL}; in a scenario, the model of each request)",
+        metavar="DIR",
+        help="a folder of pictures to post, there on every worker; empty: made ones",
     )
-    ours.add_argument(
-        "--images", default="", metavar="DIR", help="a folder of pictures to post, on every worker (empty: made ones)"
+    parser.add_argument(
+        "--grpc", default="", metavar="HOST:PORT", help="host:port of gRPC; empty: the host, one port above HTTP"
     )
-    ours.add_argument(
-        "--grpc", default="", metavar="HOST:PORT", help="where gRPC is (empty: the host, one port above HTTP)"
+    parser.add_argument(
+        "--slo-p99-ms",
+        dest="slo",
+        default="",
+        metavar="MS",
+        help="milliseconds within which 99 of 100 answers are to come; empty: the scenario's",
     )
-    ours.add_argument(
-        "--slo-p99-ms", default="", metavar="MS", help="99 %% of the answers are to come within so many milliseconds"
-    )
-    ours.add_argument(
+    parser.add_argument(
         "--max-error-share",
         default="",
         metavar="SHARE",
-        help="the share of requests that may fail: 0.01 is 1 %% (empty: none, or what the scenario's targets say)",
+        help="of requests that may fail, 0.01 is 1 in 100; empty: 0, or the scenario's targets",
     )
 
 
@@ -85,7 +88,7 @@ def read_options(given: Namespace) -> Options:
     return Options(
         **texts,
         capacity=_number("--capacity", values["capacity"]),
-        slo_p99_ms=_number("--slo-p99-ms", values["slo_p99_ms"]),
+        slo_p99_ms=_number("--slo-p99-ms", values["slo"]),
         max_error_share=_number("--max-error-share", values["max_error_share"], can_be_zero=True),
     )
 

@@ -2,7 +2,7 @@
 
 import socket
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flask import Response, jsonify, request
@@ -10,13 +10,14 @@ from locust.contrib.fasthttp import FastHttpSession
 from locust.event import EventHook
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 
+from loadtest.arrival_plan import ArrivalPlan
 from loadtest.clients.client import Endpoint
 from loadtest.locust_options import DEFAULT_MODEL, Options, read_options
 from loadtest.locust_workers import Crew
 from loadtest.overrides import with_model, with_slo
 from loadtest.scenario import Ask, Scenario
 from loadtest.scenario_files import ScenarioError, read_scenario
-from loadtest.shapes import ArrivalPlan, ArrivalShape
+from loadtest.shapes import ArrivalShape
 from loadtest.users.asking import DEFAULT_HOST, ScenarioUser, prepare
 from loadtest.users.terms import CannotAsk, HttpSession, Terms
 
@@ -26,11 +27,15 @@ NOBODY = Endpoint(http_url="", grpc_address="")
 
 @dataclass(slots=True)
 class Setup:
-    """Of one process of locust. users: the classes that the command line named. scenario: of the run at hand."""
+    """Of one process of locust. users: the classes that the command line named.
+
+    options, scenario: of the run at hand, whatever is typed into the web page meanwhile.
+    """
 
     environment: Any
     crew: Crew
     users: list[type]
+    options: Options = field(default_factory=Options)
     scenario: Scenario | None = None
 
     def begin(self) -> None:
@@ -49,7 +54,8 @@ class Setup:
         shape = None
         if scenario is not None:
             plan = ArrivalPlan(scenario, capacity_per_s=options.capacity)
-            shape = ArrivalShape(plan, tell=self.crew.tell_moment, stop_after_s=environment.parsed_options.run_time)
+            given = environment.parsed_options
+            shape = ArrivalShape(plan, tell=self.crew.tell_moment, stop_after=lambda: given.run_time)
             shape.runner = environment.runner
             environment.stop_timeout = environment.stop_timeout or scenario.timeout_s  # what was asked is waited for
         self.scenario = scenario
@@ -61,7 +67,7 @@ class Setup:
         environment = self.environment
         self.crew.begin()
         try:
-            options = read_options(environment.parsed_options)
+            options = self.options = read_options(environment.parsed_options)
             self._take_users(options)
             self.scenario = wanted_scenario(options)
             environment.terms = self._terms(options)
@@ -87,6 +93,7 @@ class Setup:
         is_start = request.method == "POST" and request.path.endswith("/swarm")
         if not is_start or runner.state in (STATE_RUNNING, STATE_SPAWNING):  # there, the number of users is edited
             return None
+        given.run_time = None  # or that of an earlier start would count where the field is empty now
         try:
             self.choose(read_options(Namespace(**vars(given) | request.form.to_dict())))
         except ScenarioError as error:

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loadtest.arrival_plan import Spent
 from loadtest.results import Measurement, Spread, State, Verdict
 from loadtest.scenario import Scenario
-from loadtest.shapes import Spent
 from loadtest.targets import with_unit
 from loadtest.users.terms import phase_name
 from loadtest.verdict import exit_code

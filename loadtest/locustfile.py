@@ -66,6 +66,6 @@ def listen(environment: Any, setup: Setup, judge: Judge) -> None:
     if isinstance(environment.runner, WorkerRunner):
         return
     runs.test_stopping.add_listener(lambda **_: setup.stop())
-    runs.test_stop.add_listener(lambda **_: judge.judge(locust_options.read_options(environment.parsed_options)))
+    runs.test_stop.add_listener(lambda **_: judge.judge())
     events.quitting.add_listener(lambda **_: judge.decide())
     runs.quit.add_listener(lambda **_: judge.show())

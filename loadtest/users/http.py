@@ -5,6 +5,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
+
 from loadtest.clients.http_port import HttpRequest
 from loadtest.clients.replies import is_good, reason_of, short
 from loadtest.users.terms import HttpAnswer, Line, Outcome
@@ -36,18 +38,20 @@ class HttpAsker:
         began_s = time.perf_counter()
         answer = self._line.session.post(str(request.url), data=request.body, headers={**request.headers, **PLAIN})
         took_s = time.perf_counter() - began_s
-        failure = self._failure_of(answer)
+        try:
+            body = answer.content or b""
+            failure = self._failure_of(answer, body)
+        except FAILURE_EXCEPTIONS as error:
+            body, failure = b"", without_figures(short(f"the answer broke off: {error}"))
         is_latency = not failure or took_s >= self._line.timeout_s
-        size_bytes = len(answer.content or b"")
-        self._line.tell(Outcome("POST", name, took_s * 1000 if is_latency else None, size_bytes, failure))
+        self._line.tell(Outcome("POST", name, took_s * 1000 if is_latency else None, len(body), failure))
 
     def close(self) -> None:
         """Nothing to do: the session is the user's."""
 
-    def _failure_of(self, answer: HttpAnswer) -> str:
-        body = answer.content or b""
-        if error := getattr(answer, "error", None):  # no answer came
-            return without_figures(short(f"no answer: {error}"))
+    def _failure_of(self, answer: HttpAnswer, body: bytes) -> str:
+        if not answer.status_code:
+            return without_figures(short(f"no answer: {getattr(answer, 'error', 'the connection ended')}"))
         if not is_good(answer.status_code):
             return f"{answer.status_code}: {without_figures(reason_of(body))}"
         return self._complaint(body)

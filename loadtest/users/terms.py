@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from loadtest.arrival_plan import PACE_S, Pace
 from loadtest.clients.client import Endpoint
 from loadtest.scenario import Ask
-from loadtest.shapes import PACE_S, Pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,7 @@ def test_image_users_with_a_folder_post_its_pictures(stand_in: StandIn, tmp_path
         ("/v2/models/people/image", "image/jpeg", b"jpeg bytes"),
         ("/v2/models/people/image", "image/png", b"png bytes"),
     }
-    assert [(row["method"], row["name"], row["num_failures"]) for row in rows(answer)] == [
-        ("POST", "/v2/models/people/image", 0)
-    ]
+    assert [(row["method"], row["name"], row["num_failures"]) for row in rows(answer)] == [("POST", "image people", 0)]
 
 
 def test_image_users_without_a_folder_post_generated_jpegs(stand_in: StandIn) -> None:
@@ -81,6 +79,7 @@ def test_image_users_with_an_empty_folder_fail_the_run(stand_in: StandIn, tmp_pa
     answer = locust("--host", stand_in.http_url, "--images", str(tmp_path), "ImageUser")
     assert answer.returncode == 1
     assert "no picture" in answer.stderr
+    assert "Traceback" not in answer.stderr
     assert "no request was made" in answer.stderr
 
 
@@ -100,3 +99,46 @@ def test_grpc_users_with_a_status_count_a_failure(stand_in: StandIn) -> None:
     answer = locust("--host", stand_in.http_url, "--grpc", stand_in.grpc_address, "--model", "broken", "GrpcUser")
     assert answer.returncode == 1
     assert "the engine is down" in answer.stderr
+
+
+def test_refusals_have_no_latency(stand_in: StandIn) -> None:
+    """A server that refuses at once is not a fast one: the statistics hold the count and no response time."""
+    stand_in.image_status, stand_in.image_body = 503, {"error": "full, retry after 0.25 s"}
+    (row,) = rows(locust("--host", stand_in.http_url, "ImageUser"))
+    assert row["num_none_requests"] == row["num_requests"]
+    assert row["response_times"] == {}
+
+
+@pytest.mark.parametrize(("slo_ms", "exit_code", "word"), [("60000", 0, "PASS"), ("0.01", 1, "FAIL")])
+def test_an_slo_is_judged(stand_in: StandIn, slo_ms: str, exit_code: int, word: str) -> None:
+    """The exit code and the last word are the verdict's."""
+    answer = locust("--host", stand_in.http_url, "--slo-p99-ms", slo_ms, "ImageUser")
+    assert answer.returncode == exit_code, answer.stderr
+    assert answer.stderr.split()[-1] == word
+
+
+def test_failures_within_the_share_pass(stand_in: StandIn) -> None:
+    """Every request fails, and every one may."""
+    stand_in.image_status = 503
+    answer = locust("--host", stand_in.http_url, "--max-error-share", "1", "ImageUser")
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--scenario", "image-stedy"], "did you mean image-steady?"),
+        (["--scenario", "image-steady"], "--capacity REQUESTS_PER_S"),
+        (["--scenario", "cold-start"], "penstock load run cold-start"),
+        (["--scenario", "soak", "--capacity", "much"], "--capacity much"),
+        (["--scenario", "soak", "--capacity", "9", "ImageUser"], "leave out the users' names"),
+    ],
+    ids=["unknown", "no capacity", "no arrivals", "no number", "users"],
+)
+def test_what_cannot_be_run_ends_before_anything_is_sent(stand_in: StandIn, arguments: list[str], said: str) -> None:
+    """One sentence, exit code 1."""
+    answer = locust("--host", stand_in.http_url, *arguments)
+    assert answer.returncode == 1
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert stand_in.images == []

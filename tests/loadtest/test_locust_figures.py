@@ -1,0 +1,171 @@
+"""What is made of locust's statistics, its options and its command line, without locust."""
+
+import io
+from argparse import ArgumentParser
+from dataclasses import dataclass, field
+
+import pytest
+from rich.console import Console
+
+from loadtest.arrival_plan import Spent
+from loadtest.locust_account import Account
+from loadtest.locust_command import locust_arguments
+from loadtest.locust_options import Options, add_arguments, read_options
+from loadtest.locust_verdict import bucket, judged_entries, measurements, shortfall, show
+from loadtest.results import State, Verdict
+from loadtest.scenario import Arrivals, Ask, Kind, Phase, Scenario, Shape
+from loadtest.scenario_files import ScenarioError
+
+SCENARIO = Scenario(
+    name="mine",
+    about="",
+    requests=(Ask(kind=Kind.IMAGE, model="street"), Ask(kind=Kind.GRPC, model="m")),
+    phases=(
+        Phase(name="ladder", seconds=5, arrivals=Arrivals(shape=Shape.CONSTANT, rate=9)),
+        Phase(name="steady", seconds=5, arrivals=Arrivals(shape=Shape.CONSTANT, rate=9), is_judged=True),
+    ),
+)
+
+
+@dataclass
+class Row:
+    """As much of a row of locust's statistics as is read."""
+
+    name: str = "image street"
+    num_requests: int = 0
+    num_failures: int = 0
+    response_times: dict[float, int] = field(default_factory=dict)
+
+
+def figures(*rows: Row, seconds: float = 10.0) -> dict[str, float]:
+    return {one.measure: one.spread.median for one in measurements(rows, seconds, slo_p99_ms=100)}
+
+
+def test_latencies_keep_three_digits() -> None:
+    """A target of 104 ms is not met by 105."""
+    assert [bucket(took_ms) for took_ms in (0.12345, 7.891, 104.9, 1234.0)] == [0.123, 7.89, 105, 1230]
+
+
+def test_figures_are_by_nearest_rank_over_all_rows() -> None:
+    """100 latencies in two rows: the 50th, the 95th, the 99th; refusals, which have none, count as errors only."""
+    low = Row(num_requests=50, response_times={float(ms): 1 for ms in range(1, 51)})
+    high = Row(num_requests=60, num_failures=10, response_times={float(ms): 1 for ms in range(51, 101)})
+    found = figures(low, high)
+    assert (found["p50_ms"], found["p95_ms"], found["p99_ms"]) == (50, 95, 99)
+    assert (found["ok_per_s"], found["error_share"]) == (10, pytest.approx(10 / 110))
+
+
+def test_good_answers_are_those_within_the_slo() -> None:
+    """Late answers are no goodput."""
+    assert figures(Row(num_requests=30, response_times={99.0: 10, 100.0: 10, 101.0: 10}))["good_per_s"] == 2
+
+
+def test_without_a_request_there_is_no_figure() -> None:
+    """Nothing measured is not zero; refusals alone have no latency."""
+    assert figures() == {}
+    assert figures(Row(num_requests=5, num_failures=5)) == {"ok_per_s": 0, "good_per_s": 0, "error_share": 1}
+
+
+def test_only_judged_phases_count() -> None:
+    """Rows of other phases are shown by locust and not judged; without a scenario every row counts."""
+    rows = [Row(name) for name in ("image street · ladder", "image street · steady", "grpc m · steady")]
+    assert judged_entries(rows, SCENARIO) == rows[1:]
+    assert judged_entries(rows, None) == rows
+
+
+@pytest.mark.parametrize(("requests", "is_short"), [(1000, False), (925, False), (800, True), (0, True)])
+def test_a_run_that_asked_far_less_says_so(requests: int, is_short: bool) -> None:
+    """Chance is allowed for; users that were held back are not."""
+    spent = {"ladder": Spent(5, 5000), "steady": Spent(100, 1000)}
+    assert bool(shortfall(SCENARIO, spent, requests)) is is_short
+
+
+@pytest.mark.parametrize(
+    ("cpu_share", "seconds", "is_bottleneck"), [(0.95, 60, True), (0.85, 60, False), (0.95, 2, False)]
+)
+def test_a_busy_generator_is_named(cpu_share: float, seconds: float, is_bottleneck: bool) -> None:
+    """More than nine tenths of a core for five seconds or more: the figures are the generator's."""
+    complaint = Account("worker-1", 1, 0, cpu_share, seconds).complaint
+    assert bool(complaint) is is_bottleneck
+    assert ("worker-1 used 95%" in complaint) is is_bottleneck
+
+
+def row(state: State, value: float | None = 12.5) -> Verdict:
+    return Verdict(
+        target_id="slo",
+        title="",
+        state=state,
+        measure="p99_ms",
+        comparison="at_most",
+        figure=100,
+        unit="ms",
+        why="[because]",
+        value=value,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaints", "last"),
+    [
+        ([row(State.PASS)], [], "PASS"),
+        ([row(State.PASS), row(State.FAIL)], [], "FAIL"),
+        ([row(State.NOT_MEASURED, None)], [], "FAIL"),
+        ([], ["it does not add up"], "FAIL"),
+        ([], [], ""),
+    ],
+    ids=["pass", "fail", "nothing measured", "not to be trusted", "nothing to judge"],
+)
+def test_the_table_ends_with_one_word(rows: list[Verdict], complaints: list[str], last: str) -> None:
+    """Every row with its reason as it was written, every complaint, and then the outcome."""
+    shown = io.StringIO()
+    show(rows, complaints, Console(file=shown, width=200))
+    text = shown.getvalue()
+    assert text.split()[-1:] == ([last] if last else [])
+    assert text.count("[because]") == len(rows)
+    assert all(complaint in text for complaint in complaints)
+
+
+def parsed(*arguments: str) -> Options:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    return read_options(parser.parse_args(arguments))
+
+
+def test_options_that_were_not_given_are_none() -> None:
+    """The page sends empty texts for them, and so does the command line."""
+    assert parsed() == Options()
+    assert parsed("--scenario", "/a/file.toml").scenario == "/a/file.toml"
+    assert parsed("--slo-p99-ms", "15", "--max-error-share", "0", "--capacity", "80.5") == Options(
+        slo_p99_ms=15, max_error_share=0, capacity=80.5
+    )
+
+
+@pytest.mark.parametrize("value", ["fast", "-1", "inf", "nan", "0"])
+def test_a_capacity_that_is_none_is_refused(value: str) -> None:
+    """The page takes any text."""
+    with pytest.raises(ScenarioError, match=f"--capacity {value}"):
+        parsed(f"--capacity={value}")
+
+
+def test_the_grpc_address_is_one_port_above_unless_said() -> None:
+    """As the gateway's own ports are."""
+    assert Options().endpoint("http://10.0.0.7:8000/").grpc_address == "10.0.0.7:8001"
+    assert Options(grpc="h:9").endpoint("http://10.0.0.7:8000").grpc_address == "h:9"
+
+
+def test_the_command_opens_nothing_to_other_machines() -> None:
+    """Page and workers' port are on the loopback; without a head there is no page."""
+    with_page = locust_arguments("image-steady", workers=2)
+    assert with_page[with_page.index("--web-host") + 1] == "127.0.0.1"
+    assert with_page[with_page.index("--master-bind-host") + 1] == "127.0.0.1"
+    assert "--headless" not in with_page
+    headless = locust_arguments("soak", target="http://h:1", capacity_per_s=80, headless=True)
+    assert headless[2:] == ["--host", "http://h:1", "--scenario", "soak", "--capacity", "80", *headless[-2:]]
+    assert headless[-2:] == ["--headless", "--only-summary"]
+
+
+@pytest.mark.parametrize("wrong", [{"workers": -1}, {"web_port": 0}, {"capacity_per_s": 0.0}])
+def test_the_command_refuses_numbers_that_cannot_be(wrong: dict[str, int]) -> None:
+    """Before locust starts."""
+    with pytest.raises(ValueError, match="--"):
+        locust_arguments("soak", **wrong)
