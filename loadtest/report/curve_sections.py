@@ -1,14 +1,20 @@
 """What is drawn of requests: latency, its course over time, and throughput against the offered rate."""
 
+from loadtest.knee import Outcome
 from loadtest.report.document import Absence, Cell, PlotName, Section, Table, Tone
 from loadtest.report.figures_section import PHASE_CHARACTERS, phase_name
 from loadtest.report.offered import OfferedPoint, has_a_curve, knee_of, offered_points
-from loadtest.report.rounds import MOST_DRAWN, PhaseRounds, drawn_phases, is_knee_search
+from loadtest.report.rounds import MOST_DRAWN, PhaseRounds, drawn_phases, is_knee_search, searched_knee
 from loadtest.report.timeline import seconds_a_point
 from loadtest.report.wording import NOTHING, join, number, one_line, percent, plain_number
 from loadtest.results import Run, Side
 
 BINS_A_DECADE = 20
+_OUTCOMES = {
+    Outcome.KEPT: Cell("kept", tone=Tone.GOOD),
+    Outcome.BROKEN: Cell("broken", tone=Tone.BAD),
+    Outcome.UNUSABLE: Cell("generator's limit", tone=Tone.QUIET),
+}
 _LATENCY_OVER_TIME = (
     "Above: p50 and p99 of what was to be sent in each second; a p99 that climbs while the rate stays is a queue that"
     " grows. Below: "
@@ -64,7 +70,8 @@ def throughput_section(run: Run) -> Section | Absence:
         sentences=(_knee(run, points),),
         plot=PlotName.THROUGHPUT,
         how_to_read="Above: on the dashed line everything that is offered is answered; below it the server falls"
-        " behind. Below: the p99 that went with it. Filled circles keep the SLO, crosses do not.",
+        " behind. Below: the p99 that went with it. Filled circles keep the SLO, crosses do not; grey triangles are"
+        " the load generator's limit and say nothing of the server.",
         tables=() if is_knee_search(run) else (_points(points, run.slo_p99_ms),),
         remarks=(
             "A phase with one rate is a point a round. Where the rate changes within a phase, seconds of about the"
@@ -120,10 +127,15 @@ def _knee(run: Run, points: tuple[OfferedPoint, ...]) -> str:
     slo = f"p99 within {plain_number(run.slo_p99_ms)} ms"
     if knee is None:
         return f"No offered rate kept {slo}; the lowest was {plain_number(points[0].offered_per_s)}/s."
-    highest = max(point.offered_per_s for point in points)
+    if searched_knee(run) is not None:
+        return f"The knee: {plain_number(knee)}/s is the highest rate that the search confirmed to keep {slo}."
+    highest = max(point.offered_per_s for point in points if point.is_usable)
     if knee >= highest:
         return f"The highest rate that was offered, {plain_number(knee)}/s, kept {slo}: the knee lies above it."
-    return f"The knee: {plain_number(knee)}/s is the highest offered rate that kept {slo}."
+    said = f"The knee: {plain_number(knee)}/s is the last offered rate that kept {slo} before one that did not."
+    if any(point.outcome(run.slo_p99_ms) is Outcome.KEPT and point.offered_per_s > 1.1 * knee for point in points):
+        said += " A higher rate kept it, too, so server or machine were not steady: repeat it, with more rounds."
+    return said
 
 
 def _points(points: tuple[OfferedPoint, ...], slo_p99_ms: float) -> Table:
@@ -133,7 +145,7 @@ def _points(points: tuple[OfferedPoint, ...], slo_p99_ms: float) -> Table:
             Cell(number(point.ok_per_s)),
             Cell(NOTHING if point.p99_ms is None else number(point.p99_ms)),
             Cell(plain_number(point.seconds)),
-            Cell("kept", tone=Tone.GOOD) if point.keeps(slo_p99_ms) else Cell("broken", tone=Tone.BAD),
+            _OUTCOMES[point.outcome(slo_p99_ms)],
         )
         for point in points
     )

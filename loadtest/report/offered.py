@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtest.knee import SERVED_SHARE, find_knee
+from loadtest.knee import SERVED_SHARE, Outcome, find_knee
 from loadtest.report.rounds import PhaseRounds, phase_rounds, searched_knee
 from loadtest.results import PhaseResult, Run, Second, Side
 
@@ -16,17 +16,24 @@ _VARIES_BY = 0.25  # of the mean, beyond what chance alone does
 
 @dataclass(frozen=True, slots=True)
 class OfferedPoint:
-    """What came of one offered rate. p99_ms: None where nothing was answered. seconds: how long it was offered."""
+    """What came of one offered rate. p99_ms: None where nothing was answered. seconds: how long it was offered.
+
+    is_usable: False where the generator was the bottleneck, so that it says nothing of the server.
+    """
 
     offered_per_s: float
     ok_per_s: float
     p99_ms: float | None
     seconds: float
+    is_usable: bool = True
 
-    def keeps(self, slo_p99_ms: float) -> bool:
+    def outcome(self, slo_p99_ms: float) -> Outcome:
         """Whether it kept the SLO: its p99, and 99 of 100 requests answered."""
+        if not self.is_usable:
+            return Outcome.UNUSABLE
         is_served = self.ok_per_s >= SERVED_SHARE * self.offered_per_s
-        return is_served and self.p99_ms is not None and self.p99_ms <= slo_p99_ms
+        is_kept = is_served and self.p99_ms is not None and self.p99_ms <= slo_p99_ms
+        return Outcome.KEPT if is_kept else Outcome.BROKEN
 
 
 def offered_points(run: Run, side: Side) -> tuple[OfferedPoint, ...]:
@@ -49,7 +56,7 @@ def knee_of(run: Run) -> float | None:
     searched = searched_knee(run)
     if searched is not None:
         return searched
-    points = offered_points(run, Side.TARGET)
+    points = [point for point in offered_points(run, Side.TARGET) if point.is_usable]
     return find_knee([(it.offered_per_s, it.ok_per_s, _or_infinite(it.p99_ms)) for it in points], run.slo_p99_ms)
 
 
@@ -65,7 +72,7 @@ def _points(phase: PhaseRounds) -> list[OfferedPoint]:
 
 def _point_of_phase(result: PhaseResult) -> OfferedPoint:
     p99_ms = result.all.latency.p99 if result.all.latency.count else None
-    return OfferedPoint(result.offered_per_s, result.ok_per_s, p99_ms, result.seconds)
+    return OfferedPoint(result.offered_per_s, result.ok_per_s, p99_ms, result.seconds, not result.health.complaint)
 
 
 def _varies(result: PhaseResult) -> bool:

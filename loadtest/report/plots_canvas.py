@@ -134,4 +134,5 @@ def slo_line(axes: Axes, slo_ms: float, *, is_x: bool = False) -> None:
         fontsize=8.5,
         color=INK,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
+        zorder=1.6,
     )

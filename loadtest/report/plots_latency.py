@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from loadtest.knee import Outcome
 from loadtest.report.curve_sections import BINS_A_DECADE
 from loadtest.report.offered import OfferedPoint, knee_of, offered_points
 from loadtest.report.plots_canvas import (
@@ -253,31 +254,27 @@ def _rates(axes: Axes, series: dict[Side, Series]) -> None:
 
 def _answered(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
     axes.plot([p.offered_per_s for p in points], [p.ok_per_s for p in points], color=PALE[side], linewidth=1)
-    _scatter(axes, [(p.offered_per_s, p.ok_per_s, p.keeps(slo_ms)) for p in points], side)
+    _scatter(axes, [(p.offered_per_s, p.ok_per_s, p.outcome(slo_ms)) for p in points], side)
 
 
 def _slow(axes: Axes, points: Sequence[OfferedPoint], side: Side, slo_ms: float) -> None:
-    told = [(p.offered_per_s, p.p99_ms, p.keeps(slo_ms)) for p in points if p.p99_ms is not None]
+    told = [(p.offered_per_s, p.p99_ms, p.outcome(slo_ms)) for p in points if p.p99_ms is not None]
     axes.plot([x for x, _, _ in told], [y for _, y, _ in told], color=PALE[side], linewidth=1)
     _scatter(axes, told, side)
 
 
-def _scatter(axes: Axes, points: Sequence[tuple[float, float, bool]], side: Side) -> None:
-    good = [(x, y) for x, y, keeps in points if keeps]
-    bad = [(x, y) for x, y, keeps in points if not keeps]
-    colour = {Side.TARGET: GOOD, Side.BESIDE: STRONG[Side.BESIDE]}[side]
-    told = "" if side is Side.TARGET else " (beside)"
-    if good:
-        axes.plot(*zip(*good, strict=True), "o", color=colour, markersize=6, label=f"keeps the SLO{told}")
-    if bad:
-        axes.plot(
-            *zip(*bad, strict=True),
-            "x",
-            color=BAD if side is Side.TARGET else colour,
-            markersize=6.5,
-            markeredgewidth=1.8,
-            label=f"breaks the SLO{told}",
-        )
+def _scatter(axes: Axes, points: Sequence[tuple[float, float, Outcome]], side: Side) -> None:
+    is_target = side is Side.TARGET
+    told = "" if is_target else " (beside)"
+    styles = {
+        Outcome.KEPT: ("o", GOOD if is_target else STRONG[side], f"keeps the SLO{told}"),
+        Outcome.BROKEN: ("x", BAD if is_target else STRONG[side], f"breaks the SLO{told}"),
+        Outcome.UNUSABLE: ("^", GREY, f"generator's limit{told}"),
+    }
+    for outcome, (marker, colour, name) in styles.items():
+        these = [(x, y) for x, y, each in points if each is outcome]
+        if these:
+            axes.plot(*zip(*these, strict=True), marker, color=colour, markersize=6, markeredgewidth=1.8, label=name)
 
 
 def _finish_throughput(above: Axes, below: Axes, points: dict[Side, tuple[OfferedPoint, ...]], slo_ms: float) -> None:

@@ -27,6 +27,7 @@ _STAGE_COLOURS = {
 }
 _MORE_COLOURS = ("#E69F00", "#D55E00", "#999933", "#882255", "#44AA99")
 _WHITE_ON = ("#0072B2", "#009E73", "#882255", "#D55E00")
+FEWEST_BARS = 8
 _GREYS = {Side.TARGET: GREY, Side.BESIDE: "#B9A17F"}
 _GREENS = {Side.TARGET: "#007A5A", Side.BESIDE: BESIDE}
 
@@ -139,7 +140,7 @@ def _bars(axes: Axes, phase: PhaseRounds) -> None:
         axes.bar_label(bars, [plain_number(share) for share in shares], fontsize=8.5, color=INK, padding=2)
     axes.set_ylim(0, max(shares) * 1.2)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, min_n_ticks=1))
-    axes.set_xlim(0.4, max(rows) + 0.6)
+    axes.set_xlim(0.4, max(*rows, FEWEST_BARS) + 0.6)
     axes.grid(visible=False, axis="x")
     axes.set_title(label(phase_name(phase), at_most=60))
     axes.set_ylabel("share of answers, %" if phase.says_batch_sizes() else "share of batches, %")

@@ -171,7 +171,7 @@ def best_trial(run: Run) -> PhaseRounds | None:
         kept_trials = [trial for trial in trials_by_rate(run) if keeps_slo(trial, run.slo_p99_ms)]
         return min(kept_trials, key=lambda trial: abs(_offered(trial) - knee), default=None)
     kept = None
-    for trial in trials_by_rate(run):
+    for trial in filter(is_usable, trials_by_rate(run)):
         if not keeps_slo(trial, run.slo_p99_ms):
             break
         kept = trial
@@ -189,10 +189,17 @@ def _offered(trial: PhaseRounds) -> float:
 
 
 def keeps_slo(phase: PhaseRounds, slo_p99_ms: float) -> bool:
-    """Whether 99 of 100 requests were answered well within the SLO, by the median of the rounds."""
+    """Whether 99 of 100 requests were answered well within the SLO, by the median of the rounds, and that is true."""
+    if not is_usable(phase):
+        return False
     shares = [result.all.good / result.all.intended if result.all.intended else 0.0 for result in phase.rounds]
     p99 = phase.waited_spread(lambda result: result.all.latency.p99)
     return p99 is not None and p99.median <= slo_p99_ms and statistics.median(shares) >= GOOD_SHARE
+
+
+def is_usable(phase: PhaseRounds) -> bool:
+    """Whether the generator kept up, so that the phase says something of the server."""
+    return not any(result.health.complaint for result in phase.rounds)
 
 
 def drawn_phases(run: Run) -> tuple[PhaseRounds, ...]:
@@ -209,7 +216,7 @@ def _drawn_names(run: Run) -> list[str]:
     if is_knee_search(run):
         best = best_trial(run)
         above = [trial for trial in trials_by_rate(run) if best is None or _offered(trial) > _offered(best)]
-        broken = [trial for trial in above if not keeps_slo(trial, run.slo_p99_ms)]
+        broken = [trial for trial in above if is_usable(trial) and not keeps_slo(trial, run.slo_p99_ms)]
         return [trial.phase for trial in ([best] if best else []) + broken[:1]]
     names = list(dict.fromkeys(result.phase for result in run.phases if result.is_judged))[:MOST_DRAWN]
     key = key_phase(run)

@@ -41,7 +41,7 @@ def generator_section(run: Run) -> Section | None:
     if not run.phases:
         return None
     complaints = [
-        f"{phase_name(phase)}: {sentence(result.health.complaint)}"
+        f"{phase_name(phase)}, round {result.round}: {sentence(result.health.complaint)}"
         for phase in phase_rounds(run)
         for result in phase.rounds
         if result.health.complaint

@@ -320,3 +320,26 @@ def test_matplotlib_waits_until_a_report_is_written() -> None:
     """A command that writes no report does not pay for the plots' import."""
     code = "import loadtest.report.html, loadtest.report.terminal, sys; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_what_the_generator_could_not_send_says_nothing_of_the_server() -> None:
+    """A rate at which the generator was the bottleneck neither keeps nor breaks the SLO, and does not end the curve."""
+    phases = [
+        make_phase(
+            make_records(phase=name, began_s=began_s, per_s=per_s, median_ms=median_ms),
+            began_s=began_s,
+            complaint=complaint,
+        )
+        for name, began_s, per_s, median_ms, complaint in (
+            ("low", 0.0, 20.0, 10.0, ""),
+            ("stalled", 10.0, 40.0, 900.0, "its core was full"),
+            ("high", 20.0, 80.0, 10.0, ""),
+        )
+    ]
+    curve = next(
+        section
+        for section in compose(changed(make_run(), phases=tuple(phases), rounds=1)).sections
+        if section.id == "throughput"
+    )
+    assert [row[4].text for row in curve.tables[0].rows] == ["kept", "generator's limit", "kept"]
+    assert "the knee lies above it" in curve.sentences[0]
