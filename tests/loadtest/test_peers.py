@@ -214,7 +214,8 @@ def test_a_server_ends_with_all_that_it_started(street: ServedModel, monkeypatch
     assert not child.output.parent.exists()
 
 
-def test_ctrl_c_ends_the_server_that_is_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_server_that_is_up(tmp_path: Path, sign: signal.Signals) -> None:
     """The program stops with 130 and one word, and what it had started is gone."""
     command = [sys.executable, "-m", "loadtest.bench.peers", "run", "--peers", "fastapi", "--rounds", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -225,7 +226,7 @@ def test_ctrl_c_ends_the_server_that_is_up(tmp_path: Path) -> None:
     while not list(tmp_path.glob("peer-*/output.log")) and time.monotonic() < until:
         time.sleep(0.05)
     started = psutil.Process(program.pid).children(recursive=True)
-    program.send_signal(signal.SIGINT)
+    program.send_signal(sign)
     _, errors = program.communicate(timeout=60)
     assert program.returncode == 130
     assert errors.splitlines()[-1] == "peers: stopped"

@@ -10,6 +10,8 @@ at half of the slowest one's rate, the same moments for all; its latencies run f
 """
 
 import argparse
+import asyncio
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +113,9 @@ def _versions(contenders: Sequence[Contender]) -> dict[str, str]:
 
 
 async def run(options: argparse.Namespace, model: ServedModel, contenders: Sequence[Contender]) -> Result:
-    """Raises OursFailed, ValueError."""
+    """Raises OursFailed, ValueError, and CancelledError at SIGTERM, when the server that is up has been ended."""
+    if task := asyncio.current_task():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     load = Load(pictures_of(options.images), options.concurrency, options.warm_up, options.seconds, options.renew)
     rounds = await run_rounds(contenders, model, load, count=options.rounds, say=_say)
     rows = rows_of(rounds.measured, ours=contenders[0].name, versions=_versions(contenders))
@@ -159,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadModel, NotPrepared, OursFailed, ValueError) as error:
         _say(f"peers: {error}")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         _say("peers: stopped")
         return 130
     _print(result, contenders)

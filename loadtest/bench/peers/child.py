@@ -18,6 +18,7 @@ from loadtest.bench.peers.model import ServedModel
 from loadtest.bench.peers.servers.detector import ENVIRONMENT_NAME
 
 END_TIMEOUT_S = 15.0
+ORPHAN_TIMEOUT_S = 1.0  # LitServe leaves its workers to themselves at SIGTERM
 _TAIL_LINES = 12
 _SHARED_MEMORY = "/dev/shm/"
 
@@ -69,11 +70,13 @@ def running(contender: Contender, model: ServedModel) -> Iterator[Child]:
 
 
 def end(child: Child) -> None:
-    """SIGTERM to the process, SIGKILL to whatever of its family is left after 15 s; its shared memory goes, too."""
+    """SIGTERM to the process, SIGKILL to what of its family is left (15 s, of orphans 1 s); its shared memory goes, too."""
     family = child.family()
     shared = _shared_memory(family)
     child.process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.process.wait(END_TIMEOUT_S)
+    _, alive = psutil.wait_procs(family, timeout=ORPHAN_TIMEOUT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
