@@ -70,7 +70,10 @@ def running(contender: Contender, model: ServedModel) -> Iterator[Child]:
 
 
 def end(child: Child) -> None:
-    """SIGTERM to the process, SIGKILL to what of its family is left (15 s, of orphans 1 s); its shared memory goes, too."""
+    """SIGTERM to the process, SIGKILL to whatever of its family outlives that; its shared memory goes, too.
+
+    Takes as long as the process needs, 15 s at most.
+    """
     family = child.family()
     shared = _shared_memory(family)
     child.process.terminate()
