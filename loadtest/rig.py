@@ -170,6 +170,7 @@ class Rig:
             complaint=f"{live.not_sent} could not be sent" if live.not_sent else "",
             recent=tuple(progress.recent),
             side=step.side,
+            is_open_loop=step.phase.arrivals is not None,
         )
 
 

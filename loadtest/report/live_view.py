@@ -8,7 +8,7 @@ from loadtest.results import Side
 class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     """One moment of a phase. phase_number and round count from 1; the figures are of the phase so far.
 
-    offered_per_s: what the schedule wants (0: a closed loop); rate_per_s: right answers a second, lately.
+    offered_per_s: what the schedule wants, 0 where it is not known or over; rate_per_s: right answers a second, lately.
     recent: the p99 of the last moments in ms, oldest first, NaN where nothing was answered. p50_ms, p99_ms: None
     before the first answer. complaint: one sentence while the generator cannot keep up, else empty.
     """
@@ -35,3 +35,4 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     complaint: str = ""
     recent: tuple[float, ...] = ()
     side: Side = Side.TARGET
+    is_open_loop: bool = True

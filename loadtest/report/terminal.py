@@ -117,7 +117,11 @@ def _seconds(seconds: float) -> str:
 
 
 def _rates(view: LiveView) -> Text:
-    offered = f"offered {number(view.offered_per_s)}/s" if view.offered_per_s else "closed loop"
+    is_over = view.elapsed_s >= view.seconds > 0
+    waiting = "all sent" if is_over else "open loop"
+    offered = f"offered {number(view.offered_per_s)}/s" if view.offered_per_s else waiting
+    if not view.is_open_loop:
+        offered = "closed loop"
     rates = f"{offered:<22}answered {number(view.rate_per_s)}/s"
     return Text(f"{rates:<44}in flight {count(view.in_flight)}")
 
