@@ -14,6 +14,7 @@ workers. What they name must be there, too: the checkout, the folder of --images
 """
 
 import logging
+import signal
 import sys
 from typing import Any
 
@@ -56,6 +57,8 @@ def set_up(environment: Any, web_ui: Any, **_: Any) -> None:
         sys.exit(1)
     if web_ui:
         setup.watch_form(web_ui)
+    elif environment.shape_class:  # until it has ended, locust by itself would die of SIGTERM and leave its workers
+        gevent.signal_handler(signal.SIGTERM, environment.shape_class.end)
     listen(environment, setup, judge)
 
 

@@ -22,7 +22,7 @@ class ArrivalShape(LoadTestShape):  # type: ignore[misc]  # locust is not type-c
         self._tell = tell
         self._stop_after = stop_after
         self._order: tuple[int, float] = (0, 1.0)
-        self._is_closed = False
+        self._is_ended = self._is_closed = False
 
     def reset_time(self) -> None:
         """The clock starts: locust calls it, as a master a second time after the first tick."""
@@ -34,13 +34,18 @@ class ArrivalShape(LoadTestShape):  # type: ignore[misc]  # locust is not type-c
         if self._is_closed:
             return self._order  # while locust stops, nothing changes
         at_s = self.get_run_time()
-        moment = self.walk.step(at_s) if at_s < (self._stop_after() or math.inf) else None
+        is_over = self._is_ended or at_s >= (self._stop_after() or math.inf)
+        moment = None if is_over else self.walk.step(at_s)
         if moment is None:
             return None
         self._tell(moment)
         if change := abs(moment.users - self._order[0]):  # while the users stay, so does the order: a new one is logged
             self._order = (moment.users, float(change))
         return self._order
+
+    def end(self) -> None:
+        """The run is to stop within a second."""
+        self._is_ended = True
 
     def close(self) -> None:
         """The run stops: the last second is accounted for, and nobody is started any more."""
