@@ -4,6 +4,9 @@ locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --web-host 127.0.0
 locust -f loadtest/locustfile.py --headless -u 4 -t 10s --host http://127.0.0.1:8000 ImageUser
 locust -f loadtest/locustfile.py --headless --host http://127.0.0.1:8000 --scenario image-steady --capacity 140
 
+Users: ImageUser, RestUser, GrpcUser (these three without a name) and StreamUser; each asks again as soon as it is
+answered. A scenario brings users of its own, paced by its arrivals (loadtest.arrival_plan: what that is and is not).
+
 Exit code 1: a target was missed, no request was made, the generator was the bottleneck, or it does not add up; without
 any target (--scenario, --slo-p99-ms, --max-error-share) also where a request failed.
 
