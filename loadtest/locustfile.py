@@ -27,19 +27,19 @@ import locust.stats
 from locust import events
 from locust.runners import WorkerRunner
 
-from loadtest import locust_options, locust_verdict
-from loadtest.locust_judge import Judge
-from loadtest.locust_setup import Setup
-from loadtest.locust_workers import Crew
 from loadtest.scenario_files import ScenarioError
+from loadtest.swarm import options, verdict
+from loadtest.swarm.judge import Judge
+from loadtest.swarm.setup import Setup
+from loadtest.swarm.workers import Crew
 from loadtest.users.asking import GrpcUser, ImageUser, RestUser, StreamUser
 
 __all__ = ["GrpcUser", "ImageUser", "RestUser", "StreamUser"]
 
 logger = logging.getLogger(__name__)
 
-events.init_command_line_parser.add_listener(locust_options.add_arguments)
-locust.stats.bucket_response_time = locust_verdict.bucket  # locust's own way to keep more than two digits
+events.init_command_line_parser.add_listener(options.add_arguments)
+locust.stats.bucket_response_time = verdict.bucket  # locust's own way to keep more than two digits
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]

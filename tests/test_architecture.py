@@ -290,6 +290,7 @@ def test_import_contracts_are_kept_here_and_broken_by_a_bad_sample(tmp_path: Pat
         "deepstream_pipeline/types.py": "from deepstream_pipeline.sinks import a",
         "deepstream_pipeline/infer/a.py": "import server.rest.b",
         "loadtest/users/a.py": "import deploy.models",
+        "loadtest/scenario.py": "import loadtest.users.a",
     }
     rooms = "server/batching server/vision server/backends server/grpc server/local loadtest/users deploy/models"
     for name in ("interfaces", "errors"):

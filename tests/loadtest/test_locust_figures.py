@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from loadtest.arrival_plan import Spent
-from loadtest.locust_account import Account
-from loadtest.locust_command import locust_arguments
-from loadtest.locust_options import Options, add_arguments, read_options
-from loadtest.locust_verdict import bucket, judged_entries, measurements, shortfall, show
 from loadtest.results import State, Verdict
 from loadtest.scenario import Arrivals, Ask, Kind, Phase, Scenario, Shape
 from loadtest.scenario_files import ScenarioError
+from loadtest.swarm.account import Account
+from loadtest.swarm.command import locust_arguments
+from loadtest.swarm.options import Options, add_arguments, read_options
+from loadtest.swarm.verdict import bucket, judged_entries, measurements, shortfall, show
 
 SCENARIO = Scenario(
     name="mine",

@@ -12,12 +12,12 @@ from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRu
 
 from loadtest.arrival_plan import ArrivalPlan
 from loadtest.clients.client import Endpoint
-from loadtest.locust_options import DEFAULT_MODEL, Options, read_options
-from loadtest.locust_workers import Crew
 from loadtest.overrides import with_model, with_slo
 from loadtest.scenario import Ask, Scenario
 from loadtest.scenario_files import ScenarioError, read_scenario
-from loadtest.shapes import ArrivalShape
+from loadtest.swarm.options import DEFAULT_MODEL, Options, read_options
+from loadtest.swarm.shapes import ArrivalShape
+from loadtest.swarm.workers import Crew
 from loadtest.users.asking import DEFAULT_HOST, ScenarioUser, prepare
 from loadtest.users.terms import CannotAsk, HttpSession, Terms
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-LOCUSTFILE = Path(__file__).parent / "locustfile.py"
+LOCUSTFILE = Path(__file__).parent.parent / "locustfile.py"
 LOOPBACK = "127.0.0.1"
 WEB_PORT = 8089
 

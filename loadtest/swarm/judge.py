@@ -10,10 +10,10 @@ from rich.console import Console
 
 from loadtest.arrival_plan import Spent
 from loadtest.hardware import is_local, read_machine
-from loadtest.locust_setup import Setup
-from loadtest.locust_verdict import judged_entries, measurements, shortfall, show
-from loadtest.locust_workers import Crew
 from loadtest.results import State, Verdict
+from loadtest.swarm.setup import Setup
+from loadtest.swarm.verdict import judged_entries, measurements, shortfall, show
+from loadtest.swarm.workers import Crew
 from loadtest.targets import UNITS, Comparison, Target, read_targets, scenario_targets, slo_targets
 from loadtest.verdict import Circumstances, exit_code, judge
 

@@ -14,7 +14,7 @@ import msgspec
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.arrival_plan import Moment
-from loadtest.locust_account import BUSY_SHARE, Account, Tally
+from loadtest.swarm.account import BUSY_SHARE, Account, Tally
 from loadtest.users.terms import Now
 
 FINISH, FINISHED, TROUBLE, NOW = "penstock-finish", "penstock-finished", "penstock-trouble", "penstock-now"
