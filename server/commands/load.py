@@ -9,11 +9,11 @@ import msgspec
 import typer
 from rich.table import Table
 
-from loadtest.locust_command import locust_arguments
 from loadtest.measure.compare import compare as compare_runs
 from loadtest.measure.run_folder import RunFolderError, read_run_folder
 from loadtest.order import MAX_IN_FLIGHT, Order
 from loadtest.scenario_files import read_scenario, scenario_names
+from loadtest.swarm.command import locust_arguments
 from server.commands import load_options as flags
 from server.commands.defaults import gateway_url
 from server.commands.load_end import say_comparison, write_reports
