@@ -27,6 +27,16 @@ OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
     "load": lambda _, __: NOBODY,
     "optimize": lambda _, __: NOBODY,
 }
+NO_HURRY = ["--slo-p99-ms", "8000"]  # how fast it is here, is not the question
+LOAD_OPTIONS: dict[str, Callable[[RunningStack], list[str]]] = {
+    "run": lambda stack: [*where(stack), *NO_HURRY, "--duration", "2"],
+    "knee": lambda stack: [*where(stack), *NO_HURRY, "--seconds", "1", "--highest", "8", "--start", "4"],
+}
+
+
+def where(stack: RunningStack) -> list[str]:
+    """The tests' own ports, as flags."""
+    return ["--target", stack.http_url, "--grpc", stack.grpc_address]
 
 
 def commands() -> list[str]:
@@ -38,16 +48,12 @@ def commands() -> list[str]:
 def here(command: str, stack: RunningStack) -> list[str]:
     """The command with the tests' ports, and with the short run of what would run long."""
     command = command.replace("localhost:8000", stack.http_url.removeprefix("http://"))
-    command = command.replace("http://127.0.0.1:8000", stack.http_url).replace("-t 10s", "-t 3s")
+    command = command.replace("http://127.0.0.1:8000", stack.http_url)
     words = [str(CHECKOUT / word) if word.startswith(".venv/bin/") else word for word in shlex.split(command)]
-    words = [str(CHECKOUT / word) if word.startswith("loadtest/") else word for word in words]
-    if words[0].endswith("locust"):
-        words += ["--grpc", stack.grpc_address]
     if words[0].endswith("penstock") and "infer" in words[1]:
         words += ["--url", stack.http_url]
-    if "loadtest.bench.image_endpoint" in words:
-        words += ["--url", stack.http_url, "--engine-grpc", stack.engine_grpc_address]
-        words += ["--rounds", "1", "--seconds", "1"]
+    if words[1:2] == ["load"]:
+        words += LOAD_OPTIONS.get(words[2], lambda _: [])(stack)
     return words
 
 

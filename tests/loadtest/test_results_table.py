@@ -195,3 +195,9 @@ def test_result_that_cannot_be_read_is_named(
         read_committed(TARGETS, folder)
     assert main(["--results", str(folder)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_readmes_table_is_made_from_the_committed_results() -> None:
+    """No figure of README was typed by hand."""
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    assert main(["--check", str(readme)]) == 0
