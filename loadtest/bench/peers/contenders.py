@@ -1,6 +1,5 @@
 """Who is measured: how each is started, asked and understood."""
 
-import base64
 import functools
 import json
 import sys
@@ -106,18 +105,6 @@ def _as_form(jpeg: bytes, model: ServedModel) -> HttpRequest:
     return HttpRequest("/detect", {"content-type": f"multipart/form-data; boundary={_BOUNDARY}"}, body)
 
 
-def _as_json(jpeg: bytes, model: ServedModel) -> HttpRequest:
-    picture = {
-        "name": "jpegs",
-        "shape": [1, 1],
-        "datatype": "BYTES",
-        "parameters": {"content_type": "base64"},
-        "data": [base64.b64encode(jpeg).decode()],
-    }
-    body = json.dumps({"inputs": [picture]}).encode()
-    return HttpRequest("/v2/models/detector/infer", {"content-type": "application/json"}, body)
-
-
 def _found(detections: list[dict[str, Any]]) -> list[Found]:
     return [Found(tuple(one["xyxy"]), one["class_id"], one["score"]) for one in detections]
 
@@ -132,10 +119,6 @@ def _read_one(body: bytes) -> list[Found]:
 
 def _read_list(body: bytes) -> list[Found]:
     return _found(json.loads(body)[0]["detections"])
-
-
-def _read_tensor(body: bytes) -> list[Found]:
-    return _read_one(json.loads(body)["outputs"][0]["data"][0])
 
 
 _body_to_ours = functools.partial(_as_body, "/v2/models/{model}/image")
@@ -166,8 +149,8 @@ CONTENDERS = (
     Contender(
         "mlserver",
         _mlserver,
-        _as_json,
-        _read_tensor,
+        _body,
+        _read_one,
         environment="mlserver",
         package="mlserver",
         variables=_mlserver_variables,

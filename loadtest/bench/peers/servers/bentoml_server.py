@@ -4,6 +4,9 @@
   batchable method takes a list, so that a picture comes as a list of one in multipart.
 * docs.bentoml.com/en/latest/build-with-bentoml/parallelize-requests.html: workers, a process each, as many as cores.
 * docs.bentoml.com/en/latest/build-with-bentoml/iotypes.html: files come as pathlib.Path.
+
+Measured on two cores, three rounds: batches of 4 112 pictures a second (80-127), of 16 with the default latency 94
+(92-95), without batching 117 (87-130).
 """
 # mypy: disable-error-code="import-not-found,misc,no-any-unimported,untyped-decorator"
 # Runs in BentoML's own environment, where `detector` lies on the path.
