@@ -177,7 +177,8 @@ async def test_rounds_leave_out_who_fails_and_who_answers_otherwise(street: Serv
     dead = "print('no port for me'); raise SystemExit(3)"
     contenders = [stand_in("ours"), stand_in("same"), stand_in("other", left=12.0), stand_in("dead", dead)]
     said: list[str] = []
-    rounds = await run_rounds(contenders, street, Load((b"x",), 2, 0.3, 0.3, 3), count=2, say=said.append)
+    rounds = await run_rounds(contenders, street, Load((b"x",), 2, 0.3, 0.3, 3, 40.0), count=2, say=said.append)
+    assert rounds.light_rate == 40.0
     assert {name: len(measured) for name, measured in rounds.measured.items()} == {"ours": 2, "same": 2}
     one = rounds.measured["same"][0]
     assert one.closed.count > 0

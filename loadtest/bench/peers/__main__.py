@@ -69,6 +69,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     running.add_argument("--images", type=Path, metavar="DIR", help="default: drawn streets, 640 x 480")
     running.add_argument("--concurrency", type=int, default=8, help="requests at once")
     running.add_argument("--renew", type=int, default=RENEW, help="requests after which a connection is opened anew")
+    running.add_argument("--light-rate", type=float, metavar="RATE", help="default: half of the slowest one's rate")
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--seconds", type=float, default=8.0, help="of each measured stretch")
     running.add_argument("--warm-up", type=float, default=3.0, help="seconds before each")
@@ -76,9 +77,13 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     chosen = parser.parse_args(arguments)
     if chosen.command == "prepare" and (unknown := set(chosen.names) - set(ENVIRONMENTS)):
         parser.error(f"no environment is called {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
-    if chosen.command == "run" and min(chosen.rounds, chosen.concurrency, chosen.seconds, chosen.warm_up) <= 0:
-        parser.error("--rounds, --concurrency, --seconds and --warm-up must be above 0")
+    if chosen.command == "run" and any(value is not None and value <= 0 for value in _positive(chosen)):
+        parser.error("--rounds, --concurrency, --seconds, --warm-up and --light-rate must be above 0")
     return chosen
+
+
+def _positive(chosen: argparse.Namespace) -> tuple[float | None, ...]:
+    return chosen.rounds, chosen.concurrency, chosen.seconds, chosen.warm_up, chosen.light_rate
 
 
 def pictures_of(folder: Path | None) -> tuple[bytes, ...]:
@@ -116,7 +121,14 @@ async def run(options: argparse.Namespace, model: ServedModel, contenders: Seque
     """Raises OursFailed, ValueError, and CancelledError at SIGTERM, when the server that is up has been ended."""
     if task := asyncio.current_task():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    load = Load(pictures_of(options.images), options.concurrency, options.warm_up, options.seconds, options.renew)
+    load = Load(
+        pictures_of(options.images),
+        options.concurrency,
+        options.warm_up,
+        options.seconds,
+        options.renew,
+        options.light_rate,
+    )
     rounds = await run_rounds(contenders, model, load, count=options.rounds, say=_say)
     rows = rows_of(rounds.measured, ours=contenders[0].name, versions=_versions(contenders))
     return Result(

@@ -29,13 +29,17 @@ class OtherAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every contender gets. pictures: JPEGs. seconds: of each measured stretch. renew: of Caller."""
+    """What every contender gets. pictures: JPEGs. seconds: of each measured stretch. renew: of Caller.
+
+    light_rate: of the open loop, requests a second; None for half of what the slowest reaches at its audition.
+    """
 
     pictures: tuple[bytes, ...]
     concurrency: int
     warm_up_s: float
     seconds: float
     renew: int
+    light_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ async def run_rounds(
 ) -> Rounds:
     """count rounds of all who answer as the first one, ours, does. Whoever fails in a round is out of all of them.
 
-    One server is up at a time; the order is another one in each round. The latency's rate is half of what the slowest
-    answered at its audition. Raises OursFailed.
+    One server is up at a time; the order is another one in each round. Raises OursFailed.
     """
     rounds, peers = await _auditioned(contenders, model, load, say)
     for number in range(count):
@@ -70,7 +69,7 @@ async def _auditioned(
         else:
             peers.append(contender)
             rates.append(rate)
-    rounds.light_rate = min(rates) * LIGHT_SHARE
+    rounds.light_rate = load.light_rate or min(rates) * LIGHT_SHARE
     return rounds, peers
 
 
