@@ -40,8 +40,8 @@ check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and com
 lock: $(VENV)/.uv  ## resolve the requirements anew
 	$(BIN)/python requirements/lock.py
 
-clean:  ## remove both environments
-	rm -rf $(VENV) $(TRITON_VENV)
+clean:  ## remove the environments
+	rm -rf $(VENV) $(TRITON_VENV) .venv-peers
 
 $(VENV)/.uv: requirements/bootstrap.txt
 	@test -n "$(PYTHON)" || { echo "python3 3.11 or 3.12 is needed (numpy 1.26, which Triton's models use, has no wheel for others): install it, or say make PYTHON=/path/to/python3.12"; exit 1; }

@@ -61,7 +61,7 @@ def write_json(path: Path, results: Sequence[object]) -> None:
 
 def _module_name() -> str:
     specification = sys.modules["__main__"].__spec__
-    return specification.name if specification else Path(sys.argv[0]).name
+    return specification.name.removesuffix(".__main__") if specification else Path(sys.argv[0]).name
 
 
 def _cpu_name() -> str:
