@@ -23,6 +23,7 @@ SCENARIOS = (
 ELSEWHERE = ("video-streams", "gpu-mps", "batcher-replay", NOTHING_MEASURES_IT)  # other programs', and facts
 BENCH = "bench "  # "bench peers": `python -m loadtest.bench.peers`
 FACT = "fact"
+ERRORS_OF_SLO = 0.01  # an SLO that speaks of 99 % of the requests
 UNITS: Mapping[str, str] = measures.UNITS | {
     # what other programs measure
     "p99_ratio": "ratio",  # to the best rival's
@@ -168,14 +169,28 @@ def scenario_targets(targets: Iterable[Target], scenario: str) -> tuple[Target, 
     return tuple(target for target in targets if scenario in target.scenarios)
 
 
-def slo_targets(scenario: Scenario, *, min_rate_per_s: float | None = None) -> tuple[Target, ...]:
-    """The rows that come with a scenario: its own SLO, whatever --slo-p99-ms made of it, and the rate of --min-rate."""
+def slo_targets(
+    scenario: Scenario, *, documented: Iterable[Target], min_rate_per_s: float | None = None
+) -> tuple[Target, ...]:
+    """The rows that come with a scenario: its own SLO, whatever --slo-p99-ms made of it, and the rate of --min-rate.
+
+    documented: its other rows. Where none of them limits errors, which are in no percentile, the SLO does: 1 % is
+    what it leaves of the requests.
+    """
     rows = []
     if any(phase.is_judged and not phase.reloads for phase in scenario.phases):
         rows.append(_own("slo", scenario, "p99_ms", Comparison.AT_MOST, scenario.slo_p99_ms))
+        if not any(map(_limits_errors, documented)):
+            rows.append(_own("slo-errors", scenario, "error_share", Comparison.AT_MOST, ERRORS_OF_SLO))
     if min_rate_per_s is not None:
         rows.append(_own("min-rate", scenario, "ok_per_s", Comparison.AT_LEAST, min_rate_per_s))
     return tuple(rows)
+
+
+def _limits_errors(target: Target) -> bool:
+    """Whether it does on any hardware, with any model."""
+    is_always = target.hardware == ANY and not target.models and target.slo_p99_ms is None
+    return is_always and target.measure in ("error_share", "failure_share") and target.comparison is Comparison.AT_MOST
 
 
 def _own(name: str, scenario: Scenario, measure: str, comparison: Comparison, figure: float) -> Target:
@@ -187,7 +202,7 @@ def _own(name: str, scenario: Scenario, measure: str, comparison: Comparison, fi
         unit=UNITS[measure],
         comparison=comparison,
         figure=figure,
-        source=f"slo_p99_ms of {scenario.name}" if name == "slo" else f"--{name}",
+        source=f"slo_p99_ms of {scenario.name}" if name.startswith("slo") else f"--{name}",
     )
 
 

@@ -80,8 +80,10 @@ class Judge:
         scenario, options = self.setup.scenario, self.setup.options
         slo_p99_ms, share = options.slo_p99_ms, options.max_error_share
         if scenario:
-            rows = (*scenario_targets(read_targets(), scenario.name), *slo_targets(scenario))
-            return rows if share is None else (*rows, _limit("max-error-share", "error_share", share))
+            rows = scenario_targets(read_targets(), scenario.name)
+            if share is not None:
+                rows = (*rows, _limit("max-error-share", "error_share", share))
+            return (*rows, *slo_targets(scenario, documented=rows))
         if slo_p99_ms is None and share is None:
             return ()
         row = _limit("max-error-share", "error_share", share or 0.0)

@@ -96,10 +96,8 @@ def targets_or_fail(
         documented = read_targets(path, also=(scenario.name,))
     except TargetsError as error:
         fail(str(error))
-    return (
-        *scenario_targets(documented, scenario.name),
-        *slo_targets(scenario, min_rate_per_s=min_rate_per_s),
-    )
+    rows = scenario_targets(documented, scenario.name)
+    return (*rows, *slo_targets(scenario, documented=rows, min_rate_per_s=min_rate_per_s))
 
 
 def endpoint_or_fail(

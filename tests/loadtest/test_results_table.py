@@ -26,7 +26,8 @@ def judged_run(scenario: str, **options: Any) -> Run:
     run = make_run(scenario=scenario, **options)
     run = msgspec.structs.replace(run, server_hardware="", measurements=measure(run.phases))
     here = Circumstances(machine=MACHINE, models=run.models, slo_p99_ms=run.slo_p99_ms, complaints=run.complaints)
-    rows = (*scenario_targets(TARGETS, scenario), *slo_targets(read_scenario(scenario)))
+    documented = scenario_targets(TARGETS, scenario)
+    rows = (*documented, *slo_targets(read_scenario(scenario), documented=documented))
     return msgspec.structs.replace(run, verdicts=judge(rows, run.measurements, here))
 
 

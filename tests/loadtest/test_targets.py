@@ -254,10 +254,22 @@ def test_missing_file_is_one_sentence(tmp_path: Path) -> None:
 def test_scenario_brings_its_slo_and_the_rate_that_was_asked_for() -> None:
     """The SLO of the scenario as it is run is a row, and --min-rate another; reloads have no p99 to judge."""
     scenario: Scenario = read_scenario("image-steady")
-    slo, rate = slo_targets(scenario, min_rate_per_s=100)
+    slo, rate = slo_targets(scenario, documented=read_targets(), min_rate_per_s=100)
     assert (slo.measure, slo.wanted, slo.scenarios) == ("p99_ms", "at most 250 ms", ("image-steady",))
     assert (rate.measure, rate.wanted) == ("ok_per_s", "at least 100/s")
-    assert slo_targets(read_scenario("cold-start")) == ()
+    assert slo_targets(read_scenario("cold-start"), documented=()) == ()
+
+
+def test_slo_limits_errors_where_no_other_row_does(read: Callable[[str], tuple[Target, ...]]) -> None:
+    """Errors are in no percentile, so that with the SLO's p99 alone a server which fails at once would pass."""
+    scenario: Scenario = read_scenario("image-steady")
+    rates = read(MINIMAL)
+    on_other_hardware = read(
+        MINIMAL.replace("capacity_per_s", "error_share").replace("at_least", "at_most") + 'hardware = { gpu = "V100" }'
+    )
+    for documented in ((), rates, on_other_hardware):
+        _, errors = slo_targets(scenario, documented=documented)
+        assert (errors.measure, errors.wanted) == ("error_share", "at most 0.01")
 
 
 @pytest.mark.parametrize(

@@ -265,10 +265,8 @@ def test_run_against_a_target_below_and_above_what_it_reached(min_rate_per_s: fl
     """The exit code is 0 for a target below what a run of 100/s reached, 1 for one above it."""
     scenario = read_scenario("image-steady")
     run = make_run()
-    rows = (
-        *scenario_targets(read_targets(), scenario.name),
-        *slo_targets(scenario, min_rate_per_s=min_rate_per_s),
-    )
+    documented = scenario_targets(read_targets(), scenario.name)
+    rows = (*documented, *slo_targets(scenario, documented=documented, min_rate_per_s=min_rate_per_s))
     verdicts = judge(rows, measure(run.phases), HERE)
     assert exit_code(verdicts, run.complaints) == code
     assert {verdict.target_id: verdict.state for verdict in verdicts} == {
