@@ -1,5 +1,6 @@
 """The seam between the drivers and the ways to ask: one request out, one Answer back, never an exception."""
 
+import re
 from typing import Protocol
 
 import msgspec
@@ -18,6 +19,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     grpc_address: str
     image_path: str = "/v2/models/{model}/image"
     headers: tuple[tuple[str, str], ...] = ()
+
+
+def without_user(url: str) -> str:
+    """The URL without user:password@, to be shown and kept."""
+    return re.sub(r"(?<=//)[^/?#]*@", "", url, count=1)
 
 
 class Answer(msgspec.Struct, frozen=True):

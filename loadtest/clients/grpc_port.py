@@ -1,11 +1,12 @@
 """What both gRPC clients share: channels, metadata, and whether an answer is one."""
 
+import re
 from collections.abc import Set
 
 import grpc
 import grpc.aio
 
-from loadtest.clients.client import Answer, Endpoint
+from loadtest.clients.client import Answer, Endpoint, TargetError
 from loadtest.clients.replies import grpc_refusal, short
 from loadtest.results import Status
 
@@ -35,7 +36,13 @@ def open_channel(endpoint: Endpoint) -> grpc.aio.Channel:
 
 
 def metadata_of(endpoint: Endpoint) -> GrpcMetadata:
-    """The endpoint's headers as gRPC wants them: names in lower case."""
+    """The endpoint's headers as gRPC wants them: names in lower case.
+
+    Raises TargetError for what it does not take: some signs of HTTP's names, names that end in -bin, tabs in values.
+    """
+    for name, value in endpoint.headers:
+        if not re.fullmatch(r"[0-9a-z_.-]+(?<!-bin)", name.lower()) or not re.fullmatch("[ -~]*", value):
+            raise TargetError(f"the header {name!r} cannot travel over gRPC: name and value are plain text there")
     return tuple((name.lower(), value) for name, value in endpoint.headers)
 
 

@@ -2,6 +2,7 @@
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from loadtest.clients.client import Endpoint, TargetError
@@ -26,6 +27,9 @@ class GrpcTarget:
             told = service_pb2.ModelMetadataResponse.FromString(await self._ask("ModelMetadata", message))
         except grpc.aio.AioRpcError as error:
             raise TargetError(await self._why_no_model(name, error)) from error
+        except DecodeError:
+            where = f"gRPC at {self._endpoint.grpc_address}"
+            raise TargetError(f"{where} is no KServe v2 server (ModelMetadata answered something else)") from None
         inputs = tuple(InputSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in told.inputs)
         return ModelFace(inputs, frozenset(tensor.name for tensor in told.outputs), await self._is_decoupled(name))
 

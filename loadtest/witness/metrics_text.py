@@ -7,6 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.clients.client import without_user
 from loadtest.witness.page import Labels, Page
 
 MAX_PAGE_BYTES = 8 << 20
@@ -36,7 +37,8 @@ def default_metrics_url(http_url: str) -> str:
 
 async def fetch_page(session: aiohttp.ClientSession, url: str, *, timeout_s: float) -> Page:
     """What the page says now, of the names that this room reads. Raises MetricsError."""
-    return parse_page((await fetch_bytes(session, url, timeout_s=timeout_s)).decode(errors="replace"), url)
+    body = await fetch_bytes(session, url, timeout_s=timeout_s)
+    return parse_page(body.decode(errors="replace"), without_user(url))
 
 
 async def fetch_bytes(
@@ -47,10 +49,12 @@ async def fetch_bytes(
     query: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The body of a 200, up to 8 MiB. Raises MetricsError."""
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    """The body of a 200, up to 8 MiB. Raises MetricsError, which does not repeat user:password@."""
+    timeout, asked, url = aiohttp.ClientTimeout(total=timeout_s), url, without_user(url)
     try:
-        async with session.get(url, params=query, headers=headers, timeout=timeout, allow_redirects=False) as response:
+        async with session.get(
+            asked, params=query, headers=headers, timeout=timeout, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 raise MetricsError(f"{url} answers {response.status}, not 200")
             return await _read(response, url)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from loadtest.clients.client import without_user
 from loadtest.witness.metrics_text import MetricsError, fetch_bytes
 from loadtest.witness.page import Labels, Page
 
@@ -64,7 +65,7 @@ class PrometheusServer:
         self._session = session
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self.name = f"Prometheus at {self._url}"
+        self.name = f"Prometheus at {without_user(self._url)}"
 
     async def read_now(self) -> Page:
         """What it has scraped last. Raises MetricsError."""
@@ -127,4 +128,4 @@ def _decoded(body: bytes, kind: type[T], url: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
-        raise MetricsError(f"{url} does not answer as a Prometheus server does: {error}") from error
+        raise MetricsError(f"{without_user(url)} does not answer as a Prometheus server does: {error}") from error

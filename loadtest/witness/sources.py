@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
-from loadtest.clients.client import Endpoint
+from loadtest.clients.client import Endpoint, without_user
 from loadtest.witness.counted import is_counted, knows_one_of
 from loadtest.witness.metrics_text import MetricsError, default_metrics_url, fetch_page
 from loadtest.witness.page import Page
@@ -35,12 +35,13 @@ class MetricsPage:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, timeout_s: float) -> None:
         self._session = session
+        self._url = url
         self._timeout_s = timeout_s
-        self.name = url
+        self.name = without_user(url)
 
     async def read(self, at_s: float) -> Page:
         """The page now, which is never before at_s. Raises MetricsError."""
-        return await fetch_page(self._session, self.name, timeout_s=self._timeout_s)
+        return await fetch_page(self._session, self._url, timeout_s=self._timeout_s)
 
 
 class ModelStatistics:
@@ -89,7 +90,7 @@ async def find_sources(
     except MetricsError as error:
         if any(given):
             raise
-        notes.append(f"no metrics of the server: {error}; --metrics-url says where they are")
+        notes.append(f"no metrics of the server: {error}; --metrics says where they are")
     statistics = ModelStatistics(session, endpoint, models, timeout_s=timeout_s)
     try:
         await statistics.read()

@@ -5,15 +5,17 @@ import re
 import shlex
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import typer
 
 from loadtest import overrides
-from loadtest.clients.client import Endpoint
+from loadtest.clients.client import Endpoint, without_user
+from loadtest.measure.run_folder import RECORDS_FILE, RUN_FILE
 from loadtest.scenario import Scenario
 from loadtest.scenario_files import ScenarioError, read_scenario
 from loadtest.targets import Target, TargetsError, read_targets, scenario_targets, slo_targets
@@ -68,6 +70,8 @@ def changed_or_fail(
     slo_p99_ms: float | None = None,
 ) -> Scenario:
     """The scenario as the flags have it; exit code 2 where one does not apply."""
+    if not model.isprintable():  # a byte that is no UTF-8 cannot be sent, and a line break is nobody's name
+        fail(f"--model {model!r}: a name is printable text")
     try:
         if model:
             scenario = overrides.with_model(scenario, model)
@@ -103,7 +107,10 @@ def targets_or_fail(
 def endpoint_or_fail(
     url: str, *, flag: str, grpc_address: str = "", image_path: str = "", headers: Sequence[str] = ()
 ) -> Endpoint:
-    """The server that the flags name; exit code 2 where an address is none."""
+    """The server that the flags name; exit code 2 where an address is none.
+
+    user:password@ in the URL becomes a header, so that no report and no sentence repeats it.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -112,13 +119,17 @@ def endpoint_or_fail(
     if parts.scheme not in ("http", "https") or not parts.hostname or not port:
         fail(f"{flag} {url}: an address such as http://127.0.0.1:8000 is needed")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    given_headers = [_header(text) for text in headers]
+    if parts.username is not None and not any(name.lower() == "authorization" for name, _ in given_headers):
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        given_headers.append(("Authorization", f"Basic {b64encode(user.encode()).decode()}"))
     if grpc_address and not re.fullmatch(r".+:\d{1,5}", grpc_address):
         fail(f"--grpc {grpc_address}: an address such as 127.0.0.1:8001 is needed")
     given = {"image_path": image_path} if image_path else {}
     return Endpoint(
-        http_url=url.rstrip("/"),
+        http_url=without_user(url).rstrip("/"),
         grpc_address=grpc_address or f"{host}:{port + 1}",
-        headers=tuple(_header(text) for text in headers),
+        headers=tuple(given_headers),
         **given,
     )
 
@@ -134,14 +145,17 @@ def folder_or_fail(out: Path | None, name: str) -> Path:
     folder = out or Path("load-results") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        is_taken = any((folder / name).exists() for name in (RUN_FILE, RECORDS_FILE))
     except OSError as error:
         fail(f"--out {folder}: {error.strerror or error}")
+    if is_taken:
+        fail(f"--out {folder} holds another run; name another folder, or remove that one")
     return folder
 
 
 def command_line() -> str:
-    """What was typed, for the report; a header's value may be a secret."""
-    words = ["penstock", *sys.argv[1:]]
+    """What was typed, for the report; a header's value and what stands before a URL's @ may be a secret."""
+    words = ["penstock", *(re.sub(r"://[^/?#]*@", "://…@", word) for word in sys.argv[1:])]
     for place, word in enumerate(words):
         if words[place - 1] == "--header" or word.startswith("--header="):
             words[place] = re.sub(r"(:\s*).*", r"\1…", word)
@@ -150,6 +164,8 @@ def command_line() -> str:
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name.strip()) or re.search(r"[\r\n]", value):
+    if not colon or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name.strip()):
         fail(f"--header {text!r}: 'NAME: VALUE' is needed")
+    if not re.fullmatch(r"[\t -~]*", value):
+        fail(f"--header {name.strip()!r}: its value has signs other than printable ASCII, which HTTP does not carry")
     return name.strip(), value.strip()

@@ -42,6 +42,9 @@ WRONG_WORDS = {
     "run quick.toml --beside nowhere": "--beside nowhere",
     "run quick.toml --grpc here": "--grpc here",
     "run quick.toml --header secret": "'NAME: VALUE' is needed",
+    "run quick.toml --header x:a\x01b": "printable ASCII",
+    "run quick.toml --header x:ä": "printable ASCII",
+    "run quick.toml --model a\udcff": "a name is printable text",
     "run quick.toml --min-rate 0": "--min-rate 0",
     "run quick.toml --duration -1": "--duration -1",
     "run quick.toml --slo-p99-ms nan": "--slo-p99-ms nan",
@@ -92,10 +95,35 @@ def test_foreign_picture_endpoint_can_be_judged(penstock: Call, stand_in: StandI
     assert all(b"secret" not in path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 
+def test_password_in_an_address_is_sent_and_told_to_nobody(
+    penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """user:password@ goes as a header; neither the report nor what is printed has it."""
+    stand_in.refusals["/v2"] = (404, "{}", {})
+    words = ["load", "run", "quick.toml", "--target", stand_in.url.replace("//", "//me:hush%21@"), "--out", "out"]
+    monkeypatch.setattr("sys.argv", ["penstock", *words])
+    answer = penstock(*words, "--image-path", "/v1/predict/it/image")
+    assert answer.exit_code == 0, answer.output
+    posted = [asked for asked in stand_in.asked if asked.path == "/v1/predict/it/image"]
+    assert {asked.headers["authorization"] for asked in posted} == {"Basic bWU6aHVzaCE="}
+    assert "hush" not in answer.output
+    assert all(b"hush" not in path.read_bytes() for path in (tmp_path / "out").iterdir())
+
+
+def test_run_does_not_write_over_another(penstock: Call, tmp_path: Path) -> None:
+    """Exit code 2 where --out holds a run, which stays as it was."""
+    path = write_run(tmp_path / "monday", make_run())
+    before = path.read_bytes()
+    answer = penstock("load", "run", "quick.toml", "--out", "monday")
+    assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1)
+    assert "monday holds another run" in answer.stderr
+    assert path.read_bytes() == before
+
+
 def test_command_line_of_the_report_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header's value is left out however it was given."""
+    """A header's value is left out however it was given, and so is who asks."""
     words = ["penstock", "load", "run", "--header", "authorization: Bearer s3", "--header=x-key: s3", "--seed", "1"]
-    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr("sys.argv", [*words, "--target=http://me:s3@there:8000", "--metrics", "http://s3@there/m"])
     assert "s3" not in command_line()
     assert "--seed 1" in command_line()
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -46,6 +47,16 @@ async def test_nobody_listens(kind: Kind) -> None:
     sentence = await complaint(asking(kind), NOBODY)
     assert sentence.startswith(("nothing answers at http://127.0.0.1:1 (", "nothing answers at gRPC at 127.0.0.1:1 ("))
     assert sentence.endswith("start the server, or give the address of one that runs")
+
+
+@pytest.mark.parametrize("header", [("x-key-bin", "secret"), ("x!key", "secret"), ("x-key", "a\tb")])
+async def test_header_that_grpc_does_not_take_is_refused(server: V2Server, header: tuple[str, str]) -> None:
+    """HTTP takes more than gRPC does; the sentence names the header and keeps its value to itself."""
+    endpoint = msgspec.structs.replace(server.endpoint, headers=(header,))
+    assert (await preflight(asking(Kind.REST), endpoint, timeout_s=20)).status is Status.OK
+    sentence = await complaint(asking(Kind.GRPC), endpoint)
+    assert sentence.startswith(f"the header '{header[0]}' cannot travel over gRPC")
+    assert header[1] not in sentence
 
 
 @pytest.mark.parametrize("kind", Kind)
