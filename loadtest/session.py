@@ -68,13 +68,13 @@ async def begun(order: Order, watch: Watch) -> AsyncIterator[tuple[Rig, Run]]:
 
 @asynccontextmanager
 async def ending_in_complaints(gathered: Gathered) -> AsyncIterator[None]:
-    """What ends the block early becomes a complaint. After Ctrl-C no further wait is begun here."""
+    """What ends the block early becomes a complaint. After Ctrl-C or SIGTERM no further wait is begun here."""
     try:
         yield
     except (DriverError, TargetError) as error:
         gathered.complaints.append(f"{STOPPED}: {error}")
-    except asyncio.CancelledError:
-        gathered.complaints.append(f"{STOPPED} by Ctrl-C")
+    except asyncio.CancelledError as stop:
+        gathered.complaints.append(f"{STOPPED} by {stop.args[0] if stop.args else 'Ctrl-C'}")
 
 
 def finished(run: Run, gathered: Gathered, measurements: Iterable[Measurement]) -> Run:

@@ -57,7 +57,7 @@ def run(
     """Run a scenario and judge what was reached against the documented targets and the scenario's SLO.
 
     Exit code 0: something passed and nothing failed. 1: a target was missed, nothing could be judged, or the load
-    generator was the bottleneck. 2: the command line is wrong.
+    generator was the bottleneck. 2: the command line is wrong. 130: stopped before there was anything to report.
     """
     chosen = flags.changed_or_fail(
         flags.scenario_or_fail(scenario),
@@ -109,10 +109,14 @@ def compare(
 def report(folder: Annotated[Path, typer.Argument(exists=True, help="the folder of a run, or a run.json")]) -> None:
     """Write report.html and report.md again, from run.json alone."""
     try:
-        read = read_run_folder(folder)
+        path = write_reports(read_run_folder(folder).run, folder if folder.is_dir() else folder.parent)
     except RunFolderError as error:
         fail(str(error), code=1)
-    typer.echo(f"report: {write_reports(read.run, folder if folder.is_dir() else folder.parent)}")
+    except OSError as error:
+        fail(f"{folder}: the report could not be written: {error.strerror or error}", code=1)
+    except (ArithmeticError, ValueError) as error:
+        fail(f"{folder}: it holds figures that no run has, so it is damaged ({error}); run the scenario again", code=1)
+    typer.echo(f"report: {path}")
 
 
 @app.command(short_help="List the scenarios that ship.")

@@ -46,6 +46,9 @@ def knee(
     """Find the highest Poisson rate at which 99 % of the scenario's requests keep the SLO.
 
     Rates double until one breaks, then the interval is halved; the result is confirmed by a longer trial.
+
+    Exit code 0: a rate was confirmed, and no target is above it. 1: none was, a target was missed, or the load
+    generator was the bottleneck. 2: the command line is wrong.
     """
     for value, flag in ((seconds, "--seconds"), (start, "--start"), (highest, "--highest"), (precision, "--precision")):
         flags.above_zero_or_fail(value, flag)
@@ -73,7 +76,7 @@ def _search(order: Order, options: KneeOptions, targets: Sequence[Target], say: 
     """Exit code 0 where a rate was confirmed and no target is above it."""
     as_json, is_quiet = say
     with watch_for(is_quiet=is_quiet) as watch:
-        run, found = composed(order, run_knee(order, options, watch))
+        run, found = composed(order, run_knee(order, options, watch), as_json=as_json)
     run = judged(run, targets)
     is_missed = any(verdict.state is State.FAIL for verdict in run.verdicts)
     code = 1 if found is None or found.kept_per_s is None or is_missed or run.complaints else 0

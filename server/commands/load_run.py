@@ -1,6 +1,7 @@
 """A run of `penstock load run` from its order to its exit code."""
 
 import asyncio
+import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -10,9 +11,8 @@ from loadtest.order import Order
 from loadtest.session import SessionError, judged, run_session
 from loadtest.targets import Target
 from loadtest.verdict import exit_code
-from server.commands.load_end import end_run
+from server.commands.load_end import end_run, give_up
 from server.commands.load_watch import watch_for
-from server.commands.terminal import fail
 
 T = TypeVar("T")
 
@@ -20,25 +20,42 @@ T = TypeVar("T")
 def run_to_its_end(order: Order, targets: Sequence[Target], *, as_json: bool, is_quiet: bool) -> None:
     """Runs, judges, reports, and ends the command with its exit code."""
     with watch_for(is_quiet=is_quiet) as watch:
-        run = composed(order, run_session(order, watch))
+        run = composed(order, run_session(order, watch), as_json=as_json)
     run = judged(run, targets)
     code = exit_code(run.verdicts, run.complaints)
     end_run(run, order.folder, as_json=as_json, code=code)
     raise typer.Exit(code)
 
 
-def composed(order: Order, session: Coroutine[Any, Any, T]) -> T:
-    """What the session comes to; exit code 1 and one sentence where it cannot begin or cannot write."""
+def composed(order: Order, session: Coroutine[Any, Any, T], *, as_json: bool) -> T:
+    """What the session comes to; exit code 1 and one sentence where it cannot begin or cannot write.
+
+    Ctrl-C and SIGTERM end it with a report of what it had; before the first phase, or twice, without one.
+    """
     try:
-        return asyncio.run(session)
+        return asyncio.run(_stopped_by_sigterm(session))
     except SessionError as error:
         _remove_if_empty(order)
-        fail(str(error), code=1)
+        give_up(str(error), code=1, as_json=as_json)
     except OSError as error:
-        fail(f"{order.folder}: the records could not be written: {error.strerror or error}", code=1)
-    except KeyboardInterrupt:
+        sentence = f"{order.folder}: the records could not be written: {error.strerror or error}"
+        give_up(sentence, code=1, as_json=as_json)
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         _remove_if_empty(order)
-        fail("stopped before the first phase", code=130)
+        left = f"the requests so far are in {order.folder}, without a report"
+        sentence = f"stopped: {left}" if order.folder.exists() else "stopped before the first phase"
+        give_up(sentence, code=130 if isinstance(stop, KeyboardInterrupt) else 143, as_json=as_json)
+
+
+async def _stopped_by_sigterm(session: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run does with Ctrl-C."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "this is a coroutine"
+    loop.add_signal_handler(signal.SIGTERM, task.cancel, "SIGTERM")
+    try:
+        return await session
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _remove_if_empty(order: Order) -> None:

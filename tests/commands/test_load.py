@@ -4,6 +4,7 @@ import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadtest.measure.run_folder import read_run_folder, write_run
@@ -78,6 +79,28 @@ def test_target_where_nothing_listens_is_one_sentence(penstock: Call, tmp_path: 
     assert (answer.exit_code, answer.stderr.count("\n")) == (1, 1)
     assert url in answer.stderr
     assert not list(tmp_path.glob("load-results/*"))
+
+
+def test_program_reads_one_object_where_there_is_no_verdict(penstock: Call) -> None:
+    """With --json a run that cannot begin is an object with its error, too."""
+    answer = penstock("load", "run", "quick.toml", "--target", "http://127.0.0.1:1", "--json")
+    said = json.loads(answer.stdout)
+    assert (answer.exit_code, said["exit_code"]) == (1, 1)
+    assert said["error"].startswith("nothing answers at http://127.0.0.1:1")
+
+
+def test_report_of_impossible_figures_is_one_sentence(penstock: Call, tmp_path: Path) -> None:
+    """run.json is JSON of the right form, and what it says cannot be drawn."""
+    run = make_run()
+    phases = [msgspec.structs.replace(phase, timeline=()) for phase in run.phases]
+    latency = msgspec.structs.replace(phases[-1].all.latency, p99=float("nan"))
+    phases[-1] = msgspec.structs.replace(
+        phases[-1], all=msgspec.structs.replace(phases[-1].all, latency=latency, histogram=((-1.0, 2),))
+    )
+    write_run(tmp_path / "monday", msgspec.structs.replace(run, phases=tuple(phases)))
+    answer = penstock("load", "report", "monday")
+    assert (answer.exit_code, answer.stderr.count("\n")) == (1, 1)
+    assert "figures that no run has" in answer.stderr
 
 
 def test_foreign_picture_endpoint_can_be_judged(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_run_with_a_target_below_what_was_reached_passes(quick_run: tuple[Path, 
     """Exit code 0, a verdict a row, and the words for a person."""
     folder, said = quick_run
     run = run_of(folder)
-    assert verdicts(run) == {"slo": State.PASS, "min-rate": State.PASS}
+    assert verdicts(run) == {"slo": State.PASS, "slo-errors": State.PASS, "min-rate": State.PASS}
     assert run.complaints == ()
     assert "PASS" in said
     assert str(folder / "report.html") in said
@@ -98,7 +98,7 @@ def test_run_with_a_target_above_what_was_reached_fails(stack: RunningStack, tmp
     assert done.returncode == 1, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     states = {row["target_id"]: row["state"] for row in said["verdicts"]}
-    assert states == {"slo": "pass", "min-rate": "fail"}
+    assert states == {"slo": "pass", "slo-errors": "pass", "min-rate": "fail"}
     (row,) = [row for row in said["verdicts"] if row["target_id"] == "min-rate"]
     assert row["value"] == pytest.approx(20, rel=0.6)  # 40 Poisson arrivals in two seconds
     assert row["ratio"] == pytest.approx(row["value"] / 1000)
@@ -167,8 +167,9 @@ def test_run_beside_the_engine_measures_the_gateways_price(stack: RunningStack, 
     assert "added_p50_ms" in measured
 
 
-def test_run_stopped_by_ctrl_c_reports_what_it_had(stack: RunningStack, tmp_path: Path) -> None:
-    """The finished phases are kept, nothing passes, and no process of it goes on."""
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_run_that_is_stopped_reports_what_it_had(stack: RunningStack, tmp_path: Path, stop: signal.Signals) -> None:
+    """By Ctrl-C or SIGTERM: the finished phases are kept, nothing passes, and no process of it goes on."""
     folder = tmp_path / "out"
     words = ["run", scenario(tmp_path), *where(stack), "--duration", "60", "--out", str(folder)]
     process = subprocess.Popen(
@@ -182,10 +183,10 @@ def test_run_stopped_by_ctrl_c_reports_what_it_had(stack: RunningStack, tmp_path
     while time.monotonic() < until and '"steady"' not in _text(folder / "records.jsonl"):
         time.sleep(0.1)
     family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 1, stdout + stderr
-    assert "stopped" in stdout
+    assert f"stopped before its end by {'Ctrl-C' if stop is signal.SIGINT else 'SIGTERM'}" in stdout
     assert "Traceback" not in stderr
     assert {phase.phase for phase in run_of(folder).phases} == {"capacity", "ladder"}
     assert (folder / "report.html").stat().st_size > 1000
