@@ -45,7 +45,7 @@ from loadtest.driver.protocol import (
 from loadtest.driver.recording import read_recording
 from loadtest.pacer import schedule_seconds, send_times
 from loadtest.results import Side
-from loadtest.scenario import Arrivals, Ask, Shape
+from loadtest.scenario import Ask, Shape
 
 _WRITE_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -96,7 +96,7 @@ class Driver:
 
     async def run(self, plan: PhasePlan, begin_s: float) -> None:
         """The phase, from that moment on; says its records and its end."""
-        recording = _recording_of(plan.arrivals)
+        recording = _recording_of(plan)
         seconds = schedule_seconds(plan.arrivals, plan.seconds, recording=recording) if plan.arrivals else plan.seconds
         slots = mix(self.setup.asks, seed=self.setup.seed)
         asking = Asking(
@@ -138,8 +138,10 @@ class Driver:
         return ((number, begin_s + at_s) for number, at_s in numbered)
 
 
-def _recording_of(arrivals: Arrivals | None) -> Sequence[float]:
-    return read_recording(Path(arrivals.file)) if arrivals and arrivals.shape is Shape.REPLAY else ()
+def _recording_of(plan: PhasePlan) -> Sequence[float]:
+    if plan.arrivals is None or plan.arrivals.shape is not Shape.REPLAY:
+        return ()
+    return read_recording(Path(plan.arrivals.file), phase=plan.phase, round=plan.round)
 
 
 async def _tell(asking: Asking, output: Output) -> None:

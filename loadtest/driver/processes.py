@@ -188,7 +188,9 @@ def _checked(plan: PhasePlan) -> PhasePlan:
     if plan.arrivals is None:
         return plan
     try:
-        recording = read_recording(Path(plan.arrivals.file)) if plan.arrivals.shape is Shape.REPLAY else ()
+        recording: Sequence[float] = ()
+        if plan.arrivals.shape is Shape.REPLAY:
+            recording = read_recording(Path(plan.arrivals.file), phase=plan.phase, round=plan.round)
         send_times(plan.arrivals, plan.seconds, seed=0, capacity_per_s=plan.capacity_per_s, recording=recording)
         seconds = schedule_seconds(plan.arrivals, plan.seconds, recording=recording)
     except ValueError as error:

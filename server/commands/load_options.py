@@ -15,6 +15,7 @@ import typer
 
 from loadtest import overrides
 from loadtest.clients.client import Endpoint, without_user
+from loadtest.driver.recording import read_recording
 from loadtest.measure.run_folder import RECORDS_FILE, RUN_FILE
 from loadtest.scenario import Scenario
 from loadtest.scenario_files import ScenarioError, read_scenario
@@ -76,6 +77,7 @@ def changed_or_fail(
         if model:
             scenario = overrides.with_model(scenario, model)
         if replay is not None:
+            read_recording(replay)  # a damaged one is told now, not after the phases before
             scenario = overrides.with_replay(scenario, str(replay))
         if duration_s is not None:
             scenario = overrides.with_duration(scenario, duration_s)
@@ -83,7 +85,7 @@ def changed_or_fail(
             scenario = overrides.with_rate(scenario, rate_per_s)
         if slo_p99_ms is not None:
             scenario = overrides.with_slo(scenario, slo_p99_ms)
-    except ScenarioError as error:
+    except ValueError as error:  # a ScenarioError is one
         fail(str(error))
     return scenario
 

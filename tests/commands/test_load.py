@@ -50,6 +50,7 @@ WRONG_WORDS = {
     "run quick.toml --duration -1": "--duration -1",
     "run quick.toml --slo-p99-ms nan": "--slo-p99-ms nan",
     "run cold-start --duration 5": "counts reloads",
+    "run quick.toml --replay quick.toml": "quick.toml:2: 'name = \"quick\"' is neither a record nor a time",
     "run overload --targets quick.toml": "quick.toml",
     "knee quick.toml --precision 0": "--precision 0",
     "knee quick.toml --start inf": "--start inf",
@@ -167,6 +168,17 @@ def test_targets_are_listed_for_people_and_programs(penstock: Call) -> None:
     assert 0 < len(overload) < 10
     assert all("overload" in row["target"]["scenarios"] for row in overload)
     assert "deepstream" in penstock("load", "targets").stdout.lower()
+
+
+def test_targets_of_ones_own_scenario_are_listed(penstock: Call, tmp_path: Path) -> None:
+    """By the scenario's file or its name; without either a strange name is a slip."""
+    target = 'id = "mine"\nscenario = "quick"\nmeasure = "p99_ms"\ncomparison = "at_most"\nfigure = 60\n'
+    (tmp_path / "targets.toml").write_text(f"[[target]]\n{target}")
+    for words in (["quick.toml"], ["quick"]):
+        rows = json.loads(penstock("load", "targets", *words, "--targets", "targets.toml", "--json").stdout)
+        assert [row["target"]["id"] for row in rows] == ["mine"]
+    refused = penstock("load", "targets", "--targets", "targets.toml")
+    assert (refused.exit_code, "unknown scenario 'quick'" in refused.stderr) == (1, True)
 
 
 def test_comparison_of_two_committed_runs_says_what_differs(penstock: Call, tmp_path: Path) -> None:
