@@ -21,7 +21,7 @@ _RATES: dict[Shape, tuple[str, ...]] = {
 }
 _MAY_BE_ZERO = {(Shape.RAMP, "rate"), (Shape.RAMP, "to_rate"), (Shape.BURST, "rate")}
 _FIELDS = {field for noun in (Arrivals, Ask, Phase, Scenario) for field in noun.__struct_encode_fields__}
-_CHOICES = {str(choice) for choices in (Shape, Kind, Unit) for choice in choices}
+_CHOICES = {"shape": Shape, "unit": Unit, "kind": Kind}
 
 
 class ScenarioError(ValueError):
@@ -59,10 +59,16 @@ def _not_there(name: str, error: Exception) -> str:
 
 
 def _with_suggestion(message: str) -> str:
+    """msgspec's words, and what it was to be: the nearest, else all that there are."""
+    if table := re.search(r"Expected `array`, got `object` - at `\$\.(request|phase)`", message):
+        return f"{message}; there may be several, so write [[{table[1]}]]"
     found = re.search(r"[`'](\w[\w-]*)[`']", message)
-    words = _FIELDS if "field" in message else _CHOICES
+    chosen = re.search(r"enum value .*\.(\w+)`$", message)
+    words = [str(choice) for choice in _CHOICES[chosen[1]]] if chosen else sorted(_FIELDS)
     near = difflib.get_close_matches(found[1], words, 1) if found else []
-    return f"{message}{f'; did you mean {near[0]}?' if near else ''}"
+    if near:
+        return f"{message}; did you mean {near[0]}?"
+    return f"{message}; there are {', '.join(words)}" if chosen else message
 
 
 def _complaints(scenario: Scenario) -> Iterator[str]:

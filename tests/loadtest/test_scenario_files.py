@@ -41,6 +41,9 @@ def test_scenario_of_ones_own_is_read_by_its_path(tmp_path: Path) -> None:
 MISTAKES = {
     ", rate": (", raet", "did you mean rate"),
     '"constant"': ('"constnat"', "did you mean constant"),
+    '"constant", rate': ('"linear", rate', "there are constant, poisson, ramp, step, burst, replay"),
+    '"constant", ': ('"constant", unit = "rps", ', "there are per_s, of_capacity"),
+    "[[phase]]": ("[phase]", "write [[phase]]"),
     "kind = ": ("kimd = ", "did you mean kind"),
     'kind = "image"': ('kind = "grcp"', "did you mean grpc"),
     "seconds = 5": ("seconds = 0", "no length"),
