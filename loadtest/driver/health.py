@@ -86,10 +86,11 @@ def _with_complaint(health: GeneratorHealth, tally: Tally) -> GeneratorHealth:
         cause = f", {refused} not at all for want of room in flight" if refused else ""
         found.append(f"it sent {share:.1%} of the {tally.intended} intended requests in time{cause}")
     if health.lag_p99_ms > tally.allowed_lag_s * 1000:
-        found.append(f"1 % of them left more than {health.lag_p99_ms:.1f} ms late")
+        found.append(f"1 % of the requests left more than {health.lag_p99_ms:.1f} ms late")
     if health.cpu > MOST_BUSY:
         found.append(f"its loop was busy {health.cpu:.0%} of the time")
     if not found:
         return health
-    words = f"the load generator was the bottleneck: {', and '.join(found)}; ask less, or with more driver processes"
+    way_out = "ask less, give it more --processes, or a machine of its own"
+    words = f"the load generator was the bottleneck: {', and '.join(found)}; {way_out}"
     return msgspec.structs.replace(health, complaint=words)

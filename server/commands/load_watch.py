@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from loadtest.report.live_view import LiveView
 from loadtest.report.terminal import live_table
+from loadtest.report.wording import number
 from loadtest.results import PhaseResult, Side
 
 
@@ -84,7 +85,7 @@ def line_of(result: PhaseResult) -> str:
     """A phase in one line of a log."""
     asked = result.all
     side = " beside" if result.side is Side.BESIDE else ""
-    offered = f"{result.offered_per_s:.4g}/s offered, " if result.is_open_loop else ""
+    offered = f"{number(result.offered_per_s)}/s offered, " if result.is_open_loop else ""
     bad = [
         f"{count} {word}"
         for count, word in (
@@ -95,7 +96,8 @@ def line_of(result: PhaseResult) -> str:
         )
         if count
     ]
-    latency = f"p50 {asked.latency.p50:.3g} ms, p99 {asked.latency.p99:.3g} ms" if asked.latency.count else "no answer"
+    p50, p99 = number(asked.latency.p50), number(asked.latency.p99)
+    latency = f"p50 {p50} ms, p99 {p99} ms" if asked.latency.count else "no answer"
     complaint = f"; {result.health.complaint}" if result.health.complaint else ""
-    rate = f"{offered}{result.ok_per_s:.4g}/s answered"
+    rate = f"{offered}{number(result.ok_per_s)}/s answered"
     return f"round {result.round} {result.phase}{side}: {', '.join([rate, latency, *bad])}{complaint}"

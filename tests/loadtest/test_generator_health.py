@@ -59,7 +59,7 @@ def test_lag_beyond_5_ms_and_a_tenth_of_the_slo_is_a_complaint(
     """What counts is the 99th percentile: here 2 % are late."""
     records = [sent(i / 100, lag_s=lag_ms / 1000 if i % 50 == 0 else 0) for i in range(1000)]
     complaint = health_of(records, slo_p99_ms=slo_p99_ms).complaint
-    assert (f"1 % of them left more than {lag_ms:.1f} ms late" in complaint) is is_bottleneck
+    assert (f"1 % of the requests left more than {lag_ms:.1f} ms late" in complaint) is is_bottleneck
 
 
 def test_busy_loop_is_a_complaint_though_nothing_was_late() -> None:
