@@ -20,8 +20,8 @@ _LATENCY_OVER_TIME = (
     " grows. Below: "
 )
 _RATES = (
-    "what was offered, what was answered, and what went wrong; a gap between offered and answered is work refused or"
-    " failed. Bands are phases."
+    "what was offered, what of it was answered, however late, and what went wrong; a gap between offered and answered"
+    " is work refused or failed. Bands are phases."
 )
 
 
@@ -69,9 +69,10 @@ def throughput_section(run: Run) -> Section | Absence:
         "Throughput against offered rate",
         sentences=(_knee(run, points),),
         plot=PlotName.THROUGHPUT,
-        how_to_read="Above: on the dashed line everything that is offered is answered; below it the server falls"
-        " behind. Below: the p99 that went with it. Filled circles keep the SLO, crosses do not; grey triangles are"
-        " the load generator's limit and say nothing of the server.",
+        how_to_read="Above: on the dashed line everything that was offered was answered, however late; below it"
+        " requests were refused or failed. Below: the p99 that went with it; a server that falls behind shows here."
+        " Filled circles keep the SLO, crosses do not; grey triangles are the load generator's limit and say nothing of"
+        " the server.",
         tables=() if is_knee_search(run) else (_points(points, run.slo_p99_ms),),
         remarks=(
             "A phase with one rate is a point a round. Where the rate changes within a phase, seconds of about the"

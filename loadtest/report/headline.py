@@ -21,7 +21,8 @@ def outcome(run: Run) -> Tone:
 
 def headline(run: Run) -> str:
     """One sentence: the verdict, what was tested, and the figures that matter most."""
-    if is_knee_search(run) and not (run.verdicts or run.complaints):
+    is_judged = any(verdict.state in (State.PASS, State.FAIL) for verdict in run.verdicts)
+    if is_knee_search(run) and not (is_judged or run.complaints):
         return f"KNEE: {_knee(run)}; {_subject(run)}"
     return f"{_verdict(run)}; {', '.join([_subject(run), *_figures(run)])}"
 

@@ -25,7 +25,7 @@ from loadtest.report.plots_canvas import (
     slo_line,
     widen,
 )
-from loadtest.report.rounds import PhaseRounds, drawn_phases
+from loadtest.report.rounds import PhaseRounds, drawn_phases, searched_knee
 from loadtest.report.timeline import Series, Stretch, series_of, stretches
 from loadtest.report.wording import plain_number
 from loadtest.results import Run, Side
@@ -80,7 +80,9 @@ def draw_throughput(run: Run) -> Figure:
     _finish_throughput(above, below, points, run.slo_p99_ms)
     knee = knee_of(run)
     if knee is not None:
-        _mark_knee(above, below, knee)
+        usable = [point.offered_per_s for point in points[Side.TARGET] if point.is_usable]
+        is_above = searched_knee(run) is None and knee >= max(usable)
+        _mark_knee(above, below, knee, is_above=is_above)
     return figure
 
 
@@ -169,7 +171,7 @@ def _histograms(axes: Axes, sides: Sequence[PhaseRounds], slo_ms: float, limits:
     axes.set_xlabel("latency, ms")
     axes.set_ylabel("share of requests, %")
     if len(sides) > 1:
-        axes.legend(loc="upper right")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
 
 
 def _steps(histogram: Histogram, total: int) -> tuple[list[float], list[float]]:
@@ -294,13 +296,13 @@ def _finish_throughput(above: Axes, below: Axes, points: dict[Side, tuple[Offere
     below.set_xlabel("offered, requests a second")
 
 
-def _mark_knee(above: Axes, below: Axes, knee: float) -> None:
+def _mark_knee(above: Axes, below: Axes, knee: float, *, is_above: bool) -> None:
     for axes in (above, below):
         axes.axvline(knee, color=INK, linewidth=1.2, zorder=1)
     left, right = above.get_xlim()
     is_left = (knee - left) / (right - left) > 0.75
     above.annotate(
-        f"knee: {plain_number(knee)}/s",
+        f"knee: {'above ' if is_above else ''}{plain_number(knee)}/s",
         (knee, 0.06),
         xycoords=("data", "axes fraction"),
         xytext=(-6 if is_left else 6, 0),

@@ -139,6 +139,7 @@ def _bars(axes: Axes, phase: PhaseRounds) -> None:
     if len(rows) <= 16:
         axes.bar_label(bars, [plain_number(share) for share in shares], fontsize=8.5, color=INK, padding=2)
     axes.set_ylim(0, max(shares) * 1.2)
+    axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 100])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, min_n_ticks=1))
     axes.set_xlim(0.4, max(*rows, FEWEST_BARS) + 0.6)
     axes.grid(visible=False, axis="x")

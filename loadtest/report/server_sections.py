@@ -15,6 +15,7 @@ GPU_SHARE = (
     " used. At 100 % most of the GPU may still be idle; SM activity would be the honest figure."
 )
 _STAGE_WORDS = {
+    "infer": "“infer” is the whole wait for the engine, with the engine's own queue where that is not shown beside it",
     "server": "“server” is the server's time outside its named stages",
     "other": "“other” is the client's service time less the server's: network, client, and, where requests timed out,"
     " the waiting for them",
@@ -75,7 +76,8 @@ def load_section(run: Run) -> Section | Absence:
         plot=PlotName.LOAD,
         how_to_read="Server CPU is how many cores the server's processes kept busy; the machine's share counts every"
         " process, the load generator too where it shares the machine. A machine near 100 % is the limit, whoever"
-        " fills it; memory that climbs and never falls is a leak.",
+        " fills it. Memory is each process's resident set, so what they share counts in each; where it climbs at the"
+        " same load and never falls, it is a leak.",
         tables=(_loads(run),),
         remarks=tuple(remarks),
     )

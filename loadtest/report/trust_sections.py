@@ -176,11 +176,10 @@ def _errors(phase: PhaseRounds) -> list[tuple[Cell, ...]]:
 def _conditions(run: Run) -> tuple[tuple[Cell, Cell], ...]:
     machine = run.machine
     gpus = ", ".join(machine.gpus) if machine.gpus else "none"
-    where = "on this machine, too" if run.is_local else "on another machine"
     facts = [
         ("target", run.target_url),
         ("server, by its own word", run.server or "it did not say"),
-        ("server's hardware", f"{run.server_hardware or 'not known'}; the server ran {where}"),
+        ("server's hardware", _server_hardware(run)),
         ("beside", run.beside_url),
         ("models", ", ".join(run.models)),
         ("SLO", f"p99 within {plain_number(run.slo_p99_ms)} ms"),
@@ -195,6 +194,13 @@ def _conditions(run: Run) -> tuple[tuple[Cell, Cell], ...]:
         ("began", run.began_at),
     ]
     return tuple((Cell(name), Cell(one_line(value, at_most=2000))) for name, value in facts if value)
+
+
+def _server_hardware(run: Run) -> str:
+    if run.is_local:
+        here = "the load generator's machine, which it shares"
+        return f"{run.server_hardware}; {here}" if run.server_hardware else here
+    return f"{run.server_hardware or 'not known (--hardware says it)'}; another machine"
 
 
 def _rounds(run: Run) -> str:

@@ -31,9 +31,14 @@ def verdict_rows(run: Run) -> Table:
 
 
 def ordered_verdicts(run: Run) -> list[Verdict]:
-    """Those that failed first, then those that passed, then the others."""
-    order = (State.FAIL, State.PASS, State.NOT_COMPARABLE, State.NOT_MEASURED)
-    return sorted(run.verdicts, key=lambda verdict: order.index(verdict.state))
+    """Those that failed first, then those that passed, those that would have been judged, then the others."""
+    order = (State.FAIL, State.PASS, State.NOT_MEASURED, State.NOT_COMPARABLE)
+
+    def place(verdict: Verdict) -> int:
+        is_without = verdict.state is State.NOT_MEASURED and verdict.value is None
+        return len(order) if is_without else order.index(verdict.state)
+
+    return sorted(run.verdicts, key=place)
 
 
 def goal_in_words(verdict: Verdict) -> str:

@@ -16,6 +16,7 @@ from loadtest.report.contents import compose
 from loadtest.report.headline import headline
 from loadtest.report.html import render_html, write_html
 from loadtest.report.markdown import render_markdown, write_markdown
+from loadtest.report.verdict_section import ordered_verdicts
 from loadtest.results import PhaseResult, Run, State, Verdict
 from tests.loadtest.runs import make_phase, make_records, make_run, make_run_records
 
@@ -154,6 +155,15 @@ def long_soak() -> Run:
     return changed(make_run(), phases=(msgspec.structs.replace(phase, seconds=36_000.0, timeline=seconds),), rounds=1)
 
 
+def test_rows_that_concern_this_run_come_first() -> None:
+    """What was measured and is not to be trusted stands before what other hardware reached, the unmeasured last."""
+    unmeasured = verdict(State.NOT_MEASURED, value=None)
+    untrusted = verdict(State.NOT_MEASURED, value=20.0)
+    rows = (unmeasured, verdict(State.NOT_COMPARABLE), untrusted, verdict(State.PASS), verdict(State.FAIL))
+    assert [row.state for row in ordered_verdicts(changed(make_run(), verdicts=rows))][:2] == [State.FAIL, State.PASS]
+    assert ordered_verdicts(changed(make_run(), verdicts=rows))[2:] == [untrusted, rows[1], unmeasured]
+
+
 def test_headline_says_verdict_server_rate_and_p99() -> None:
     """The first sentence is the answer: what passed, what was asked, how fast it was."""
     run = changed(make_run(), verdicts=(verdict(State.PASS), verdict(State.NOT_MEASURED)))
@@ -273,7 +283,7 @@ def test_the_same_run_is_the_same_report() -> None:
 
 def test_knee_search_leads_with_the_curve() -> None:
     """A search for the knee is about its curve: it comes first, the best trial and the first broken one are shown."""
-    document = compose(knee_run(9))
+    document = compose(changed(knee_run(9), verdicts=(verdict(State.NOT_COMPARABLE),)))
     assert document.headline.startswith("KNEE: 90 requests/s keep p99 within 100 ms; ")
     ids = [section.id for section in document.sections]
     assert ids.index("throughput") < ids.index("figures")
