@@ -11,6 +11,7 @@ import msgspec
 
 from loadtest.driver.processes import Drivers
 from loadtest.driver.protocol import PhasePlan, Setup
+from loadtest.measure.ledger import Ledger
 from loadtest.measure.live import LiveCounts
 from loadtest.measure.run_folder import RECORDS_FILE, RecordsFile
 from loadtest.measure.summary import PhaseFacts, summarise_phase
@@ -44,13 +45,13 @@ class _Progress:
     """What came of the phase so far. worst_lag_s: since the last look."""
 
     counts: LiveCounts = field(default_factory=LiveCounts)
-    records: list[Record] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
     worst_lag_s: float = 0.0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SPARKS))
 
     def add(self, records: Sequence[Record]) -> None:
         self.counts.add(records)
-        self.records.extend(records)
+        self.ledger.add(records)
         sent = (record.sent_s - record.intended_s for record in records if record.status is not Status.NOT_SENT)
         self.worst_lag_s = max(self.worst_lag_s, max(sent, default=0.0))
 
@@ -121,7 +122,7 @@ class Rig:
         facts = _facts(step, began_s=self._drivers.began_s, health=health, server_cpu_s=cpu_s)
         result = await asyncio.to_thread(
             summarise_phase,
-            progress.records,
+            progress.ledger,
             facts,
             slo_p99_ms=self._order.scenario.slo_p99_ms,
             health=health,

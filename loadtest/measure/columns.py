@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,11 @@ class Columns:
     latency_ms: Floats
     service_ms: Floats
 
+    @classmethod
+    def of(cls, *, intended_s: Floats, sent_s: Floats, done_s: Floats, status: NDArray[np.int8]) -> Self:
+        """Those, and the latencies that follow."""
+        return cls(intended_s, sent_s, done_s, status, (done_s - intended_s) * 1e3, (done_s - sent_s) * 1e3)
+
     def has(self, *statuses: Status) -> Bools:
         """Which records ended in one of these ways."""
         return np.isin(self.status, [STATUS_CODES[status] for status in statuses])
@@ -46,14 +52,9 @@ class Columns:
 def columns_of(records: Sequence[Record]) -> Columns:
     """The records as columns, in their order."""
     count = len(records)
-    intended_s = np.fromiter((record.intended_s for record in records), np.float64, count)
-    sent_s = np.fromiter((record.sent_s for record in records), np.float64, count)
-    done_s = np.fromiter((record.done_s for record in records), np.float64, count)
-    return Columns(
-        intended_s=intended_s,
-        sent_s=sent_s,
-        done_s=done_s,
+    return Columns.of(
+        intended_s=np.fromiter((record.intended_s for record in records), np.float64, count),
+        sent_s=np.fromiter((record.sent_s for record in records), np.float64, count),
+        done_s=np.fromiter((record.done_s for record in records), np.float64, count),
         status=np.fromiter((STATUS_CODES[record.status] for record in records), np.int8, count),
-        latency_ms=(done_s - intended_s) * 1e3,
-        service_ms=(done_s - sent_s) * 1e3,
     )

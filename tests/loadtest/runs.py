@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from loadtest.measure.ledger import Ledger
 from loadtest.measure.measures import measure
 from loadtest.measure.summary import PhaseFacts, summarise_phase
 from loadtest.results import (
@@ -184,7 +185,7 @@ def make_phase(
         server_cpu_s=seconds,
     )
     result = summarise_phase(
-        records,
+        Ledger.of(records),
         facts,
         slo_p99_ms=slo_p99_ms,
         health=make_health(len(records), seconds, not_sent=not_sent, complaint=complaint),

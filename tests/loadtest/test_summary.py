@@ -1,6 +1,7 @@
 """What the records of a phase come to."""
 
 import math
+import tracemalloc
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.measure.ledger import OTHER_TEXTS, TEXTS_KEPT, Ledger
 from loadtest.measure.live import LATENCIES_KEPT, LiveCounts
 from loadtest.measure.percentiles import BINS_A_DECADE, histogram_of, percentiles_of
 from loadtest.measure.summary import PhaseFacts, summarise_phase
@@ -38,7 +40,7 @@ def record(intended_s: float, latency_ms: float, status: Status = Status.OK, **f
 
 def summarise(records: list[Record], facts: PhaseFacts = FACTS, *, loads: tuple[Load, ...] = ()) -> PhaseResult:
     """The phase's result at an SLO of 100 ms."""
-    return summarise_phase(records, facts, slo_p99_ms=100.0, health=HEALTH, loads=loads)
+    return summarise_phase(Ledger.of(records), facts, slo_p99_ms=100.0, health=HEALTH, loads=loads)
 
 
 @given(LATENCIES)
@@ -195,12 +197,27 @@ def test_live_counts_stay_small() -> None:
     assert len(counts._ok_in) <= 6
 
 
+def test_long_phase_takes_tens_of_bytes_a_request() -> None:
+    """A soak of hours is kept whole; texts that differ with every request do not fill the memory either."""
+    records = [record(at_s, 10.0, request="image street", queue_ms=1.0) for at_s in range(100)]
+    texts = [record(at_s, 0.1, Status.FAILED, error=f"id {at_s}") for at_s in range(TEXTS_KEPT + 7)]
+    ledger = Ledger.of(texts)
+    tracemalloc.start()
+    for _ in range(1000):
+        ledger.add(records)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 40 * 100_000
+    result = summarise_phase(ledger, FACTS, slo_p99_ms=100.0, health=HEALTH)
+    assert (result.all.ok, result.all.failed) == (100_000, TEXTS_KEPT + 7)
+    assert dict(result.all.errors)[OTHER_TEXTS] == 7
+
+
 def test_made_up_records_are_what_they_were_told_to_be() -> None:
     """Other tests may rely on them: rate, median and shares are as asked, and a seed gives the same again."""
     records = make_records(per_s=200.0, seconds=30.0, median_ms=10.0, refused=0.1, seed=3)
-    result = summarise_phase(
-        records, PhaseFacts(round=1, phase="steady", seconds=30.0), slo_p99_ms=100.0, health=make_health(6000, 30.0)
-    )
+    facts = PhaseFacts(round=1, phase="steady", seconds=30.0)
+    result = summarise_phase(Ledger.of(records), facts, slo_p99_ms=100.0, health=make_health(6000, 30.0))
     assert records == make_records(per_s=200.0, seconds=30.0, median_ms=10.0, refused=0.1, seed=3)
     assert math.isclose(result.offered_per_s, 200.0, rel_tol=0.05)
     assert math.isclose(result.all.latency.p50, 10.0, rel_tol=0.05)
