@@ -23,6 +23,7 @@ PICTURES = 8
 TENSORS, TENSORS_BYTES = 4, 64 << 20
 RequestT = TypeVar("RequestT")
 _NO_ENDPOINT = ("404:", "405:")
+_NO_CONNECTION = "Cannot connect"  # as aiohttp's ClientConnectorError begins
 
 
 async def connect(ask: Ask, endpoint: Endpoint, *, seed: int, images: str, timeout_s: float) -> Client:
@@ -139,7 +140,8 @@ async def _why_not(ask: Ask, endpoint: Endpoint, answer: Answer, timeout_s: floa
     if ask.kind is Kind.GRPC_STREAM and answer.code == "UNIMPLEMENTED":
         return f"this server does not stream over gRPC ({endpoint.grpc_address} answered {told})"
     if is_http and not answer.code and answer.status is Status.FAILED:
-        return nothing_answers(where, told)
+        is_absent = told.startswith(_NO_CONNECTION)
+        return nothing_answers(where, told) if is_absent else f"{where} broke off the first {ask.label} ({told})"
     if answer.status is Status.TIMEOUT:
         return f"{where} took longer than {timeout_s:g} s over the first request of {ask.label}"
     if ask.kind is Kind.IMAGE:

@@ -19,6 +19,8 @@ KEEP_ALIVE_S = 4.0
 # The generator has run out of something: descriptors, ports, memory. The server was never asked.
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
+MOST_BYTES = 256 << 20  # of an answer, as of a tensor that is asked: many at once must fit into the generator's memory
+
 Judge = Callable[["HttpReply"], Answer]
 
 
@@ -47,6 +49,10 @@ class HttpReply:
     def bad(self, why: str) -> Answer:
         """A 2xx whose content is wrong."""
         return Answer(Status.FAILED, str(self.status), short(why), self.sent_bytes, len(self.body))
+
+
+class _TooLarge(aiohttp.ClientError):
+    """An answer that is not read to its end. One sentence."""
 
 
 class _Body(aiohttp.payload.BytesPayload):
@@ -89,7 +95,7 @@ class HttpPort:
             async with self._session.post(
                 request.url, data=_Body(request.body), headers=request.headers, allow_redirects=False
             ) as answer:
-                body = await answer.read()
+                body = await _whole(answer)
         except TimeoutError:
             return Answer(Status.TIMEOUT, "", f"no answer within {self._timeout_s:g} s", sent_bytes)
         except aiohttp.ClientError as error:
@@ -97,17 +103,29 @@ class HttpPort:
         except RuntimeError as error:  # aiohttp's word for a session that is closed
             return Answer(Status.FAILED, "", short(str(error)), sent_bytes)
         if not is_good(answer.status):
-            return http_refusal(answer.status, body, sent_bytes)
+            return http_refusal(answer.status, body, sent_bytes, location=answer.headers.get("Location", ""))
         return judge(HttpReply(answer.status, answer.headers, body, sent_bytes))
 
     async def call(self, method: str, url: URL) -> tuple[int, bytes]:
         """Status and body of a question beside the load. Raises aiohttp.ClientError and TimeoutError."""
         async with self._session.request(method, url, allow_redirects=False) as answer:
-            return answer.status, await answer.read()
+            return answer.status, await _whole(answer)
 
     async def aclose(self) -> None:
         """Closes the connections."""
         await self._session.close()
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    """The body. Raises _TooLarge, whereupon the connection is closed."""
+    chunks, size_bytes = [], 0
+    while chunk := await answer.content.readany():
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        if size_bytes > MOST_BYTES:
+            answer.close()
+            raise _TooLarge(f"the answer is larger than {MOST_BYTES:,} bytes, and the rest was not read")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _broken(error: aiohttp.ClientError, sent_bytes: int) -> Answer:

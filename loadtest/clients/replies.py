@@ -25,10 +25,11 @@ def is_good(status: int) -> bool:
     return 200 <= status < 300
 
 
-def http_refusal(status: int, body: bytes, sent_bytes: int) -> Answer:
-    """The answer of a status that is no 2xx: refused (429, 503, 504) or failed."""
+def http_refusal(status: int, body: bytes, sent_bytes: int, *, location: str = "") -> Answer:
+    """The answer of a status that is no 2xx: refused (429, 503, 504) or failed. location: where a 3xx points to."""
     kind = Status.REFUSED if status in REFUSING_HTTP else Status.FAILED
-    return Answer(kind, str(status), reason_of(body), sent_bytes, len(body))
+    reason = short(f"redirects to {location}, which is not followed") if location else reason_of(body)
+    return Answer(kind, str(status), reason, sent_bytes, len(body))
 
 
 def grpc_refusal(error: grpc.aio.AioRpcError, sent_bytes: int, *, is_connected: bool, is_late: bool) -> Answer:

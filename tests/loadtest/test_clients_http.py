@@ -1,6 +1,7 @@
 """Pictures and tensors over HTTP: what goes out, and what becomes of it."""
 
 import asyncio
+import contextlib
 import email
 import json
 import os
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from loadtest.clients import http_port
 from loadtest.clients.client import Answer, Client, Endpoint, TargetError
 from loadtest.clients.connect import connect
 from loadtest.clients.image import PENSTOCKS_PATH
@@ -111,6 +113,38 @@ async def test_own_deadline_is_a_timeout(server: V2Server) -> None:
     server.post = never
     answer = await answer_to(IMAGE, server.endpoint, timeout_s=0.2)
     assert (answer.status, answer.code, answer.error) == (Status.TIMEOUT, "", "no answer within 0.2 s")
+
+
+async def test_redirect_says_where_it_points(server: V2Server) -> None:
+    """It is not followed, since what it costs would be in the latency."""
+
+    async def elsewhere(_: web.Request) -> web.Response:
+        raise web.HTTPFound("https://there/")
+
+    server.post = elsewhere
+    answer = await answer_to(IMAGE, server.endpoint)
+    assert (answer.status, answer.code) == (Status.FAILED, "302")
+    assert answer.error == "redirects to https://there/, which is not followed"
+
+
+async def test_answer_without_end_is_not_kept(server: V2Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a limit it is a failure, however long it would have gone on."""
+    monkeypatch.setattr(http_port, "MOST_BYTES", 1 << 20)
+
+    async def endless(request: web.Request) -> web.Response:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(bytes(1 << 16))
+        raise AssertionError("the connection was closed")
+
+    server.post = endless
+    answer = await answer_to(IMAGE, server.endpoint)
+    assert (answer.status, answer.error) == (
+        Status.FAILED,
+        "the answer is larger than 1,048,576 bytes, and the rest was not read",
+    )
 
 
 async def test_connection_that_breaks_is_a_failure(server: V2Server) -> None:

@@ -49,6 +49,19 @@ async def test_nobody_listens(kind: Kind) -> None:
     assert sentence.endswith("start the server, or give the address of one that runs")
 
 
+async def test_connection_that_is_cut_is_told_from_nobody(server: V2Server) -> None:
+    """Something listens there, so that to start the server is no advice."""
+
+    async def cut(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    server.post = cut
+    sentence = await complaint(asking(Kind.IMAGE), server.endpoint)
+    assert sentence == f"{server.http_url} broke off the first image m (Server disconnected)"
+
+
 @pytest.mark.parametrize("header", [("x-key-bin", "secret"), ("x!key", "secret"), ("x-key", "a\tb")])
 async def test_header_that_grpc_does_not_take_is_refused(server: V2Server, header: tuple[str, str]) -> None:
     """HTTP takes more than gRPC does; the sentence names the header and keeps its value to itself."""
