@@ -14,11 +14,12 @@ from loadtest.session import Gathered, begun, ending_in_complaints, finished
 
 CONFIRMING_TIMES = 3
 START_OF_CAPACITY = 0.5
+LEAST_REQUESTS = 10  # of a trial, on average: of so few one in 20,000 trials asks nothing at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KneeOptions:
-    """trial_s: how long a rate is tried (three times as long to confirm it). start_per_s: 0: half of the capacity."""
+    """trial_s: how long a rate is tried at least (thrice that to confirm it). start_per_s: 0: half of the capacity."""
 
     trial_s: float = 5.0
     error_share: float = 0.01
@@ -42,6 +43,11 @@ async def run_knee(order: Order, options: KneeOptions, watch: Watch) -> tuple[Ru
     return finished(run, gathered, found), knee
 
 
+def trial_s(options: KneeOptions, rate_per_s: float) -> float:
+    """How long the rate is tried: as long as was said, and at a low one until there is something to judge."""
+    return max(options.trial_s, LEAST_REQUESTS / rate_per_s)
+
+
 async def _prepare(order: Order, options: KneeOptions, rig: Rig, gathered: Gathered) -> float:
     """Warm-up and capacity; the rate to begin with."""
     phases = [phase for phase in order.scenario.phases if phase.callers]
@@ -62,7 +68,7 @@ async def _search(order: Order, options: KneeOptions, rig: Rig, gathered: Gather
     number = 0
     while (rate := search.next_rate()) is not None:
         number += 1
-        seconds = options.trial_s * (CONFIRMING_TIMES if search.is_confirming else 1)
+        seconds = trial_s(options, rate) * (CONFIRMING_TIMES if search.is_confirming else 1)
         phase = Phase(
             name=f"trial {number}: {rate:.4g}/s",
             seconds=seconds,

@@ -30,7 +30,7 @@ def knee(
     header: flags.Header = None,
     slo_p99_ms: flags.SloP99 = None,
     error_share: Annotated[float, typer.Option(min=0, max=1, help="errors that a rate may have")] = 0.01,
-    seconds: Annotated[float, typer.Option(help="of a trial; three times as long to confirm")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="of a trial, or longer at low rates; thrice to confirm")] = 5.0,
     start: Annotated[float | None, typer.Option(help="the first rate [half of the capacity]")] = None,
     highest: Annotated[float, typer.Option(help="do not go above")] = 100_000.0,
     precision: Annotated[float, typer.Option(help="how near is near enough, as a share")] = 0.05,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.knee import TRIALS_AT_MOST, Knee, KneeSearch, Outcome, find_knee, trial_verdict
+from loadtest.knee_session import KneeOptions, trial_s
 from loadtest.results import PhaseResult, Record, Side, Status
 from tests.loadtest.runs import make_phase, make_records
 
@@ -188,3 +189,10 @@ def test_knee_of_a_curve_is_the_last_rate_before_the_first_that_broke() -> None:
     assert find_knee(curve, 10.0) == 100.0
     assert find_knee(curve, 5.0) is None
     assert find_knee([], 100.0) is None
+
+
+def test_trial_of_a_low_rate_lasts_until_there_is_something_to_judge() -> None:
+    """A trial of a second at 1/s often asks nothing, and the search took that for the limit of the generator."""
+    options = KneeOptions(trial_s=1.0)
+    assert trial_s(options, 100.0) == 1.0
+    assert trial_s(options, 1.0) == 10.0
