@@ -1,10 +1,14 @@
 """Scenarios as files: the shipped ones are sound, and a mistake in one's own is named."""
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from loadtest.scenario import Shape
 from loadtest.scenario_files import FOLDER, ScenarioError, read_scenario, scenario_names
+from loadtest.targets import read_targets
 
 GOOD = """
 name = "mine"
@@ -36,6 +40,17 @@ def test_scenario_of_ones_own_is_read_by_its_path(tmp_path: Path) -> None:
     path.write_text(GOOD)
     scenario = read_scenario(str(path))
     assert (scenario.name, scenario.requests[0].label, scenario.phases[0].seconds) == ("mine", "image street", 5)
+
+
+def test_scenario_and_target_in_the_readme_are_sound(tmp_path: Path) -> None:
+    """What a person copies from there is accepted, and every shape is told."""
+    text = (FOLDER.parent / "README.md").read_text()
+    examples = [textwrap.dedent(block) for block in re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.MULTILINE)]
+    mine, rows = tmp_path / "lunch.toml", tmp_path / "rows.toml"
+    mine.write_text(next(block for block in examples if "[[phase]]" in block))
+    rows.write_text(next(block for block in examples if "[[target]]" in block))
+    assert read_targets(rows, also=(read_scenario(str(mine)).name,))[0].id == "lunch-p90"
+    assert all(f"`{shape}`" in text for shape in Shape)
 
 
 MISTAKES = {
