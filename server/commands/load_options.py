@@ -144,7 +144,8 @@ def above_zero_or_fail(value: float | None, flag: str) -> None:
 
 def folder_or_fail(out: Path | None, name: str) -> Path:
     """The run's folder, made; exit code 2 where it cannot be, or holds another run."""
-    folder = out or Path("load-results") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain_name = re.sub(r"[^\w.-]+", "-", name)  # a scenario's own name may be any text
+    folder = out or Path("load-results") / f"{plain_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = any((folder / name).exists() for name in (RUN_FILE, RECORDS_FILE))

@@ -134,6 +134,15 @@ def test_password_in_an_address_is_sent_and_told_to_nobody(
     assert all(b"hush" not in path.read_bytes() for path in (tmp_path / "out").iterdir())
 
 
+def test_name_of_a_scenario_leads_nowhere_else(penstock: Call, stand_in: StandIn, tmp_path: Path) -> None:
+    """It is a text of the scenario's file, and the folder of its run lies beside the others all the same."""
+    (tmp_path / "mine.toml").write_text(QUICK.replace('"quick"', '"a/../../b c"'))
+    penstock("load", "run", "mine.toml", "--target", stand_in.url, "--image-path", "/v1/predict/it/image", "--quiet")
+    (folder,) = (tmp_path / "load-results").iterdir()
+    assert folder.name.startswith("a-..-..-b-c-")
+    assert (folder / "run.json").is_file()
+
+
 def test_run_does_not_write_over_another(penstock: Call, tmp_path: Path) -> None:
     """Exit code 2 where --out holds a run, which stays as it was."""
     path = write_run(tmp_path / "monday", make_run())
