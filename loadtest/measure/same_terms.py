@@ -43,7 +43,8 @@ def _phase_differences(a: Run, b: Run) -> list[str]:
         if _is_open_loop(a, phase) != _is_open_loop(b, phase):
             told.append(f"the phase {phase} was an open loop in one run and a closed one in the other")
         elif _is_open_loop(a, phase) and _differ(offered, OFFERED_TOLERANCE):
-            told.append(f"the phase {phase} was offered {offered[0]:.4g}/s in A and {offered[1]:.4g}/s in B")
+            rates = f"{offered[0]:.4g}/s in A and {offered[1]:.4g}/s in B"
+            told.append(f"the phase {phase} was offered {rates}; --rate gives both the same")
         if _differ(seconds, SECONDS_TOLERANCE):
             told.append(f"the phase {phase} lasted {seconds[0]:.4g} s in A and {seconds[1]:.4g} s in B")
     return told

@@ -21,6 +21,7 @@ _STYLES = {Tone.PLAIN: "", Tone.GOOD: "bold green", Tone.BAD: "bold red", Tone.Q
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PHASE_CHARACTERS = 28
 _WIDEST_WORDS = 40
+_FIRST_SECONDS = 2  # a rate is of whole seconds, so that the first has none
 
 
 def verdict_table(run: Run) -> Table:
@@ -122,7 +123,8 @@ def _rates(view: LiveView) -> Text:
     offered = f"offered {number(view.offered_per_s)}/s" if view.offered_per_s else waiting
     if not view.is_open_loop:
         offered = "closed loop"
-    rates = f"{offered:<22}answered {number(view.rate_per_s)}/s"
+    is_known = view.rate_per_s or not view.ok or view.elapsed_s >= _FIRST_SECONDS
+    rates = f"{offered:<22}answered {f'{number(view.rate_per_s)}/s' if is_known else NOTHING}"
     return Text(f"{rates:<44}in flight {count(view.in_flight)}")
 
 
@@ -159,7 +161,7 @@ def _block(value: float, highest: float) -> str:
 
 
 def _counts(view: LiveView) -> Text:
-    line = Text(f"sent {count(view.sent)}  ok {count(view.ok)}")
+    line = Text(f"ended {count(view.sent)}  ok {count(view.ok)}")
     for word, amount in (("refused", view.refused), ("failed", view.failed), ("timed out", view.timeouts)):
         line.append(f"  {word} {count(amount)}", style=_STYLES[Tone.BAD] if amount else "dim")
     return line
