@@ -10,13 +10,19 @@ from loadtest.scenario_files import ScenarioError, read_scenario
 def test_overrides_change_the_judged_phases_alone() -> None:
     """Warm-up, capacity and ladder stay what the scenario says."""
     before = read_scenario("image-steady")
-    after = with_slo(with_rate(with_duration(with_model(before, "fastestdet"), 3), 40), 80)
+    after = with_slo(with_duration(with_model(before, "fastestdet"), 3), 80)
     assert (after.requests[0].model, after.slo_p99_ms) == ("fastestdet", 80)
     assert after.phases[:-1] == before.phases[:-1]
+    assert after.phases[-1].seconds == 3
+
+
+def test_rate_of_ones_own_leaves_nothing_that_asks_for_more() -> None:
+    """No capacity is measured and no ladder climbed: the server carries the rate that was asked about."""
+    after = with_rate(read_scenario("image-steady"), 40)
+    assert [phase.name for phase in after.phases] == ["warm-up", "steady"]
     steady = after.phases[-1]
     assert steady.arrivals is not None
-    assert (steady.seconds, steady.arrivals.rate, steady.arrivals.unit) == (3, 40, "per_s")
-    assert steady.arrivals.shape is Shape.POISSON
+    assert (steady.arrivals.rate, steady.arrivals.unit, steady.arrivals.shape) == (40, "per_s", Shape.POISSON)
 
 
 def test_replay_lasts_as_long_as_its_recording() -> None:
