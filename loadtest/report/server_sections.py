@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from loadtest.report.document import Absence, Cell, PlotName, Section, Table, drop_columns
 from loadtest.report.figures_section import phase_name
+from loadtest.report.neighbours import neighbours
 from loadtest.report.rounds import PhaseRounds, drawn_phases, phase_rounds, split_phases, spread_of
 from loadtest.report.verdict_section import spread_cell
 from loadtest.report.wording import NOTHING, count, number, one_line, percent
@@ -69,10 +70,11 @@ def load_section(run: Run) -> Section | Absence:
     if len(missing) == len(readings):
         return Absence("CPU and GPU load", "Nobody could read the load of the server's machine.")
     remarks = [f"Not read: {', '.join(missing)}."] if missing else []
+    others = neighbours(run)
     return Section(
         "load",
         "CPU and GPU load",
-        sentences=(GPU_SHARE,) if "GPU" not in missing else (),
+        sentences=(*([GPU_SHARE] if "GPU" not in missing else []), *([f"{others}."] if others else [])),
         plot=PlotName.LOAD,
         how_to_read="Server CPU is how many cores the server's processes kept busy; the machine's share counts every"
         " process, the load generator too where it shares the machine. A machine near 100 % is the limit, whoever"

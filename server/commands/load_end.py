@@ -12,6 +12,7 @@ from loadtest.measure.compare import Comparison
 from loadtest.measure.run_folder import write_run
 from loadtest.report.html import write_html
 from loadtest.report.markdown import write_markdown
+from loadtest.report.neighbours import neighbours
 from loadtest.report.terminal import figures_table, headline, verdict_table
 from loadtest.results import Run
 from server.commands.terminal import fail, table_console
@@ -41,6 +42,8 @@ def end_run(run: Run, folder: Path, *, as_json: bool, code: int) -> None:
         console.print(verdict_table(run))
     for complaint in run.complaints:
         console.print(f"[red]{escape(complaint)}[/red]", soft_wrap=True)
+    if others := neighbours(run):
+        console.print(f"[yellow]{escape(others)}[/yellow]", soft_wrap=True)
     console.print(escape(headline(run)), soft_wrap=True)
     console.print(f"report: {escape(str(path))}", soft_wrap=True)
 
@@ -86,4 +89,4 @@ def write_json(content: object) -> None:
 def _in_short(run: Run) -> dict[str, object]:
     """The run without its seconds and histograms, which are in run.json."""
     wanted = ("scenario", "target_url", "server", "verdicts", "measurements", "reloads", "complaints")
-    return {name: msgspec.to_builtins(getattr(run, name)) for name in wanted}
+    return {name: msgspec.to_builtins(getattr(run, name)) for name in wanted} | {"neighbours": neighbours(run)}
