@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.measure.columns import columns_of
+from loadtest.measure.columns import Columns
+from loadtest.measure.ledger import Ledger
 from loadtest.measure.percentiles import Floats
-from loadtest.results import PhaseResult, Record, Status
+from loadtest.results import PhaseResult, Status
 
 RESAMPLES = 1_000
 RANK_BINS = 4_096  # up to so many latencies percentiles are exact; above, off by 1 / 4,096 of the ranks at most
@@ -41,9 +42,9 @@ class Blocks:
         return int(self.stratum.size)
 
 
-def blocks_of(phases: Sequence[tuple[PhaseResult, Sequence[Record]]]) -> Blocks:
+def blocks_of(phases: Sequence[tuple[PhaseResult, Ledger]]) -> Blocks:
     """The seconds of phases with their records, by the intended moment."""
-    parts = [_one_phase(phase, records, stratum) for stratum, (phase, records) in enumerate(phases)]
+    parts = [_one_phase(phase, ledger.columns(), stratum) for stratum, (phase, ledger) in enumerate(phases)]
     if not parts:
         none = np.zeros(0)
         return Blocks(none.astype(np.intp), none, none, none, none, none.astype(np.intp), None)
@@ -103,8 +104,7 @@ def resampled_percentiles(weights: Floats, blocks: Blocks, per_milles: Sequence[
     return found
 
 
-def _one_phase(phase: PhaseResult, records: Sequence[Record], stratum: int) -> Blocks:
-    columns = columns_of(records)
+def _one_phase(phase: PhaseResult, columns: Columns, stratum: int) -> Blocks:
     count = max(len(phase.timeline), 1)
     second_of = np.clip(np.floor(columns.intended_s - phase.began_s), 0, count - 1).astype(np.intp)
     is_ok, waited = columns.has(Status.OK), columns.has(Status.OK, Status.TIMEOUT)

@@ -1,6 +1,5 @@
-"""Records as columns: converted once, so that every sum over hundreds of thousands of them is numpy's."""
+"""Records as columns, so that every sum over hundreds of thousands of them is numpy's."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.measure.percentiles import Floats
-from loadtest.results import Record, Status
+from loadtest.results import Status
 
 STATUS_CODES = {status: code for code, status in enumerate(Status)}
 Bools = NDArray[np.bool_]
@@ -47,14 +46,3 @@ class Columns:
             latency_ms=self.latency_ms[which],
             service_ms=self.service_ms[which],
         )
-
-
-def columns_of(records: Sequence[Record]) -> Columns:
-    """The records as columns, in their order."""
-    count = len(records)
-    return Columns.of(
-        intended_s=np.fromiter((record.intended_s for record in records), np.float64, count),
-        sent_s=np.fromiter((record.sent_s for record in records), np.float64, count),
-        done_s=np.fromiter((record.done_s for record in records), np.float64, count),
-        status=np.fromiter((STATUS_CODES[record.status] for record in records), np.int8, count),
-    )

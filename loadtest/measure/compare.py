@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from loadtest.measure.bootstrap import Blocks, blocks_of, draw_weights, resampled_percentiles, resampled_ratio
+from loadtest.measure.ledger import Ledger
 from loadtest.measure.measures import UNITS
 from loadtest.measure.percentiles import Floats, at_rank
 from loadtest.measure.run_folder import RunFolder
 from loadtest.measure.same_terms import differences
-from loadtest.results import Measurement, PhaseResult, Record, Side
+from loadtest.results import Measurement, PhaseResult, Side
 
 FEWEST_BLOCKS = 10
 SEEDS = (1, 2)  # one for each run: the same runs give the same intervals
@@ -87,14 +88,14 @@ def compare(a: RunFolder, b: RunFolder) -> Comparison:
 
 
 def _figures(folder: RunFolder, *, seed: int) -> dict[str, _Figure]:
-    records: dict[tuple[int, str, Side], list[Record]] = {}
+    ledgers: dict[tuple[int, str], Ledger] = {}
     for record in folder.records():
         if record.side is Side.TARGET:
-            records.setdefault((record.round, record.phase, record.side), []).append(record)
+            ledgers.setdefault((record.round, record.phase), Ledger()).add((record,))
 
     def blocks(is_wanted: Callable[[PhaseResult], bool]) -> Blocks:
         phases = [phase for phase in folder.run.phases if phase.side is Side.TARGET and is_wanted(phase)]
-        return blocks_of([(phase, records.get((phase.round, phase.phase, phase.side), [])) for phase in phases])
+        return blocks_of([(phase, ledgers.get((phase.round, phase.phase), Ledger())) for phase in phases])
 
     return {
         **_capacity_figure(blocks(lambda phase: phase.is_capacity), seed),

@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.measure.bootstrap import Blocks, blocks_of, draw_weights, resampled_percentiles
 from loadtest.measure.compare import Comparison, Row, compare
+from loadtest.measure.ledger import Ledger
 from loadtest.measure.percentiles import percentiles_of
 from loadtest.measure.run_folder import (
     RECORDS_FILE,
@@ -118,7 +119,7 @@ def test_resampled_percentiles_are_those_of_the_drawn_seconds() -> None:
 def test_seconds_are_drawn_within_their_own_round() -> None:
     """Each draw holds as many seconds of a round as the round had."""
     run = make_run(make_run_records(rounds=2, seconds=5.0), seconds=5.0)
-    judged = [(phase, list[Record]()) for phase in run.phases if phase.is_judged]
+    judged = [(phase, Ledger()) for phase in run.phases if phase.is_judged]
     blocks = blocks_of(judged)
     weights = draw_weights(blocks, seed=1)
     assert weights.shape == (1000, 10)
