@@ -10,7 +10,7 @@ import msgspec
 from loadtest.measure.run_folder import RUN_FILE, RunFolderError, read_run_folder
 from loadtest.results import Machine, Measurement, Spread, State, Verdict
 from loadtest.targets import BENCH, SCENARIOS, UNITS, Target, scenario_targets
-from loadtest.verdict import Circumstances, judge, way_out
+from loadtest.verdict import Circumstances, circumstances_of, judge, way_out
 
 FOLDER = Path(__file__).parent / "results"
 JUDGED = (State.PASS, State.FAIL)
@@ -83,13 +83,7 @@ def _from_run(path: Path) -> Committed:
         run = read_run_folder(path).run
     except RunFolderError as error:
         raise ResultsError(str(error)) from None
-    circumstances = Circumstances(
-        machine=run.machine,
-        models=run.models,
-        slo_p99_ms=run.slo_p99_ms,
-        server_hardware=run.server_hardware,
-        is_local=run.is_local,
-    )
+    circumstances = circumstances_of(run)
     return Committed(
         name=run.scenario,
         path=path,

@@ -85,10 +85,11 @@ def is_local(url: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified or str(address) in _own_addresses()
+    return address.is_loopback or address.is_unspecified or str(address) in own_addresses()
 
 
-def _own_addresses() -> set[str]:
+def own_addresses() -> set[str]:
+    """The addresses of this machine's interfaces, without their zones."""
     interfaces = psutil.net_if_addrs().values()
     return {one.address.partition("%")[0] for addresses in interfaces for one in addresses}
 

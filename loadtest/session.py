@@ -20,7 +20,7 @@ from loadtest.results import Measurement, PhaseResult, Reload, Run, Side
 from loadtest.rig import Rig, Step, open_rig
 from loadtest.scenario import Ask, Unit
 from loadtest.targets import Target
-from loadtest.verdict import Circumstances, judge
+from loadtest.verdict import circumstances_of, judge
 from loadtest.witness.metrics_text import MetricsError
 
 PREFLIGHT_TIMEOUT_S = 30.0  # a first request may load or compile a model
@@ -149,12 +149,5 @@ def _head(order: Order, began_at: str, server: str) -> Run:
 
 def judged(run: Run, targets: Iterable[Target]) -> Run:
     """The run with a verdict for each target."""
-    circumstances = Circumstances(
-        machine=run.machine,
-        models=run.models,
-        slo_p99_ms=run.slo_p99_ms,
-        server_hardware=run.server_hardware,
-        is_local=run.is_local,
-        complaints=run.complaints,
-    )
+    circumstances = circumstances_of(run)
     return msgspec.structs.replace(run, verdicts=judge(targets, run.measurements, circumstances))

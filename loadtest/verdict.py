@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from loadtest.hardware import ANY, describe, matches
-from loadtest.results import Machine, Measurement, State, Verdict
+from loadtest.results import Machine, Measurement, Run, State, Verdict
 from loadtest.targets import NOTHING_MEASURES_IT, Comparison, Target, with_unit
 
 _BESIDE = "give --beside URL of the Triton behind"
@@ -57,6 +57,18 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     def server_on(self) -> str:
         """The server's hardware in words; empty where nobody knows it."""
         return self.server_hardware or (describe(self.machine) if self.is_local else "")
+
+
+def circumstances_of(run: Run) -> Circumstances:
+    """What a run was like, by what it says of itself."""
+    return Circumstances(
+        machine=run.machine,
+        models=run.models,
+        slo_p99_ms=run.slo_p99_ms,
+        server_hardware=run.server_hardware,
+        is_local=run.is_local,
+        complaints=run.complaints,
+    )
 
 
 def judge(

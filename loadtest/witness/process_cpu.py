@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import psutil
 
+from loadtest.hardware import own_addresses
+
 FORWARDERS = ("docker-proxy", "rootlessport", "slirp4netns", "kubectl", "ssh", "sshd")
 WILDCARDS = {"0.0.0.0", "::"}
 
@@ -132,5 +134,4 @@ def _addresses(host: str) -> set[str]:
 
 
 def _own_addresses() -> set[str]:
-    found = {address.address.partition("%")[0] for name in psutil.net_if_addrs().values() for address in name}
-    return found | {"127.0.0.1", "::1"}
+    return own_addresses() | {"127.0.0.1", "::1"}
