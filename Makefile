@@ -15,6 +15,10 @@ TRITON_LOCKS := requirements/triton.txt requirements/triton-server.txt
 # Triton's wheel is for Linux on x86-64 with glibc 2.35 or newer.
 RUNS_TRITON := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && \
 	printf '%s\n' 2.35 "$$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)" | sort -V -C && echo yes)
+# Other people's clients, for the tests of the wire: KServe's own, and perf_analyzer.
+CLIENTS_VENV := .venv-clients
+CLIENTS_LOCKS := requirements/clients.txt requirements/perf-analyzer.txt
+CLIENTS := $(if $(RUNS_TRITON),$(CLIENTS_VENV)/.ready)
 TRITON := $(if $(RUNS_TRITON),$(TRITON_VENV)/.ready,no-triton)
 
 help:  ## what can be made here
@@ -23,10 +27,10 @@ help:  ## what can be made here
 up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
 	@exec $(BIN)/penstock up $(ARGS)
 
-test: $(VENV)/.dev $(TRITON)  ## every test that this machine can run (ARGS="-k image")
+test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long and not gpu" $(ARGS)
 
-test-long: $(VENV)/.dev $(TRITON)  ## soaks and fuzzing
+test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soaks and fuzzing
 	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)
 
 check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files
@@ -41,7 +45,7 @@ lock: $(VENV)/.uv  ## resolve the requirements anew
 	$(BIN)/python requirements/lock.py
 
 clean:  ## remove the environments
-	rm -rf $(VENV) $(TRITON_VENV) .venv-peers
+	rm -rf $(VENV) $(TRITON_VENV) $(CLIENTS_VENV) .venv-peers
 
 $(VENV)/.uv: requirements/bootstrap.txt
 	@test -n "$(PYTHON)" || { echo "python3 3.11 or 3.12 is needed (numpy 1.26, which Triton's models use, has no wheel for others): install it, or say make PYTHON=/path/to/python3.12"; exit 1; }
@@ -64,4 +68,10 @@ $(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
 	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)
 	@$(call install,$(TRITON_VENV),-r requirements/triton.txt)
 	@$(call install,$(TRITON_VENV),--no-deps -r requirements/triton-server.txt)
+	@touch $@
+
+$(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)
+	@echo "building $(CLIENTS_VENV): the clients that the wire is tried with" && $(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
+	@$(call install,$(CLIENTS_VENV),-r requirements/clients.txt)
+	@$(call install,$(CLIENTS_VENV),--no-deps -r requirements/perf-analyzer.txt)
 	@touch $@

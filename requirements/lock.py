@@ -14,6 +14,8 @@ LOCKS: dict[str, list[str]] = {
     "load.txt": ["pyproject.toml", "--extra", "load", "-c", "requirements/dev.txt"],
     "triton.txt": ["requirements/triton.in"],
     "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],
+    "clients.txt": ["requirements/clients.in"],
+    "perf-analyzer.txt": ["requirements/perf-analyzer.in", "--no-deps"],
     **{f"peers/{name}.txt": [f"requirements/peers/{name}.in"] for name in ("bentoml", "litserve", "mlserver", "ray")},
 }
 

@@ -13,6 +13,7 @@ from server.admission import Admission
 from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import Relay
+from server.core.caller import NOBODY, Caller
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
 from server.core.tensor import Datatype
@@ -27,12 +28,17 @@ SLO_PARAMETER = "slo_p99_ms"
 
 
 class Verb(StrEnum):
-    """What a relayed call does, as far as the gateway cares."""
+    """What a relayed call does, as far as the gateway cares.
+
+    configure: trace and log settings are changed. share: shared memory is registered or unregistered.
+    """
 
     INFER = "infer"
     READ = "read"
     LOAD = "load"
     UNLOAD = "unload"
+    CONFIGURE = "configure"
+    SHARE = "share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +87,28 @@ class DataPlane:
         return model_name if model_name in self._watch.models else UNKNOWN_MODEL
 
     async def relay_http(
-        self, verb: Verb, head: InferHead, call: HttpCall, *, deadline: float | None = None
+        self, verb: Verb, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> HttpAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
-        async with self._passage(verb, head, len(call.body), deadline) as until:
+        async with self._passage(verb, head, caller, len(call.body), deadline) as until:
             answer = await self._timed(verb, head, self._relay.http(call, deadline=until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
             return answer
 
     async def relay_grpc(
-        self, verb: Verb, head: InferHead, call: GrpcCall, *, deadline: float | None = None
+        self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> GrpcAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
-        async with self._passage(verb, head, len(call.message), deadline) as until:
+        async with self._passage(verb, head, caller, len(call.message), deadline) as until:
             answer = await self._timed(verb, head, self._relay.grpc(call, deadline=until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer
 
-    async def infer_images(self, request: ImageRequest) -> ImageResponse:
+    async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         """Labelled results in source pixels. Raises of the InferenceError tree."""
         head = InferHead(request.model_name, request.model_version, request.id)
         size_bytes = sum(len(image) for image in request.images)
-        async with self._passage(Verb.INFER, head, size_bytes, request.deadline) as until:
+        async with self._passage(Verb.INFER, head, caller, size_bytes, request.deadline) as until:
             model = await self._images.model(request.model_name)
             label = self.model_label(request.model_name)
             response = await self._images.run(replace(request, deadline=until), model, label)
@@ -122,7 +128,7 @@ class DataPlane:
 
     @asynccontextmanager
     async def _passage(
-        self, verb: Verb, head: InferHead, size_bytes: int, deadline: float | None
+        self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, deadline: float | None
     ) -> AsyncIterator[float | None]:
         """The way in and out of the engine's side: engine up, place taken, deadline known, failures counted."""
         self._require_engine()

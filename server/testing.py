@@ -14,6 +14,7 @@ from server.backends.embedded.wire.grpc_messages import (
     index_message,
     metadata_message,
 )
+from server.core.backend import GrpcStream
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -21,10 +22,11 @@ from server.core.errors import (
     InferenceError,
     ModelNotFound,
     ModelNotReady,
+    NotSupported,
 )
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 from server.core.tensor import Datatype, Tensor, tensor_from_bytes
 
 OK, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 12, 13
@@ -151,6 +153,12 @@ class FakeBackend:
             return GrpcAnswer(INTERNAL, details=str(error))
         except InferenceError as error:
             return GrpcAnswer(UNIMPLEMENTED, details=str(error))
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        raise NotSupported("the fake engine does not generate")
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        raise NotSupported("the fake engine does not stream")
 
     async def _serve(self, method: str, message: bytes, deadline: float | None) -> bytes:
         if method == "ModelInfer":

@@ -12,10 +12,18 @@ from server.backends.patience import Patience
 from server.backends.triton_grpc import TritonGrpc
 from server.backends.triton_http import TritonHttp, origin_of
 from server.backends.triton_messages import decode_index, decode_metadata, decode_response, encode_request, parsed
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
+from server.core.backend import GrpcStream
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    ModelNotReady,
+    NotSupported,
+)
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 
 METRICS_CONNECTIONS = 2
 
@@ -70,6 +78,12 @@ class TritonBackend:
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         return await self._grpc.relay(call, deadline=deadline)
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        raise NotSupported("this gateway does not serve generation; send tensors to the model's /infer")
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        raise NotSupported("this gateway does not serve streamed inference; send each request with ModelInfer")
 
     # Backend
 

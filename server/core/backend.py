@@ -4,7 +4,7 @@ from typing import Protocol
 
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 
 
 class Backend(Protocol):
@@ -48,4 +48,39 @@ class Relay(Protocol):
 
     async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer: ...
 
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        """The answer as soon as its head is there."""
+        ...
+
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer: ...
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> "GrpcStream":
+        """A bidirectional call, open."""
+        ...
+
+
+class GrpcStream(Protocol):
+    """One bidirectional call to the engine: serialised messages both ways. Sending and receiving go on side by side.
+
+    Raises BackendUnavailable and DeadlineExceeded where the engine said nothing; how it ended the call is an answer.
+    """
+
+    async def send(self, message: bytes) -> None:
+        """Returns when the engine's side has room for more."""
+        ...
+
+    async def half_close(self) -> None:
+        """Nothing more will be sent; answers still come."""
+        ...
+
+    async def receive(self) -> bytes | None:
+        """The next message in the engine's order; None when there will be no more."""
+        ...
+
+    async def end(self) -> GrpcAnswer:
+        """How the engine ended the call: its code, details and trailing metadata. Call it after receive gave None."""
+        ...
+
+    def cancel(self) -> None:
+        """End the call, and the engine's work for it, now. Harmless when it has ended."""
+        ...

@@ -44,6 +44,28 @@ class BodyTooSlow(InvalidRequest):
     reason = "body_too_slow"
 
 
+class Unauthenticated(InferenceError):
+    """No API key or token, or one that nobody knows. By access. 401 / UNAUTHENTICATED."""
+
+    reason = "unauthenticated"
+
+
+class PermissionDenied(InferenceError):
+    """The caller is known, but its roles do not allow this. By access. 403 / PERMISSION_DENIED."""
+
+    reason = "permission_denied"
+
+
+class QuotaExceeded(InferenceError):
+    """The caller's own rate or share is used up. By access. 429 / RESOURCE_EXHAUSTED, with Retry-After."""
+
+    reason = "quota"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class ModelNotFound(InferenceError):
     """No such model or version. By dataplane and backends; never retried, never held against the engine. 404."""
 

@@ -1,5 +1,6 @@
 """Calls that pass through as bytes."""
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 HttpHeaders = tuple[tuple[bytes, bytes], ...]
@@ -45,13 +46,29 @@ class GrpcAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpStream:
+    """An answer that comes in pieces. Its headers are as an HttpAnswer's.
+
+    chunks: the body's bytes as they arrive, once; aclose() it where it is not read to its end.
+    """
+
+    status: int
+    headers: HttpHeaders
+    chunks: AsyncGenerator[bytes, None]
+
+
+@dataclass(frozen=True, slots=True)
 class InferHead:
     """What a shallow scan of a v2 inference request tells.
 
     timeout_us: the v2 parameter `timeout`, None where it is not given.
+    regions: names of the shared-memory regions that its inputs and outputs stand in.
+    bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
     """
 
     model_name: str
     model_version: str = ""
     request_id: str = ""
     timeout_us: int | None = None
+    regions: tuple[str, ...] = ()
+    bytes_inputs: tuple[str, ...] = ()

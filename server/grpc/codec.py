@@ -9,9 +9,10 @@ from server.core.errors import InvalidRequest
 from server.core.relay import InferHead
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
 
-_INT64_PARAM, _UINT64_PARAM = 2, 5
-_KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, 3: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
+_INT64_PARAM, _STRING_PARAM, _UINT64_PARAM = 2, 3, 5
+_KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, _STRING_PARAM: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
 _FILE_KEY = "file:"
+_REGION_KEY = "shared_memory_region"
 
 Span = tuple[int, int]
 
@@ -33,6 +34,8 @@ def scan_infer(message: bytes) -> InferScan:
     texts = {1: "", 2: "", 3: ""}
     timeout_us: int | None = None
     classified: list[str] = []
+    encoded: list[str] = []
+    regions: list[str] = []
     for number, wire_type, start, end in reader.fields():
         if wire_type != LENGTH:
             continue
@@ -43,12 +46,14 @@ def scan_infer(message: bytes) -> InferScan:
             if key == "timeout":
                 timeout_us = _integer(reader, value)
         elif number == 5:
-            _check_input(reader, start, end)
+            name, is_bytes = _scan_input(reader, start, end, regions)
+            if is_bytes:
+                encoded.append(name)
         elif number == 6:
-            name, is_classified = _scan_output(reader, start, end)
+            name, is_classified = _scan_output(reader, start, end, regions)
             if is_classified:
                 classified.append(name)
-    head = InferHead(_checked_name(texts[1]), texts[2], texts[3], timeout_us)
+    head = InferHead(_checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded))
     return InferScan(head, tuple(classified))
 
 
@@ -118,16 +123,44 @@ def _integer(reader: WireReader, value: list[Span]) -> int | None:
     return held
 
 
-def _check_input(reader: WireReader, start: int, end: int) -> None:
-    name, elements = "", 1
+def _text(reader: WireReader, value: list[Span]) -> str | None:
+    """An InferParameter's string; None where it holds another kind."""
+    held: str | None = None
+    for start, end in value:
+        for number, wire_type, first, last in reader.fields(start, end):
+            if wire_type == _KIND_OF_PARAMETER.get(number):
+                held = reader.text(first, last) if number == _STRING_PARAM else None
+    return held
+
+
+def _note_region(reader: WireReader, entry: tuple[str, list[Span]], regions: list[str]) -> None:
+    key, value = entry
+    region = _text(reader, value) if key == _REGION_KEY else None
+    if region is not None:
+        regions.append(region)
+
+
+def _scan_input(reader: WireReader, start: int, end: int, regions: list[str]) -> tuple[str, bool]:
+    """Its name, and whether it is sent as BYTES. Raises InvalidRequest for a shape that overflows."""
+    name, datatype = "", ""
     shape: list[int] = []
     for number, wire_type, value, stop in reader.fields(start, end):
         if number == 1 and wire_type == LENGTH:
             name = reader.text(value, stop)
+        elif number == 2 and wire_type == LENGTH:
+            datatype = reader.text(value, stop)
         elif number == 3 and wire_type == VARINT:
             shape.append(as_int64(value))
         elif number == 3 and wire_type == LENGTH:
             shape.extend(reader.packed(value, stop))
+        elif number == 4 and wire_type == LENGTH:
+            _note_region(reader, _entry(reader, value, stop), regions)
+    _check_shape(name, shape)
+    return name, datatype == "BYTES"
+
+
+def _check_shape(name: str, shape: list[int]) -> None:
+    elements = 1
     for size in shape:
         if size < 0:
             raise InvalidRequest(f"input {name!r} has shape {_shown(shape)}; no dimension may be negative")
@@ -140,13 +173,15 @@ def _shown(shape: list[int]) -> str:
     return str(shape) if len(shape) <= 8 else f"{shape[:8]} and {len(shape) - 8} more dimensions"
 
 
-def _scan_output(reader: WireReader, start: int, end: int) -> tuple[str, bool]:
+def _scan_output(reader: WireReader, start: int, end: int, regions: list[str]) -> tuple[str, bool]:
     name, is_classified = "", False
     for number, wire_type, first, last in reader.fields(start, end):
         if number == 1 and wire_type == LENGTH:
             name = reader.text(first, last)
         elif number == 2 and wire_type == LENGTH:
-            is_classified |= _entry(reader, first, last)[0] == "classification"
+            entry = _entry(reader, first, last)
+            is_classified |= entry[0] == "classification"
+            _note_region(reader, entry, regions)
     return name, is_classified
 
 

@@ -14,7 +14,10 @@ from server.core.errors import (
     ModelNotReady,
     NotSupported,
     Overloaded,
+    PermissionDenied,
+    QuotaExceeded,
     TooLarge,
+    Unauthenticated,
 )
 from server.core.relay import GrpcMetadata
 
@@ -23,6 +26,9 @@ RETRY_AFTER_KEY = "retry-after"
 TABLE: dict[type[InferenceError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
     ModelNotReady: grpc.StatusCode.UNAVAILABLE,
     BackendUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -46,6 +52,6 @@ class Status(NamedTuple):
 def status_of(error: InferenceError) -> Status:
     """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps."""
     code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
-    if isinstance(error, BackendUnavailable | Overloaded):
+    if isinstance(error, BackendUnavailable | Overloaded | QuotaExceeded):
         return Status(code, error.message, ((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"),))
     return Status(code, error.message)

@@ -13,6 +13,7 @@ from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
 from server.dataplane import DataPlane, Verb
 from server.grpc.codec import scan_infer
 from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
+from server.grpc.gate import caller_of
 from server.logs import get_logger
 from server.metrics import Metrics
 
@@ -54,7 +55,9 @@ class CallRelay:
             deadline = _earlier(_deadline(context), _parameter_deadline(head, started))
             if scan.classified_outputs:
                 await self._plane.refuse_classification_of_bytes(head, scan.classified_outputs)
-            return await self._plane.relay_grpc(Verb.INFER, head, _call(method, message, context), deadline=deadline)
+            return await self._plane.relay_grpc(
+                Verb.INFER, head, _call(method, message, context), caller=caller_of(context), deadline=deadline
+            )
 
         try:
             outcome = await self._outcome(work)
@@ -75,7 +78,7 @@ class CallRelay:
         async def work() -> GrpcAnswer:
             head = InferHead(model_of(message))
             return await self._plane.relay_grpc(
-                verb, head, _call(method, message, context), deadline=_deadline(context)
+                verb, head, _call(method, message, context), caller=caller_of(context), deadline=_deadline(context)
             )
 
         return await _end(await self._outcome(work), context)

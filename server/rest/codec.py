@@ -69,7 +69,14 @@ def scan_infer(body: bytes, header_length: int | None, model: InferHead, max_dep
     inputs, outputs = _entries(top, "input"), _entries(top, "output")
     _refuse_repeated_names(document, parameters, [*inputs, *outputs])
     _check_inputs(inputs, len(body) - header_length)
-    head = InferHead(model.model_name, model.model_version, _request_id(top), _timeout_us(parameters))
+    head = InferHead(
+        model.model_name,
+        model.model_version,
+        _request_id(top),
+        _timeout_us(parameters),
+        _regions([*inputs, *outputs]),
+        tuple(entry.name for entry in inputs if _datatype(entry) is Datatype.BYTES),
+    )
     return InferScan(head, tuple(output.name for output in outputs if _wants_classes(output)))
 
 
@@ -167,6 +174,11 @@ def _check_json(entry: _Entry, elements: int) -> None:
     most = bytes(found).count(b",") + 1
     if elements > most:
         raise InvalidRequest(f"{entry.where}: its shape asks for {elements} elements; its data holds {most} at most")
+
+
+def _regions(entries: list[_Entry]) -> tuple[str, ...]:
+    found = (entry.parameters.get("shared_memory_region") for entry in entries)
+    return tuple(region for region in found if isinstance(region, str))
 
 
 def _datatype(entry: _Entry) -> Datatype:

@@ -17,7 +17,10 @@ from server.core.errors import (
     ModelNotReady,
     NotSupported,
     Overloaded,
+    PermissionDenied,
+    QuotaExceeded,
     TooLarge,
+    Unauthenticated,
     UnsupportedMedia,
 )
 
@@ -26,6 +29,9 @@ STATUS: Mapping[type[InferenceError], int] = {
     TooLarge: 413,
     UnsupportedMedia: 415,
     BodyTooSlow: 408,
+    Unauthenticated: 401,
+    PermissionDenied: 403,
+    QuotaExceeded: 429,
     ModelNotFound: 404,
     ModelNotReady: 503,
     BackendUnavailable: 503,
@@ -59,12 +65,14 @@ def error_response(text: str, status: int, headers: Mapping[str, str] | None = N
 
 
 def response_of(error: InferenceError) -> Response:
-    """The error as the table says; a 503 says when to come back, in whole seconds."""
+    """The error as the table says; 503 and 429 say when to come back, in whole seconds; 401 how to say who one is."""
     status = status_of(error)
-    headers = {"Retry-After": str(_retry_after_s(error))} if status == 503 else None
+    headers = {"Retry-After": str(_retry_after_s(error))} if status in (429, 503) else None
+    if status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
     return error_response(error.message, status, headers)
 
 
 def _retry_after_s(error: InferenceError) -> int:
-    known = error.retry_after_s if isinstance(error, BackendUnavailable | Overloaded) else 0.0
+    known = error.retry_after_s if isinstance(error, BackendUnavailable | Overloaded | QuotaExceeded) else 0.0
     return max(math.ceil(known), _LEAST_RETRY_AFTER_S)

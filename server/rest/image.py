@@ -16,6 +16,7 @@ from server.rest.calls import model_of
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
 from server.rest.errors import json_response
+from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.parts import files_of
 
@@ -79,7 +80,7 @@ class ImageEndpoint:
         images = images_of(await self._plain(request, body), request.headers.get("content-type", ""), self._limits)
         request_id = single_header(request, "x-request-id")
         asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
-        response = await run_until_disconnect(request.receive, self._plane.infer_images(asked))
+        response = await run_until_disconnect(request.receive, self._plane.infer_images(asked, caller_of(request)))
         return json_response(answer_of(response, request_id))
 
     async def _plain(self, request: Request, body: bytes) -> bytes:

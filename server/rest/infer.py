@@ -5,6 +5,7 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.core.caller import Caller
 from server.core.relay import HttpAnswer, HttpCall
 from server.dataplane import DataPlane, Verb
 from server.rest.body import decompressed, read_body, single_header
@@ -12,6 +13,7 @@ from server.rest.calls import AnswerResponse, call_of, model_of
 from server.rest.codec import InferScan, scan_infer
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
+from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.threads import run_scan
 
@@ -32,7 +34,7 @@ class InferEndpoint:
         body = await read_body(request, self._limits)
         scan = await self._scan(request, body)
         deadline = deadline_of(request, scan.head.timeout_us)
-        work = self._relay(scan, call_of(request, body), deadline)
+        work = self._relay(scan, call_of(request, body), caller_of(request), deadline)
         return AnswerResponse(_with_client_errors(await run_until_disconnect(request.receive, work)))
 
     async def _scan(self, request: Request, body: bytes) -> InferScan:
@@ -43,10 +45,10 @@ class InferEndpoint:
         depth = self._limits.max_json_depth
         return await run_scan(len(plain) if length is None else length, scan_infer, plain, length, model, depth)
 
-    async def _relay(self, scan: InferScan, call: HttpCall, deadline: float | None) -> HttpAnswer:
+    async def _relay(self, scan: InferScan, call: HttpCall, caller: Caller, deadline: float | None) -> HttpAnswer:
         if scan.classification_outputs:
             await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
-        return await self._plane.relay_http(Verb.INFER, scan.head, call, deadline=deadline)
+        return await self._plane.relay_http(Verb.INFER, scan.head, call, caller=caller, deadline=deadline)
 
 
 def header_length_of(request: Request) -> int | None:

@@ -13,6 +13,7 @@ from server.rest.calls import AnswerResponse, call_of, model_of
 from server.rest.codec import scan_repository_call
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
+from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.routes import Endpoint
 from server.rest.threads import run_scan
@@ -53,7 +54,7 @@ class ModelEndpoints:
 
     async def _read(self, request: Request, body: bytes) -> HttpAnswer:
         call, deadline = call_of(request, body), deadline_of(request)
-        work = self._plane.relay_http(Verb.READ, model_of(request), call, deadline=deadline)
+        work = self._plane.relay_http(Verb.READ, model_of(request), call, caller=caller_of(request), deadline=deadline)
         return await run_until_disconnect(request.receive, work)
 
     async def _change(self, verb: Verb, request: Request) -> Response:
@@ -61,7 +62,9 @@ class ModelEndpoints:
         model: InferHead = model_of(request)
         body = await self._json_body(request)
         call, deadline = call_of(request, body), deadline_of(request)
-        return AnswerResponse(await self._plane.relay_http(verb, model, call, deadline=deadline))
+        return AnswerResponse(
+            await self._plane.relay_http(verb, model, call, caller=caller_of(request), deadline=deadline)
+        )
 
     async def _json_body(self, request: Request) -> bytes:
         body = await read_body(request, self._limits)

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from server.core.caller import NOBODY, Caller
 from server.core.errors import InvalidRequest
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
@@ -66,7 +67,7 @@ class FakePlane:
         return model_name if model_name in {config.name for config in MODELS} else "unknown"
 
     async def relay_grpc(
-        self, verb: Verb, head: InferHead, call: GrpcCall, *, deadline: float | None = None
+        self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> GrpcAnswer:
         self.relayed.append((verb, head, call, deadline))
         self.entered.set()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from server.core.caller import NOBODY, Caller
 from server.core.infer import Timings
 from server.core.relay import HttpAnswer, HttpCall, InferHead
 from server.core.result import Detections
@@ -54,13 +55,13 @@ class FakePlane:
         return model_name if model_name == KNOWN_MODEL else "unknown"
 
     async def relay_http(
-        self, verb: Verb, head: InferHead, call: HttpCall, *, deadline: float | None = None
+        self, verb: Verb, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> HttpAnswer:
         self.relayed.append((verb, head, call, deadline))
         await self._work()
         return self.answer
 
-    async def infer_images(self, request: ImageRequest) -> ImageResponse:
+    async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         self.images.append(request)
         await self._work()
         return self.image_answer

@@ -16,6 +16,9 @@ TABLE = [
     (errors.TooLarge("bad"), 413, None),
     (errors.UnsupportedMedia("bad"), 415, None),
     (errors.NotSupported("bad"), 501, None),
+    (errors.Unauthenticated("bad"), 401, None),
+    (errors.PermissionDenied("bad"), 403, None),
+    (errors.QuotaExceeded("bad", retry_after_s=1.2), 429, "2"),
     (errors.ModelNotReady("bad"), 503, "1"),
     (errors.BackendUnavailable("bad", retry_after_s=0.0), 503, "1"),
     (errors.BackendUnavailable("bad", retry_after_s=2.1), 503, "3"),
@@ -31,7 +34,7 @@ TABLE = [
 async def test_error_of_the_tree_becomes_its_status(
     front: Front, error: errors.InferenceError, status: int, retry_after: str | None, suffix: str
 ) -> None:
-    """{"error": text} and nothing else; 503 says when to come back; the reason is counted and logged (debug)."""
+    """{"error": text} and nothing else; 503 and 429 say when to come back; the reason is counted and logged (debug)."""
     front.plane.error = error
     with structlog.testing.capture_logs() as logged:
         reply = await front.ask("POST", f"/v2/models/ident/{suffix}", VALID_INFER, ((b"content-type", b"image/png"),))

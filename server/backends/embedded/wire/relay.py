@@ -4,7 +4,9 @@ from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.errors import ANSWERED, grpc_error, http_error
 from server.backends.embedded.wire.grpc_methods import GrpcMethods
 from server.backends.embedded.wire.http_routes import HttpRoutes
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from server.core.backend import GrpcStream
+from server.core.errors import NotSupported
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 
 MAX_BODY_BYTES = 2**31 - 1  # Triton's own; what is less is the transport's to say
 
@@ -26,6 +28,12 @@ class EmbeddedRelay:
             return await self._http.answer(call, deadline)
         except ANSWERED as error:
             return http_error(error)
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        raise NotSupported("the embedded engine does not generate; send tensors to the model's /infer")
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        raise NotSupported("the embedded engine does not stream; send each request with ModelInfer")
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         """See Relay. Cancelling cancels the engine's work."""
