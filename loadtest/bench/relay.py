@@ -1,17 +1,21 @@
 """What the gateway costs: it against the Triton behind it, the same bytes, the same machine, interleaved.
 
-    python -m loadtest.bench.relay --model identity_fp32
+    python -m deploy.models.resnet50 && penstock models load resnet50-random
+    python -m loadtest.bench.relay --json relay.json
 
-The model takes one FP32 tensor of free length and answers it, as the shipped identity_fp32 does.
+Each model takes one FP32 tensor. One of a free length, as the shipped identity_fp32, is asked in two sizes. Where
+targets.toml has a floor and a goal for the ratio, they stand beside it.
 """
 
 import argparse
 import itertools
+import math
 import random
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -23,18 +27,23 @@ from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.cost import Measured, Meters
 from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, grpc_infer, http_infer
+from loadtest.targets import Target, read_targets
 from loadtest.witness.process_cpu import NotListening, meter_of_port
 from server.backends.config_pbtxt import config_from_proto
-from server.core.tensor import Tensor, tensor_from_numpy
+from server.core.model import ModelConfig
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 
 T = TypeVar("T")
-SIZES = {"64 B": 16, "602 kB": 3 * 224 * 224}  # float32 numbers: a tiny model's input, and a classifier's picture
+SIZES = (16, 3 * 224 * 224)  # float32 numbers: a tiny model's input, and a classifier's picture
 WARM_UP_S = 0.5
+MODELS = ("identity_fp32", "street", "resnet50-random")
+LARGE_BYTES = 64 << 10
 HEAD = (
-    "protocol, size, clients",
+    "protocol, model, clients",
     "gateway/s",
     "direct/s",
     "ratio",
+    "floor / goal",
     "p50 ms: gateway",
     "direct",
     "p99 ms: gateway",
@@ -47,10 +56,16 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The gateway and direct Triton over the rounds. ratio: gateway's rate by direct's of the same round."""
+    """The gateway and direct Triton over the rounds. ratio: gateway's rate by direct's of the same round.
+
+    size: the tensor's. floor, goal: of the ratio, None where targets.toml has none.
+    """
 
     protocol: str
+    model: str
     size: str
+    floor: float | None
+    goal: float | None
     concurrency: int
     gateway_rate: Spread
     direct_rate: Spread
@@ -65,30 +80,70 @@ class Comparison:
     client_cpu_ms: Spread
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, a tensor for it, and what targets.toml wants of the ratio."""
+
+    model: str
+    tensor: Tensor
+    target: Target | None
+
+    @property
+    def size(self) -> str:
+        """The tensor's bytes, in words."""
+        size_bytes = self.tensor.data.nbytes
+        return f"{size_bytes} B" if size_bytes < 1000 else f"{size_bytes / 1000:,.0f} kB"
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The same request, to the gateway and to Triton itself."""
 
-    def __init__(self, protocol: str, size: str, gateway: Call, direct: Call) -> None:
-        self.protocol, self.size = protocol, size
-        self.gateway, self.direct = gateway, direct
+    protocol: str
+    subject: Subject
+    gateway: Call
+    direct: Call
 
 
 async def make_pairs(options: argparse.Namespace, stack: AsyncExitStack) -> list[Pair]:
-    """Every protocol with every size. Raises BadAnswer where the two answers differ."""
+    """Every protocol with every model and size. Raises BadAnswer where the two answers differ."""
     http = [await stack.enter_async_context(HttpPort(url)) for url in (options.url, options.engine)]
     grpc = [await stack.enter_async_context(GrpcPort(address)) for address in (options.grpc, options.engine_grpc)]
-    config = config_from_proto((await grpc[1].model_config(options.model)).config)
-    pairs = []
-    for size, count in SIZES.items():
-        tensor = _tensor(config.inputs[0].name, count, has_batch_axis=config.max_batch_size > 0)
-        request, message = http_infer(options.model, tensor), grpc_infer(options.model, tensor)
-        if await http[0].post(request) != await http[1].post(request):
-            raise BadAnswer(f"gateway and Triton differ over HTTP for {size}")
-        if await grpc[0].model_infer(message) != await grpc[1].model_infer(message):
-            raise BadAnswer(f"gateway and Triton differ over gRPC for {size}")
-        pairs.append(Pair("HTTP", size, *(_again(port.post, request) for port in http)))
-        pairs.append(Pair("gRPC", size, *(_again(port.model_infer, message) for port in grpc)))
+    targets, pairs = read_targets(), []
+    for model in options.model:
+        config = config_from_proto((await grpc[1].model_config(model)).config)
+        for subject in subjects_of(config, targets):
+            request, message = http_infer(model, subject.tensor), grpc_infer(model, subject.tensor)
+            if await http[0].post(request) != await http[1].post(request):
+                raise BadAnswer(f"gateway and Triton differ over HTTP for {model}, {subject.size}")
+            if await grpc[0].model_infer(message) != await grpc[1].model_infer(message):
+                raise BadAnswer(f"gateway and Triton differ over gRPC for {model}, {subject.size}")
+            pairs.append(Pair("HTTP", subject, *(_again(port.post, request) for port in http)))
+            pairs.append(Pair("gRPC", subject, *(_again(port.model_infer, message) for port in grpc)))
     return pairs
+
+
+def subjects_of(config: ModelConfig, targets: Iterable[Target]) -> list[Subject]:
+    """One tensor of the model's own shape; one a size where that is free. Raises BadAnswer where it takes another."""
+    spec = config.inputs[0]
+    if len(config.inputs) != 1 or spec.datatype is not Datatype.FP32 or spec.shape.count(-1) > 1:
+        raise BadAnswer(f"model {config.name!r} does not take one FP32 tensor; give another with --model")
+    known = math.prod(size for size in spec.shape if size > 0)
+    shapes = [tuple(max(size, 0) or numbers // known for size in spec.shape) for numbers in SIZES]
+    subjects = []
+    for shape in dict.fromkeys(shapes):
+        rows = (1, *shape) if config.max_batch_size else shape
+        tensor = tensor_from_numpy(spec.name, np.random.default_rng(1).random(rows, np.float32))
+        scenario = "tensor-large" if tensor.data.nbytes >= LARGE_BYTES else "tensor-small"
+        wanted = [
+            target
+            for target in targets
+            if target.measure == "rate_ratio"
+            and scenario in target.scenarios
+            and any(fnmatch(config.name, pattern) for pattern in target.models)
+        ]
+        subjects.append(Subject(config.name, tensor, wanted[0] if wanted else None))
+    return subjects
 
 
 async def compare(pair: Pair, concurrency: int, meters: Meters, options: argparse.Namespace) -> Comparison:
@@ -106,9 +161,13 @@ async def compare(pair: Pair, concurrency: int, meters: Meters, options: argpars
 
 
 def _comparison(pair: Pair, concurrency: int, gateway: list[Measured], direct: list[Measured]) -> Comparison:
+    target = pair.subject.target
     return Comparison(
         pair.protocol,
-        pair.size,
+        pair.subject.model,
+        pair.subject.size,
+        target.figure if target else None,
+        target.goal if target else None,
         concurrency,
         gateway_rate=spread([m.lap.rate for m in gateway]),
         direct_rate=spread([m.lap.rate for m in direct]),
@@ -129,17 +188,13 @@ def row(result: Comparison) -> Sequence[object]:
     latencies = (result.gateway_p50_ms, result.direct_p50_ms, result.gateway_p99_ms, result.direct_p99_ms)
     cpu = (result.gateway_cpu_ms, result.triton_cpu_ms, result.direct_cpu_ms)
     return (
-        f"{result.protocol} {result.size} ×{result.concurrency}",
+        f"{result.protocol} {result.model} {result.size} ×{result.concurrency}",
         result.gateway_rate,
         result.direct_rate,
         result.ratio,
+        "" if result.floor is None else f"{result.floor:g} / {result.goal:g}",
         *(f"{figure.median:.2f}" for figure in (*latencies, *cpu)),
     )
-
-
-def _tensor(name: str, count: int, *, has_batch_axis: bool) -> Tensor:
-    numbers = np.random.default_rng(1).random(count, np.float32)
-    return tensor_from_numpy(name, numbers[np.newaxis] if has_batch_axis else numbers)
 
 
 def _again(send: Callable[[T], Awaitable[bytes]], request: T) -> Call:
@@ -156,7 +211,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--grpc", default="127.0.0.1:8001", help="the gateway's gRPC address")
     parser.add_argument("--engine", default="http://127.0.0.1:9000", help="Triton's REST address")
     parser.add_argument("--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address")
-    parser.add_argument("--model", default="identity_fp32")
+    parser.add_argument("--model", nargs="+", default=list(MODELS), metavar="NAME")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each stretch")

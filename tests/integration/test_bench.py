@@ -39,16 +39,19 @@ def test_image_endpoint_bench_prints_the_rate_against_its_limit(
 
 
 def test_relay_bench_compares_gateway_and_triton(stack: RunningStack, tmp_path: Path) -> None:
-    """Both protocols and both sizes, the same bytes to the gateway and to Triton."""
+    """Both protocols, two sizes and a model of one shape, the same bytes to both ends, and what targets.toml wants."""
     report = tmp_path / "report.json"
     where = ["--url", stack.http_url, "--grpc", stack.grpc_address]
     engine = ["--engine", stack.engine_http_url, "--engine-grpc", stack.engine_grpc_address]
-    answer = bench("relay", *where, *engine, "--concurrency", "4", "--json", str(report))
+    models = ["--model", "identity_fp32", "street"]
+    answer = bench("relay", *where, *engine, *models, "--concurrency", "4", "--json", str(report))
     assert answer.returncode == 0, answer.stderr
     results = json.loads(report.read_text())["results"]
-    assert {(result["protocol"], result["size"]) for result in results} == {
-        ("HTTP", "64 B"), ("HTTP", "602 kB"), ("gRPC", "64 B"), ("gRPC", "602 kB")
+    asked = {(result["model"], result["size"], result["floor"], result["goal"]) for result in results}
+    assert asked == {
+        ("identity_fp32", "64 B", 0.25, 0.5), ("identity_fp32", "602 kB", None, None), ("street", "1,769 kB", 0.8, 0.9)
     }  # fmt: skip
+    assert sorted(result["protocol"] for result in results) == ["HTTP"] * 3 + ["gRPC"] * 3
     for result in results:
         assert result["ratio"]["median"] == pytest.approx(
             result["gateway_rate"]["median"] / result["direct_rate"]["median"]
