@@ -72,13 +72,19 @@ class ModelEndpoints:
         return body
 
 
+class Refused:
+    """The endpoint of what is not served here: raises NotSupported with the sentence. Not in the API's description."""
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence = sentence
+
+    async def __call__(self, _: Request) -> Response:
+        raise NotSupported(self.sentence)
+
+
 def refused(sentence: str) -> Endpoint:
-    """The endpoint of what is not served here: raises NotSupported with the sentence."""
-
-    async def refuse(_: Request) -> Response:
-        raise NotSupported(sentence)
-
-    return refuse
+    """The endpoint that says no with the sentence."""
+    return Refused(sentence)
 
 
 def _without_blocked(answer: HttpAnswer) -> HttpAnswer:
