@@ -58,11 +58,24 @@ class HttpStream:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionUse:
+    """A tensor of a request that stands in shared memory.
+
+    offset, size_bytes: of the tensor within the region, as the request says; they may be any number, negative too.
+    size_bytes is None where the request gives no number, which the engine has its own words for.
+    """
+
+    name: str
+    offset: int = 0
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InferHead:
     """What a shallow scan of a v2 inference request tells.
 
     timeout_us: the v2 parameter `timeout`, None where it is not given.
-    regions: names of the shared-memory regions that its inputs and outputs stand in.
+    regions: which parts of shared memory its inputs and outputs stand in.
     bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
     """
 
@@ -70,5 +83,5 @@ class InferHead:
     model_version: str = ""
     request_id: str = ""
     timeout_us: int | None = None
-    regions: tuple[str, ...] = ()
+    regions: tuple[RegionUse, ...] = ()
     bytes_inputs: tuple[str, ...] = ()

@@ -6,15 +6,18 @@ from tritonclient.grpc import service_pb2
 
 from server.core.contract import BLOCKED_EXTENSIONS, MAX_ELEMENTS, MAX_FILE_NAME_BYTES
 from server.core.errors import InvalidRequest
-from server.core.relay import InferHead
+from server.core.relay import InferHead, RegionUse
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
 
 _INT64_PARAM, _STRING_PARAM, _UINT64_PARAM = 2, 3, 5
 _KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, _STRING_PARAM: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
 _FILE_KEY = "file:"
 _REGION_KEY = "shared_memory_region"
+_OFFSET_KEY, _SIZE_KEY = "shared_memory_offset", "shared_memory_byte_size"
+_SHARED_PREFIX = "shared_memory_"
 
 Span = tuple[int, int]
+Entry = tuple[str, list[Span]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ def scan_infer(message: bytes) -> InferScan:
     timeout_us: int | None = None
     classified: list[str] = []
     encoded: list[str] = []
-    regions: list[str] = []
+    regions: list[RegionUse] = []
     for number, wire_type, start, end in reader.fields():
         if wire_type != LENGTH:
             continue
@@ -133,17 +136,21 @@ def _text(reader: WireReader, value: list[Span]) -> str | None:
     return held
 
 
-def _note_region(reader: WireReader, entry: tuple[str, list[Span]], regions: list[str]) -> None:
-    key, value = entry
-    region = _text(reader, value) if key == _REGION_KEY else None
-    if region is not None:
-        regions.append(region)
+def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionUse]) -> None:
+    """entries: the tensor's parameters about shared memory, if any; of two with one key the last counts."""
+    values = dict(entries)
+    name = _text(reader, values[_REGION_KEY]) if _REGION_KEY in values else None
+    if name is not None:
+        offset = _integer(reader, values[_OFFSET_KEY]) if _OFFSET_KEY in values else None
+        size = _integer(reader, values[_SIZE_KEY]) if _SIZE_KEY in values else None
+        regions.append(RegionUse(name, offset or 0, size))
 
 
-def _scan_input(reader: WireReader, start: int, end: int, regions: list[str]) -> tuple[str, bool]:
+def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool]:
     """Its name, and whether it is sent as BYTES. Raises InvalidRequest for a shape that overflows."""
     name, datatype = "", ""
     shape: list[int] = []
+    shared: list[Entry] = []
     for number, wire_type, value, stop in reader.fields(start, end):
         if number == 1 and wire_type == LENGTH:
             name = reader.text(value, stop)
@@ -154,7 +161,11 @@ def _scan_input(reader: WireReader, start: int, end: int, regions: list[str]) ->
         elif number == 3 and wire_type == LENGTH:
             shape.extend(reader.packed(value, stop))
         elif number == 4 and wire_type == LENGTH:
-            _note_region(reader, _entry(reader, value, stop), regions)
+            entry = _entry(reader, value, stop)
+            if entry[0].startswith(_SHARED_PREFIX):
+                shared.append(entry)
+    if shared:
+        _note_region(reader, shared, regions)
     _check_shape(name, shape)
     return name, datatype == "BYTES"
 
@@ -173,15 +184,19 @@ def _shown(shape: list[int]) -> str:
     return str(shape) if len(shape) <= 8 else f"{shape[:8]} and {len(shape) - 8} more dimensions"
 
 
-def _scan_output(reader: WireReader, start: int, end: int, regions: list[str]) -> tuple[str, bool]:
+def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool]:
     name, is_classified = "", False
+    shared: list[Entry] = []
     for number, wire_type, first, last in reader.fields(start, end):
         if number == 1 and wire_type == LENGTH:
             name = reader.text(first, last)
         elif number == 2 and wire_type == LENGTH:
             entry = _entry(reader, first, last)
             is_classified |= entry[0] == "classification"
-            _note_region(reader, entry, regions)
+            if entry[0].startswith(_SHARED_PREFIX):
+                shared.append(entry)
+    if shared:
+        _note_region(reader, shared, regions)
     return name, is_classified
 
 

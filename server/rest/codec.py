@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 
 import msgspec
 
 from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
-from server.core.relay import InferHead
+from server.core.relay import InferHead, RegionUse
 from server.core.tensor import Datatype
 from server.rest.json_members import (
     Document,
@@ -33,10 +34,11 @@ _SHAPE = msgspec.json.Decoder(list[int])
 
 @dataclass(frozen=True, slots=True)
 class InferScan:
-    """classification_outputs: the names of the outputs that shall come as classes."""
+    """classification_outputs: the names of the outputs that shall come as classes. is_raw: there is no JSON."""
 
     head: InferHead
     classification_outputs: tuple[str, ...] = ()
+    is_raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def scan_infer(body: bytes, header_length: int | None, model: InferHead, max_dep
     if header_length < 0 or header_length > len(body):
         raise InvalidRequest(f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes")
     if header_length == 0:
-        return InferScan(model)
+        return InferScan(model, is_raw=True)
     document = read_document(body[:header_length] if header_length < len(body) else body, max_depth)
     top = document.members
     if "inputs" not in top:
@@ -176,9 +178,19 @@ def _check_json(entry: _Entry, elements: int) -> None:
         raise InvalidRequest(f"{entry.where}: its shape asks for {elements} elements; its data holds {most} at most")
 
 
-def _regions(entries: list[_Entry]) -> tuple[str, ...]:
-    found = (entry.parameters.get("shared_memory_region") for entry in entries)
-    return tuple(region for region in found if isinstance(region, str))
+def _regions(entries: list[_Entry]) -> tuple[RegionUse, ...]:
+    return tuple(_region(entry.parameters) for entry in entries if "shared_memory_region" in entry.parameters)
+
+
+def _region(parameters: Mapping[str, Parameter]) -> RegionUse:
+    """Raises InvalidRequest for a member of the wrong kind."""
+    name, size = parameters["shared_memory_region"], parameters.get("shared_memory_byte_size")
+    offset = parameters.get("shared_memory_offset", 0)
+    if not isinstance(name, str):
+        raise InvalidRequest(f"shared_memory_region is {name!r}; it must be a region's name")
+    if type(offset) is not int or type(size) not in (int, NoneType):
+        raise InvalidRequest(f"region {shown(name)}: shared_memory_offset and …_byte_size must be numbers of bytes")
+    return RegionUse(name, offset, size if isinstance(size, int) else None)
 
 
 def _datatype(entry: _Entry) -> Datatype:
