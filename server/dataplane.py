@@ -14,6 +14,7 @@ from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import Relay
 from server.core.caller import NOBODY, Caller
+from server.core.encoded_images import C, EncodedCall, ImageInput
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
 from server.core.tensor import Datatype
@@ -104,6 +105,39 @@ class DataPlane:
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer
 
+    def image_input(self, model_name: str) -> ImageInput | None:
+        """Where encoded images may stand in a request for this model; None where it takes tensors only.
+
+        Raises InvalidRequest where its config means to describe images and does it wrongly.
+        """
+        return self._images.input_of(model_name)
+
+    async def relay_http_images(
+        self, asked: EncodedCall[HttpCall], *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> HttpAnswer:
+        """As relay_http, the images decoded and prepared on the way."""
+        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), deadline) as until:
+            call = await self.with_tensor(asked, until)
+            answer = await self._timed(Verb.INFER, asked.head, self._relay.http(call, deadline=until))
+            await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
+            return answer
+
+    async def relay_grpc_images(
+        self, asked: EncodedCall[GrpcCall], *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> GrpcAnswer:
+        """As relay_grpc, the images decoded and prepared on the way."""
+        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), deadline) as until:
+            call = await self.with_tensor(asked, until)
+            answer = await self._timed(Verb.INFER, asked.head, self._relay.grpc(call, deadline=until))
+            await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
+            return answer
+
+    async def with_tensor(self, asked: EncodedCall[C], deadline: float | None) -> C:
+        """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""
+        head = asked.head
+        request = ImageRequest(head.model_name, head.model_version, asked.images, deadline, head.request_id)
+        return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
+
     async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         """Labelled results in source pixels. Raises of the InferenceError tree."""
         head = InferHead(request.model_name, request.model_version, request.id)
@@ -114,6 +148,12 @@ class DataPlane:
             response = await self._images.run(replace(request, deadline=until), model, label)
             self._watch.note_served(request.model_name)
             return response
+
+    def _size_of(self, asked: EncodedCall[C]) -> int:
+        """Bytes in flight: the images and, where it can be told, the tensor that they become."""
+        place = self._images.input_of(asked.head.model_name)
+        rows = len(asked.images) * place.row_bytes if place is not None else 0
+        return sum(len(image) for image in asked.images) + rows
 
     async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
         """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""

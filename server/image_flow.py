@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 from server.backends.watch import EngineWatch
 from server.batching.merge import Merged, merge
 from server.core.backend import Backend
-from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest
+from server.core.encoded_images import ImageInput
+from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest, TooLarge, UnsupportedMedia
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.model import ModelConfig
 from server.core.result import VisionResult
-from server.core.tensor import tensor_from_numpy
+from server.core.tensor import Array, Datatype, Tensor, tensor_from_numpy
 from server.metrics import Metrics
 from server.vision.card import VisionCard, card_from_config
 from server.vision.header import sniff
@@ -24,6 +25,7 @@ from server.vision.spec import PrepareSpec
 T = TypeVar("T")
 WAVE_BYTES = 64 << 20
 OWN_SIZE_WAVE = 4  # images at once of a model that takes them at their own size
+MAX_TENSOR_BYTES = 256 << 20  # of the tensor that one request's encoded images become
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +81,49 @@ class ImageFlow:
     async def model(self, model_name: str) -> ImageModel:
         """Raises ModelNotFound, ModelNotReady, and InvalidRequest where its config does not describe images."""
         config = await self._watch.find(model_name)
-        known = self._models.get(model_name)
-        if known is not None and known.config is config:
-            return known
-        card = card_from_config(config)
-        if card is None:
+        model = self._described(config)
+        if model is None:
             raise InvalidRequest(
                 f"model {model_name!r} does not say how it sees images (no `network-type` in the parameters of its "
                 "config.pbtxt); send tensors to /infer instead"
             )
-        self._models[model_name] = ImageModel(config, card)
-        return self._models[model_name]
+        return model
+
+    def input_of(self, model_name: str) -> ImageInput | None:
+        """Where the model takes images; None where it is not known, not ready, or takes tensors only.
+
+        Raises InvalidRequest where its config means to describe images and does it wrongly.
+        """
+        known = self._watch.models.get(model_name)
+        if known is None or not known.is_ready or known.config is None or not _may_take_images(known.config):
+            return None
+        model = self._described(known.config)
+        if model is None:
+            return None
+        return ImageInput(model.card.input_name, row_bytes(model.card.prepare_spec))
+
+    async def tensor(self, request: ImageRequest, label: str) -> Tensor:
+        """The images as the model's input, rows in the order given. Raises of the InferenceError tree.
+
+        label: the model's name as metrics may show it.
+        """
+        model = await self.model(request.model_name)
+        _refuse_too_many(model, len(request.images))
+        prepared: list[Prepared] = []
+        timings: list[Timings] = []
+        size = wave_size(model.card.prepare_spec)
+        for first in range(0, len(request.images), size):
+            started = time.monotonic()
+            which = range(first, min(first + size, len(request.images)))
+            try:
+                prepared += await self._prepare(request, which, model)
+            except UnsupportedMedia as error:  # it says 415 of a body, and this body is v2's
+                raise InvalidRequest(error.message) from error
+            timings.append(_timings_of(prepared[first:], time.monotonic() - started))
+            _refuse_too_large(sum(item.array.nbytes for item in prepared))
+        self._metrics.prepared(label, _sum_of(timings))
+        self._metrics.batch(label, len(prepared))
+        return tensor_from_numpy(model.card.input_name, _one_array([item.array for item in prepared], model.config))
 
     async def run(self, request: ImageRequest, model: ImageModel, label: str) -> ImageResponse:
         """Raises of the InferenceError tree. label: the model's name as metrics may show it.
@@ -113,12 +147,22 @@ class ImageFlow:
             time.monotonic() - started,
         )
 
+    def _described(self, config: ModelConfig) -> ImageModel | None:
+        """The model with its card, read once a config; None where it has none."""
+        known = self._models.get(config.name)
+        if known is not None and known.config is config:
+            return known
+        card = card_from_config(config)
+        if card is None:
+            return None
+        self._models[config.name] = ImageModel(config, card)
+        return self._models[config.name]
+
     async def _wave(self, request: ImageRequest, which: range, model: ImageModel, label: str) -> _Wave:
         """The images of these indices, side by side."""
         started = time.monotonic()
         prepared = await self._prepare(request, which, model)
-        at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
-        queue_s = max(time.monotonic() - started - at_work_s, 0.0)
+        timings = _timings_of(prepared, time.monotonic() - started)
         calls = merge(
             [item.array for item in prepared],
             declared_shape=model.config.inputs[0].shape,
@@ -128,10 +172,8 @@ class ImageFlow:
         responses = await self._infer(request, model, calls, label)
         parse_started = time.monotonic()
         results = _parse(model.card, prepared, calls, responses)
-        timings = Timings(
-            decode=max(item.decode_s for item in prepared),
-            preprocess=max(item.preprocess_s for item in prepared),
-            queue=queue_s,
+        timings = replace(
+            timings,
             infer=parse_started - infer_started,
             postprocess=time.monotonic() - parse_started,
             batch_size=max(len(call.members) for call in calls),
@@ -169,8 +211,64 @@ class ImageFlow:
 
 def wave_size(spec: PrepareSpec) -> int:
     """How many images of one request are in memory at once, prepared for this network."""
-    image_bytes = spec.width * spec.height * spec.color.channels * (spec.datatype.size_bytes or 1)
+    image_bytes = row_bytes(spec)
     return max(1, WAVE_BYTES // image_bytes) if image_bytes else OWN_SIZE_WAVE
+
+
+def row_bytes(spec: PrepareSpec) -> int:
+    """Bytes of one image as this network's input; 0 where images keep their own size."""
+    return spec.width * spec.height * spec.color.channels * (spec.datatype.size_bytes or 1)
+
+
+def _may_take_images(config: ModelConfig) -> bool:
+    """What is quickly said, so that requests of BYTES to other models lose no time."""
+    return "network-type" in config.parameters and all(spec.datatype is not Datatype.BYTES for spec in config.inputs)
+
+
+def _refuse_too_many(model: ImageModel, count: int) -> None:
+    """What can be said before an image is decoded."""
+    most = _most_rows(model.config)
+    if most is not None and count > most:
+        raise InvalidRequest(
+            f"{count} images for model {model.config.name!r}, which takes {most} at once; send fewer in one request"
+        )
+    _refuse_too_large(count * row_bytes(model.card.prepare_spec))
+
+
+def _most_rows(config: ModelConfig) -> int | None:
+    """Images in one input: by max_batch_size; without it as many as a variable first dimension takes, else one."""
+    shape = config.inputs[0].shape
+    return config.max_batch_size or (None if len(shape) == 4 and shape[0] == -1 else 1)
+
+
+def _refuse_too_large(size_bytes: int) -> None:
+    if size_bytes > MAX_TENSOR_BYTES:
+        raise TooLarge(
+            f"the images make a tensor of {size_bytes} bytes (limit {MAX_TENSOR_BYTES}); send fewer or smaller ones"
+        )
+
+
+def _one_array(arrays: Sequence[Array], config: ModelConfig) -> Array:
+    """All rows in one array. Raises InvalidRequest for images of unlike sizes where the model keeps their own."""
+    rows = config.max_batch_size or (len(arrays) if _most_rows(config) is None else 0)
+    calls = merge(arrays, declared_shape=config.inputs[0].shape, max_batch_size=rows)
+    if len(calls) > 1:
+        shapes = sorted({array.shape for array in arrays})
+        raise InvalidRequest(
+            f"model {config.name!r} takes images at their own size, and these differ ({shapes[0]} and {shapes[1]}): "
+            "no tensor holds both; send each in a request of its own"
+        )
+    return calls[0].array
+
+
+def _timings_of(prepared: Sequence[Prepared], passed_s: float) -> Timings:
+    """Of images prepared side by side: what took longest, and what of the time was waiting."""
+    at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
+    return Timings(
+        decode=max(item.decode_s for item in prepared),
+        preprocess=max(item.preprocess_s for item in prepared),
+        queue=max(passed_s - at_work_s, 0.0),
+    )
 
 
 def _sum_of(timings: Sequence[Timings]) -> Timings:

@@ -112,6 +112,11 @@ class Metrics:
         for stage in STAGES:
             self._histograms[f"{stage}_seconds"].labels(model).observe(getattr(timings, stage))
 
+    def prepared(self, model: str, timings: Timings) -> None:
+        """The stages of encoded images that go on to the engine as a tensor."""
+        for stage in ("decode", "preprocess", "queue"):
+            self._histograms[f"{stage}_seconds"].labels(model).observe(getattr(timings, stage))
+
     def relayed(self, model: str, seconds: float) -> None:
         """The engine answered a request that passed through as bytes."""
         self._histograms["infer_seconds"].labels(model).observe(seconds)

@@ -32,8 +32,13 @@ def encode_request(request: InferRequest) -> bytes:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     for name in request.outputs:
         message.outputs.add(name=name)
+    return with_raw_inputs(message, request.inputs)
+
+
+def with_raw_inputs(message: service_pb2.ModelInferRequest, tensors: Sequence[Tensor]) -> bytes:
+    """The message, which has no raw_input_contents, serialised with those of the tensors: copied once, into it."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
-    for tensor in request.inputs:
+    for tensor in tensors:
         parts += (_RAW_INPUT_TAG, _varint(tensor.data.nbytes), tensor.data)
     return b"".join(parts)
 

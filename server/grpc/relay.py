@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from server.core.encoded_images import EncodedCall
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
 from server.dataplane import DataPlane, Verb
 from server.grpc.codec import scan_infer
+from server.grpc.encoded_images import encoded_call
 from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
 from server.grpc.gate import caller_of
 from server.logs import get_logger
@@ -55,9 +57,11 @@ class CallRelay:
             deadline = _earlier(_deadline(context), _parameter_deadline(head, started))
             if scan.classified_outputs:
                 await self._plane.refuse_classification_of_bytes(head, scan.classified_outputs)
-            return await self._plane.relay_grpc(
-                Verb.INFER, head, _call(method, message, context), caller=caller_of(context), deadline=deadline
-            )
+            call, caller = _call(method, message, context), caller_of(context)
+            asked = self._with_images(head, call) if head.bytes_inputs else None
+            if asked is not None:
+                return await self._plane.relay_grpc_images(asked, caller=caller, deadline=deadline)
+            return await self._plane.relay_grpc(Verb.INFER, head, call, caller=caller, deadline=deadline)
 
         try:
             outcome = await self._outcome(work)
@@ -82,6 +86,10 @@ class CallRelay:
             )
 
         return await _end(await self._outcome(work), context)
+
+    def _with_images(self, head: InferHead, call: GrpcCall) -> EncodedCall[GrpcCall] | None:
+        place = self._plane.image_input(head.model_name)
+        return encoded_call(head, call, place) if place is not None else None
 
     def cut(self) -> None:
         """End every running call now, as UNAVAILABLE."""

@@ -1,11 +1,14 @@
-"""POST …/infer: scanned, then relayed as it came."""
+"""POST …/infer: scanned, then relayed as it came; encoded images as the tensor that they become."""
 
 import re
+from collections.abc import Coroutine
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.core.caller import Caller
+from server.core.encoded_images import EncodedCall
 from server.core.relay import HttpAnswer, HttpCall
 from server.dataplane import DataPlane, Verb
 from server.rest.body import decompressed, read_body, single_header
@@ -13,6 +16,7 @@ from server.rest.calls import AnswerResponse, call_of, model_of
 from server.rest.codec import InferScan, scan_infer
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
+from server.rest.encoded_images import encoded_call
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.threads import run_scan
@@ -31,24 +35,40 @@ class InferEndpoint:
         self._limits = limits
 
     async def __call__(self, request: Request) -> Response:
-        body = await read_body(request, self._limits)
-        scan = await self._scan(request, body)
-        deadline = deadline_of(request, scan.head.timeout_us)
-        work = self._relay(scan, call_of(request, body), caller_of(request), deadline)
+        work = await self._work(request, await read_body(request, self._limits))
         return AnswerResponse(_with_client_errors(await run_until_disconnect(request.receive, work)))
 
-    async def _scan(self, request: Request, body: bytes) -> InferScan:
-        model = model_of(request)
+    async def _work(self, request: Request, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
+        """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
         encoding = single_header(request, "content-encoding").lower()
         plain = await decompressed(body, encoding, self._limits.max_body_bytes)
         length = header_length_of(request)
-        depth = self._limits.max_json_depth
-        return await run_scan(len(plain) if length is None else length, scan_infer, plain, length, model, depth)
+        scan = await self._scan(request, plain, length)
+        deadline = deadline_of(request, scan.head.timeout_us)
+        call, caller = call_of(request, body), caller_of(request)
+        if scan.head.bytes_inputs or scan.is_raw:
+            place = self._plane.image_input(scan.head.model_name)
+            if place is not None:
+                asked = await run_scan(len(plain), encoded_call, scan.head, call, plain, length, place)
+                if asked is not None:
+                    return self._relay_images(scan, asked, caller, deadline)
+        return self._relay(scan, call, caller, deadline)
+
+    async def _scan(self, request: Request, plain: bytes, length: int | None) -> InferScan:
+        size, depth = len(plain) if length is None else length, self._limits.max_json_depth
+        return await run_scan(size, scan_infer, plain, length, model_of(request), depth)
 
     async def _relay(self, scan: InferScan, call: HttpCall, caller: Caller, deadline: float | None) -> HttpAnswer:
         if scan.classification_outputs:
             await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
         return await self._plane.relay_http(Verb.INFER, scan.head, call, caller=caller, deadline=deadline)
+
+    async def _relay_images(
+        self, scan: InferScan, asked: EncodedCall[HttpCall], caller: Caller, deadline: float | None
+    ) -> HttpAnswer:
+        if scan.classification_outputs:
+            await self._plane.refuse_classification_of_bytes(scan.head, scan.classification_outputs)
+        return await self._plane.relay_http_images(asked, caller=caller, deadline=deadline)
 
 
 def header_length_of(request: Request) -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from server.core.caller import NOBODY, Caller
+from server.core.encoded_images import EncodedCall, ImageInput
 from server.core.errors import InvalidRequest
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
@@ -58,6 +59,7 @@ class FakePlane:
         self.error: Exception | None = None
         self.answer: GrpcAnswer | None = None
         self.unready_reason = ""
+        self.image_inputs: dict[str, ImageInput] = {}
         self.entered = asyncio.Event()
 
     def readiness(self) -> Readiness:
@@ -74,6 +76,17 @@ class FakePlane:
         if self.error is not None:
             raise self.error
         return self.answer or await self.engine.grpc(call, deadline=deadline)
+
+    def image_input(self, model_name: str) -> ImageInput | None:
+        return self.image_inputs.get(model_name)
+
+    async def relay_grpc_images(
+        self, asked: EncodedCall[GrpcCall], *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> GrpcAnswer:
+        """The images go on as one row of their sizes in bytes."""
+        sizes = np.array([[len(image) for image in asked.images]], np.float32)
+        call = asked.with_tensor(tensor_from_numpy("x", sizes))
+        return await self.relay_grpc(Verb.INFER, asked.head, call, caller=caller, deadline=deadline)
 
     async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
         config = await self.engine.model_config(head.model_name)

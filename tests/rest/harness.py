@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from server.core.caller import NOBODY, Caller
+from server.core.encoded_images import EncodedCall, ImageInput
 from server.core.infer import Timings
 from server.core.relay import HttpAnswer, HttpCall, InferHead
 from server.core.result import Detections
+from server.core.tensor import tensor_from_numpy
 from server.dataplane import ImageRequest, ImageResponse, Readiness, Verb
 from server.rest.app import RestLimits, create_app
 from server.rest.listener import HttpListener, bind
@@ -38,6 +40,8 @@ class FakePlane:
         self.relayed: list[tuple[Verb, InferHead, HttpCall, float | None]] = []
         self.images: list[ImageRequest] = []
         self.classified: list[tuple[str, ...]] = []
+        self.image_inputs: dict[str, ImageInput] = {}
+        self.encoded: list[tuple[bytes, ...]] = []
         self.answer = HttpAnswer(200, JSON, b'{"ok":true}')
         self.image_answer = one_box()
         self.error: Exception | None = None
@@ -60,6 +64,19 @@ class FakePlane:
         self.relayed.append((verb, head, call, deadline))
         await self._work()
         return self.answer
+
+    def image_input(self, model_name: str) -> ImageInput | None:
+        return self.image_inputs.get(model_name)
+
+    async def relay_http_images(
+        self, asked: EncodedCall[HttpCall], *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> HttpAnswer:
+        """The images go on as a tensor of their sizes in bytes."""
+        self.encoded.append(asked.images)
+        sizes = np.array([len(image) for image in asked.images], np.float32)
+        return await self.relay_http(
+            Verb.INFER, asked.head, asked.with_tensor(tensor_from_numpy("x", sizes)), caller=caller, deadline=deadline
+        )
 
     async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         self.images.append(request)
