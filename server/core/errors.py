@@ -50,6 +50,16 @@ class Unauthenticated(InferenceError):
     reason = "unauthenticated"
 
 
+class AccessUnavailable(InferenceError):
+    """Whether the key or token is good cannot be told now. By access. 503 with Retry-After."""
+
+    reason = "access_unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class PermissionDenied(InferenceError):
     """The caller is known, but its roles do not allow this. By access. 403 / PERMISSION_DENIED."""
 

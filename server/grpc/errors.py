@@ -5,6 +5,7 @@ from typing import NamedTuple
 import grpc
 
 from server.core.errors import (
+    AccessUnavailable,
     BackendFailed,
     BackendUnavailable,
     DeadlineExceeded,
@@ -27,6 +28,7 @@ TABLE: dict[type[InferenceError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    AccessUnavailable: grpc.StatusCode.UNAVAILABLE,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
@@ -52,6 +54,6 @@ class Status(NamedTuple):
 def status_of(error: InferenceError) -> Status:
     """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps."""
     code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
-    if isinstance(error, BackendUnavailable | Overloaded | QuotaExceeded):
+    if isinstance(error, AccessUnavailable | BackendUnavailable | Overloaded | QuotaExceeded):
         return Status(code, error.message, ((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"),))
     return Status(code, error.message)

@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from server.core.errors import (
+    AccessUnavailable,
     BackendFailed,
     BackendUnavailable,
     BodyTooSlow,
@@ -30,6 +31,7 @@ STATUS: Mapping[type[InferenceError], int] = {
     UnsupportedMedia: 415,
     BodyTooSlow: 408,
     Unauthenticated: 401,
+    AccessUnavailable: 503,
     PermissionDenied: 403,
     QuotaExceeded: 429,
     ModelNotFound: 404,
@@ -41,6 +43,7 @@ STATUS: Mapping[type[InferenceError], int] = {
     BackendFailed: 500,
     InferenceError: 500,
 }
+WAITING_HELPS = (AccessUnavailable, BackendUnavailable, Overloaded, QuotaExceeded)
 CLIENT_GONE = 499
 _LEAST_RETRY_AFTER_S = 1
 
@@ -74,5 +77,5 @@ def response_of(error: InferenceError) -> Response:
 
 
 def _retry_after_s(error: InferenceError) -> int:
-    known = error.retry_after_s if isinstance(error, BackendUnavailable | Overloaded | QuotaExceeded) else 0.0
+    known = error.retry_after_s if isinstance(error, WAITING_HELPS) else 0.0
     return max(math.ceil(known), _LEAST_RETRY_AFTER_S)

@@ -1,0 +1,167 @@
+"""The door: who stands there, and may they do that?"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from server.access.keys import ApiKey, KeyRefused, KeyRing
+from server.access.quotas import Quotas, with_share
+from server.access.rules import AccessFileError, AccessRules, read_access_file
+from server.core.caller import Caller, Quota, Role
+from server.core.errors import AccessUnavailable, PermissionDenied, Unauthenticated
+from server.logs import get_logger
+
+if TYPE_CHECKING:  # they import cryptography, which API keys do not need
+    from server.access.jwks import JwksKeys
+    from server.access.tokens import TokenVerifier
+
+LOOK_INTERVAL_S = 1.0
+SHARE_OF_ONE_AMONG_MANY = 0.5
+_HOW = "send `Authorization: Bearer …` or `x-api-key: …`"
+
+log = get_logger("access")
+Signature = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Where the keys are, and what a caller without one may do."""
+
+    file: Path | None = None
+    keys: tuple[ApiKey, ...] = ()
+    anonymous: frozenset[Role] = frozenset()
+
+
+class Door:
+    """Lets callers in by their key or token. The keys of its file are read again when the file changes."""
+
+    def __init__(self, options: AccessOptions, quotas: Quotas, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.quotas = quotas
+        self.failed_reads = 0
+        self._options = options
+        self._clock = clock
+        self._ring: KeyRing | None = None
+        self._usual = Quota()
+        self._verifier: TokenVerifier | None = None
+        self._jwks: JwksKeys | None = None
+        self._signature: Signature | None = None
+        if options.file is None:
+            self._take(AccessRules())
+        else:
+            self._read(options.file)
+
+    @property
+    def key_count(self) -> int:
+        """API keys that open this door now."""
+        return len(self._ring) if self._ring is not None else 0
+
+    async def admit(self, credentials: Iterable[str], role: Role) -> Caller:
+        """Whoever presents these keys or tokens; none for an anonymous caller.
+
+        Raises Unauthenticated, PermissionDenied, QuotaExceeded, and AccessUnavailable where nobody can tell now.
+        """
+        presented = set(credentials)
+        if len(presented) > 1:
+            raise Unauthenticated("two different keys are sent; send one")
+        caller = await self._caller(presented.pop()) if presented else self._anonymous()
+        if role not in caller.roles:
+            raise _denied(caller, role)
+        self.quotas.look(caller, self._clock())
+        return caller
+
+    async def run(self) -> None:
+        """Reads the file again whenever it has changed; for ever."""
+        while self._options.file is not None:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self.look_again()
+
+    async def look_again(self) -> None:
+        """Reads the file again where it has changed; a broken one leaves the keys as they are, and is told of once."""
+        file = self._options.file
+        if file is None:
+            return
+        signature = await asyncio.to_thread(_signature_of, file)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            self._take(await asyncio.to_thread(read_access_file, file))
+        except AccessFileError as error:
+            self._complain(error)
+
+    async def aclose(self) -> None:
+        """Ends what runs."""
+        if self._jwks is not None:
+            await self._jwks.aclose()
+
+    async def _caller(self, credential: str) -> Caller:
+        if self._ring is None:
+            raise AccessUnavailable("the keys cannot be read now; the gateway's log says why", retry_after_s=5.0)
+        key = self._ring.find(credential)
+        if key is not None:
+            return Caller(key.name, roles=key.roles, quota=key.quota)
+        if self._verifier is not None and credential.count(".") == 2:
+            return await self._verifier.caller(credential)
+        raise Unauthenticated(f"the API key is unknown; {_HOW} with one that this gateway knows")
+
+    def _anonymous(self) -> Caller:
+        return Caller(roles=self._options.anonymous, quota=self._usual)
+
+    def _read(self, file: Path) -> None:
+        self._signature = _signature_of(file)
+        try:
+            self._take(read_access_file(file))
+        except AccessFileError as error:
+            self._complain(error)
+
+    def _complain(self, error: AccessFileError) -> None:
+        self.failed_reads += 1
+        kept = "the keys read before stay" if self._ring is not None else "no key opens until it is mended"
+        log.error("the access file was not taken", error=str(error), kept=kept)
+
+    def _take(self, rules: AccessRules) -> None:
+        """Raises AccessFileError where a key is in the file and elsewhere, too."""
+        keys = (*self._options.keys, *rules.keys)
+        is_alone = len(keys) <= 1 and rules.tokens is None and not self._options.anonymous
+        usual = Quota(share=1.0 if is_alone else SHARE_OF_ONE_AMONG_MANY)
+        try:
+            ring = KeyRing(replace(key, quota=with_share(key.quota, usual)) for key in keys)
+        except KeyRefused as error:
+            raise AccessFileError(f"{error} (PENSTOCK_API_KEYS and the access file count together)") from error
+        self._verifier = self._verifier_of(rules, usual)
+        self._usual = usual
+        self._ring = ring
+        log.info("access rules taken", keys=len(ring), takes_tokens=rules.tokens is not None)
+
+    def _verifier_of(self, rules: AccessRules, usual: Quota) -> "TokenVerifier | None":
+        if rules.tokens is None:
+            return None
+        from server.access.jwks import JwksKeys
+        from server.access.tokens import TokenVerifier
+
+        if not rules.tokens.jwks_url:
+            self._jwks = None
+        elif self._jwks is None or self._jwks.url != rules.tokens.jwks_url:
+            self._jwks = JwksKeys(rules.tokens.jwks_url, clock=self._clock)
+        return TokenVerifier(replace(rules.tokens, quota=with_share(rules.tokens.quota, usual)), self._jwks)
+
+
+def _denied(caller: Caller, role: Role) -> Exception:
+    if not caller.key_name:
+        return Unauthenticated(f"this needs an API key with the role {role}; {_HOW}")
+    roles = ", ".join(sorted(caller.roles)) or "none"
+    return PermissionDenied(
+        f"{caller.key_name!r} has not the role {role}, which this needs (it has: {roles}); use another key"
+    )
+
+
+def _signature_of(file: Path) -> Signature | None:
+    """What changes with the file; None where it is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,139 @@
+"""The public keys of whoever signs the tokens: fetched, kept, and used for a while when they cannot be had again."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import jwt
+
+from server.core.errors import AccessUnavailable, Unauthenticated
+from server.logs import get_logger
+
+FRESH_S = 300.0  # keys are asked for again after this, while the ones that are there still serve
+USABLE_S = 3600.0  # keys that could not be had again serve this long, and not a second longer
+RETRY_S = 10.0  # between two fetches, whatever tokens say
+FETCH_TIMEOUT_S = 3.0
+MAX_BYTES = 1 << 20
+
+log = get_logger("access")
+Fetch = Callable[[str], Awaitable[bytes]]
+
+
+async def fetch_json(url: str) -> bytes:
+    """The document at the address, without following it elsewhere. Raises OSError, also where it takes too long."""
+    import aiohttp  # here, since most gateways ask nobody
+
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)) as session,
+            session.get(url, allow_redirects=False) as answer,
+        ):
+            if answer.status != 200:
+                raise OSError(f"it answered {answer.status}")
+            body = bytearray()
+            async for piece in answer.content.iter_any():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise OSError(f"its answer has more than {MAX_BYTES} bytes")
+    except aiohttp.ClientError as error:
+        raise OSError(f"it cannot be asked ({type(error).__name__})") from error
+    except TimeoutError as error:
+        raise OSError(f"it did not answer within {FETCH_TIMEOUT_S:g} s") from error
+    return bytes(body)
+
+
+class JwksKeys:
+    """The keys at one address.
+
+    They are fetched when a token needs them: one fetch at a time, and none sooner than RETRY_S after the last. A
+    token whose key is here is answered at once, also while the keys are being fetched again.
+    """
+
+    def __init__(self, url: str, *, fetch: Fetch = fetch_json, clock: Callable[[], float] = time.monotonic) -> None:
+        self.url = url
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: Mapping[str | None, jwt.PyJWK] = {}
+        self._fetched_at: float | None = None
+        self._tried_at: float | None = None
+        self._last_try_failed = False
+        self._fetching: asyncio.Task[None] | None = None
+
+    async def key_for(self, key_id: str | None) -> jwt.PyJWK:
+        """The key of this name; without one, the only key there is.
+
+        Raises Unauthenticated where the signer has no such key, AccessUnavailable where nobody can say.
+        """
+        key = self._known(key_id)
+        if key is None or self._age_s() > FRESH_S:
+            self._begin_fetch()
+        if key is None and self._fetching is not None:
+            await asyncio.shield(self._fetching)
+            key = self._known(key_id)
+        if key is not None:
+            return key
+        if self._last_try_failed or self._fetched_at is None:
+            raise AccessUnavailable(
+                "the keys that tokens are checked with cannot be had now; retry later", retry_after_s=RETRY_S
+            )
+        raise Unauthenticated("the token is signed with a key that its issuer does not list; get a new one")
+
+    async def aclose(self) -> None:
+        """Ends a fetch that runs."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait({self._fetching})
+
+    def _known(self, key_id: str | None) -> jwt.PyJWK | None:
+        if self._age_s() > USABLE_S:
+            return None
+        if key_id is None:
+            return next(iter(self._keys.values())) if len(self._keys) == 1 else None
+        return self._keys.get(key_id)
+
+    def _age_s(self) -> float:
+        return float("inf") if self._fetched_at is None else self._clock() - self._fetched_at
+
+    def _begin_fetch(self) -> None:
+        if self._fetching is not None or (self._tried_at is not None and self._clock() - self._tried_at < RETRY_S):
+            return
+        self._tried_at = self._clock()
+        self._fetching = asyncio.create_task(self._fetch_keys())
+
+    async def _fetch_keys(self) -> None:
+        try:
+            keys = keys_of(await self._fetch(self.url))
+        except (OSError, ValueError) as error:
+            self._last_try_failed = True
+            log.warning("the keys of tokens cannot be had", url=self.url, error=str(error), usable_s=self._usable_s())
+        else:
+            if self._last_try_failed or self._fetched_at is None:
+                log.info("the keys of tokens are here", url=self.url, keys=len(keys))
+            self._keys = keys
+            self._fetched_at = self._clock()
+            self._last_try_failed = False
+        finally:
+            self._fetching = None
+
+    def _usable_s(self) -> int:
+        """How long the keys that are there still serve."""
+        return max(0, int(USABLE_S - self._age_s())) if self._keys else 0
+
+
+def keys_of(document: bytes) -> dict[str | None, jwt.PyJWK]:
+    """The keys of a JSON web key set by their names; those of an unknown kind are left out. Raises ValueError."""
+    listed = json.loads(document)
+    items = listed.get("keys") if isinstance(listed, dict) else None
+    if not isinstance(items, list):
+        raise ValueError("what came is no JSON web key set")
+    keys: dict[str | None, jwt.PyJWK] = {}
+    for item in items:
+        with contextlib.suppress(jwt.PyJWTError):
+            if isinstance(item, dict):
+                key = jwt.PyJWK(item)
+                keys[key.key_id] = key
+    if not keys:
+        raise ValueError("none of the keys that came can be used")
+    return keys

@@ -1,0 +1,106 @@
+"""How much each caller has asked for: a bucket of requests and a share of what is in flight. Sans-IO."""
+
+from dataclasses import dataclass, replace
+
+from server.core.caller import Caller, Quota
+from server.core.errors import QuotaExceeded
+
+SHARE_RETRY_AFTER_S = 0.2
+MAX_BUCKETS = (
+    10_000  # of callers that are remembered; beyond it, whoever has asked for nothing for longest is forgotten
+)
+_NO_QUOTA = Quota()
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one caller has in flight."""
+
+    requests: int = 0
+    size_bytes: int = 0
+
+
+class Quotas:
+    """Keeps callers from each other's share. A caller is its key's name; all without a key are one."""
+
+    def __init__(self, *, max_requests: int, max_bytes: int) -> None:
+        """max_requests, max_bytes: what may be in flight of all callers together."""
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._full_again: dict[str, float] = {}  # by caller: when its bucket has all its tokens again; oldest use first
+        self._held: dict[str, _Held] = {}
+
+    def look(self, caller: Caller, now: float) -> None:
+        """Raises QuotaExceeded where the caller's bucket is empty; takes nothing. now: monotonic seconds."""
+        quota = caller.quota
+        if quota is None or not quota.rate:
+            return
+        wait_s = self._wait_s(caller.key_name, quota, now)
+        if wait_s > 0:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has sent its {quota.rate} requests per {quota.period_s:g} s; "
+                f"retry after {wait_s:.2g} s",
+                retry_after_s=wait_s,
+            )
+
+    def take(self, caller: Caller, now: float) -> None:
+        """One request out of the caller's bucket. Raises QuotaExceeded where it is empty."""
+        quota = caller.quota
+        if quota is None or not quota.rate:
+            return
+        self.look(caller, now)
+        full_again = max(self._full_again.pop(caller.key_name, now), now)
+        self._full_again[caller.key_name] = full_again + quota.period_s / quota.rate
+        if len(self._full_again) > MAX_BUCKETS:
+            del self._full_again[next(iter(self._full_again))]
+
+    def enter(self, caller: Caller, size_bytes: int) -> None:
+        """A place in the caller's share; every enter that returned is owed one leave. Raises QuotaExceeded."""
+        share = (caller.quota or _NO_QUOTA).share
+        held = self._held.get(caller.key_name) or _Held()
+        max_requests = max(1, int(self._max_requests * share))
+        max_bytes = int(self._max_bytes * share)
+        if held.requests >= max_requests:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has {held.requests} requests in flight (its share is {max_requests}); "
+                f"retry after {SHARE_RETRY_AFTER_S} s",
+                retry_after_s=SHARE_RETRY_AFTER_S,
+            )
+        if held.requests and held.size_bytes + size_bytes > max_bytes:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has {held.size_bytes} bytes in flight and asks for {size_bytes} more "
+                f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
+                retry_after_s=SHARE_RETRY_AFTER_S,
+            )
+        held.requests += 1
+        held.size_bytes += size_bytes
+        self._held[caller.key_name] = held
+
+    def leave(self, caller: Caller, size_bytes: int) -> None:
+        """Give the place of an enter with the same size back."""
+        held = self._held[caller.key_name]
+        held.requests -= 1
+        held.size_bytes -= size_bytes
+        if not held.requests:
+            del self._held[caller.key_name]
+
+    def in_flight(self) -> dict[str, int]:
+        """Requests in flight by the caller's name, of those that have any; "" stands for all without a key."""
+        return {name: held.requests for name, held in self._held.items()}
+
+    def _wait_s(self, name: str, quota: Quota, now: float) -> float:
+        """Until the bucket has one token; 0 where it has one."""
+        one_s = quota.period_s / quota.rate
+        wait_s = self._full_again.get(name, now) - now - (quota.period_s - one_s)
+        return wait_s if wait_s > one_s * 1e-6 else 0.0  # sums of floats
+
+
+def with_share(quota: Quota | None, usual: Quota) -> Quota:
+    """The quota, with the usual one's share where it says none (0)."""
+    if quota is None:
+        return usual
+    return quota if quota.share else replace(quota, share=usual.share)
+
+
+def _subject(caller: Caller) -> str:
+    return f"the key {caller.key_name!r}" if caller.key_name else "the caller without a key"

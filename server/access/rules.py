@@ -1,0 +1,196 @@
+"""The access file: who may do what, and how much of it, as an operator writes it in TOML."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from server.access.keys import ApiKey, KeyRefused, KeyRing, checked_digest, checked_name, checked_secret, roles_of
+from server.core.address import is_loopback
+from server.core.caller import Quota, Role
+
+FROM_SECRETS = frozenset(("HS256", "HS384", "HS512"))
+FROM_PUBLIC_KEYS = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"))
+USUAL_ALGORITHMS = ("RS256", "ES256")
+_LEAST_JWT_SECRET = 32  # bytes: as many as HS256 has
+
+
+class AccessFileError(Exception):
+    """The access file cannot be read or used. One sentence: where, what, and what to do; never a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """Which JSON web tokens are believed.
+
+    verifying_key: a shared secret, or a public key as PEM; empty where keys come from jwks_url.
+    roles_claim: where a token says its roles (a list, or words with spaces); one without has usual_roles.
+    quota: of each subject; None for the usual one.
+    """
+
+    audience: str
+    issuer: str | None
+    algorithms: tuple[str, ...]
+    verifying_key: bytes
+    jwks_url: str
+    roles_claim: str
+    usual_roles: frozenset[Role]
+    quota: Quota | None
+    leeway_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRules:
+    """What an access file says."""
+
+    keys: tuple[ApiKey, ...] = ()
+    tokens: TokenRules | None = None
+
+
+class _Key(msgspec.Struct, forbid_unknown_fields=True):
+    roles: list[str]
+    sha256: str = ""
+    key: str = ""
+    rate: str = ""
+    share: float | None = None
+
+
+class _Tokens(msgspec.Struct, forbid_unknown_fields=True):
+    audience: str
+    issuer: str | None = None
+    algorithms: list[str] | None = None
+    secret_file: str = ""
+    public_key_file: str = ""
+    jwks_url: str = ""
+    roles_claim: str = "roles"
+    roles: list[str] = []
+    rate: str = ""
+    share: float | None = None
+    leeway_s: float = 30.0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    keys: dict[str, _Key] = {}
+    tokens: _Tokens | None = None
+
+
+def read_access_file(path: Path) -> AccessRules:
+    """What the file says, checked. Raises AccessFileError."""
+    try:
+        return _rules_of(path)
+    except OSError as error:
+        place = error.filename or path
+        raise AccessFileError(
+            f"{place}: cannot be read ({error.strerror}); give a file that this user may read"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AccessFileError(f"{path}: not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise AccessFileError(f"{path}: {error}; `penstock keys new --help` shows what one looks like") from None
+    except KeyRefused as error:
+        raise AccessFileError(f"{path}: {error}") from error
+
+
+def _rules_of(path: Path) -> AccessRules:
+    file = msgspec.convert(tomllib.loads(path.read_text()), _File)
+    keys = tuple(_api_key(name, key) for name, key in file.keys.items())
+    KeyRing(keys)  # refuses a secret that is there twice
+    tokens = _token_rules(file.tokens, path.parent) if file.tokens is not None else None
+    if not keys and tokens is None:
+        raise KeyRefused("it has neither keys nor [tokens]; `penstock keys new NAME --file …` adds a key")
+    return AccessRules(keys, tokens)
+
+
+def _api_key(name: str, key: _Key) -> ApiKey:
+    checked_name(name)
+    if bool(key.key) == bool(key.sha256):
+        raise KeyRefused(f"the key {name!r} needs one of sha256 and key; `penstock keys new` makes one with sha256")
+    digest = checked_secret(name, key.key) if key.key else checked_digest(name, key.sha256.lower())
+    return ApiKey(name, digest, roles_of(name, key.roles), _quota(f"the key {name!r}", key.rate, key.share))
+
+
+def _quota(subject: str, rate: str, share: float | None) -> Quota | None:
+    """None where nothing is said. A rate alone leaves the share at the usual one, which 0 stands for."""
+    if not rate and share is None:
+        return None
+    if share is not None and not 0 < share <= 1:
+        raise KeyRefused(f"share of {subject} is {share:g}; it is over 0 and at most 1")
+    count, period_s = _rate(subject, rate) if rate else (0, 1.0)
+    return Quota(count, period_s, share or 0.0)
+
+
+def _rate(subject: str, text: str) -> tuple[int, float]:
+    """Requests and the seconds that they are for, from words such as "100/second" or "10 per 5 minutes"."""
+    # Here, since it takes as long to import as all of this room. Its counting is not used: that goes by the wall clock.
+    from limits import parse
+
+    try:
+        rate = parse(text)
+    except ValueError as error:
+        raise KeyRefused(
+            f'rate of {subject} is {text[:80]!r}; write it as "100/second" or "10 per 5 minutes"'
+        ) from error
+    if rate.amount < 1:
+        raise KeyRefused(f"rate of {subject} is {text[:80]!r}, which allows nothing; leave the key out instead")
+    return rate.amount, float(rate.get_expiry())
+
+
+def _token_rules(tokens: _Tokens, folder: Path) -> TokenRules:
+    given = [name for name in ("secret_file", "public_key_file", "jwks_url") if getattr(tokens, name)]
+    if len(given) != 1:
+        raise KeyRefused("[tokens] needs exactly one of secret_file, public_key_file and jwks_url")
+    is_shared = bool(tokens.secret_file)
+    algorithms = tuple(tokens.algorithms or (("HS256",) if is_shared else USUAL_ALGORITHMS))
+    wrong = sorted(set(algorithms) - (FROM_SECRETS if is_shared else FROM_PUBLIC_KEYS))
+    if wrong:
+        raise KeyRefused(f"[tokens] algorithms has {wrong[0]!r}, which does not go with {given[0]}; leave it out")
+    if tokens.jwks_url:
+        _check_url(tokens.jwks_url)
+    return TokenRules(
+        audience=tokens.audience,
+        issuer=tokens.issuer,
+        algorithms=algorithms,
+        verifying_key=_verifying_key(tokens, folder),
+        jwks_url=tokens.jwks_url,
+        roles_claim=tokens.roles_claim,
+        usual_roles=roles_of("[tokens]", tokens.roles) if tokens.roles else frozenset(),
+        quota=_quota("[tokens]", tokens.rate, tokens.share),
+        leeway_s=tokens.leeway_s,
+    )
+
+
+def _verifying_key(tokens: _Tokens, folder: Path) -> bytes:
+    """As it stands in its file, which may be named relative to the access file."""
+    if tokens.jwks_url:
+        return b""
+    content = (folder / (tokens.secret_file or tokens.public_key_file)).read_bytes()
+    if tokens.public_key_file:
+        _check_public_key(content)
+        return content
+    secret = content.strip()
+    if len(secret) < _LEAST_JWT_SECRET:
+        raise KeyRefused(f"[tokens] secret_file holds {len(secret)} bytes; a secret has {_LEAST_JWT_SECRET} or more")
+    return secret
+
+
+def _check_public_key(content: bytes) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        load_pem_public_key(content)
+    except ValueError:
+        raise KeyRefused(
+            "[tokens] public_key_file holds no public key as PEM; give one (never the private one)"
+        ) from None
+
+
+def _check_url(url: str) -> None:
+    """Over the network keys come by https only: whoever can change them on the way can sign tokens."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" and parts.hostname:
+        return
+    if parts.scheme == "http" and parts.hostname and is_loopback(parts.hostname):
+        return
+    raise KeyRefused(f"[tokens] jwks_url is {url!r}; give an https:// address (http:// on loopback only)")
