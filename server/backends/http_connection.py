@@ -10,6 +10,7 @@ from typing import cast
 
 import httptools
 
+from server.backends.inflow import Inflow
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
 from server.core.relay import HttpAnswer, HttpCall
@@ -56,8 +57,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._inflow: Inflow | None = None
         self._is_head = False
         self._has_begun = False
+        self._is_flowing = False
         self._is_complete = False
         self._ends_at_close = False
         self._headers: list[tuple[bytes, bytes]] = []
@@ -68,15 +71,35 @@ class HttpConnection(asyncio.Protocol):
 
         Cancelled, the connection is gone: what the engine still sends belongs to nobody.
         """
-        self._is_head, self._has_begun, self._is_complete = is_head, False, False
+        self._is_head, self._has_begun, self._is_flowing, self._is_complete = is_head, False, False, False
         self._answer = asyncio.get_running_loop().create_future()
         try:
             self._send(head, body)
             return await self._answer
         finally:
             self._answer = None
-            if not self._is_complete:
+            if not self._is_complete and not self._is_flowing:
                 self.close()
+
+    async def begin(self, head: bytes, body: bytes) -> tuple[HttpAnswer, Inflow]:
+        """The engine's answer as soon as its head is there, without a body, and the body as it comes.
+
+        Raises as `exchange` does; the inflow likewise. Call `finish` when the body is read or not wanted any more.
+        """
+        self._inflow = inflow = Inflow(self._throttle)
+        try:
+            return await self.exchange(head, body), inflow
+        except BaseException:
+            self.finish()
+            raise
+
+    def finish(self) -> None:
+        """Nobody reads the begun answer any more; the connection stays open only where the answer was whole."""
+        self._inflow = None
+        if self._is_complete:
+            self._throttle(False)
+        else:
+            self.close()
 
     def close(self) -> None:
         """Drop the connection at once."""
@@ -101,7 +124,7 @@ class HttpConnection(asyncio.Protocol):
         _detect_dead_peers(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():
+        if (self._answer is None or self._answer.done()) and not self._is_flowing:
             self.close()
             return
         self._has_begun = True
@@ -136,9 +159,15 @@ class HttpConnection(asyncio.Protocol):
             return
         lengths = (b"content-length", b"transfer-encoding")
         self._ends_at_close = status >= 200 and not any(name in lengths for name, _ in self._headers)
+        if self._inflow is not None and status >= 200:
+            self._is_flowing = True
+            self._answer_with(b"")
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._inflow is not None:
+            self._inflow.put(body)
+        else:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
@@ -150,15 +179,33 @@ class HttpConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         self._ends_at_close = False
+        if self._inflow is not None and self._is_flowing:
+            self._is_flowing, self._is_complete = False, True
+            self._inflow.end()
+        elif self._answer is not None and not self._answer.done():
+            self._answer_with(b"".join(self._body))
+            self._is_complete = True
+
+    def _answer_with(self, body: bytes) -> None:
         if self._answer is not None and not self._answer.done():
             headers = end_to_end(tuple(self._headers), HOP_BY_HOP)
-            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), headers, b"".join(self._body)))
-            self._is_complete = True
+            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), headers, body))
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
+        elif self._inflow is not None:
+            self._inflow.end(error)
         self.close()
+
+    def _throttle(self, is_throttled: bool) -> None:
+        """Read on, or not: what is not read here fills the kernel's buffers, and then the engine waits."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if is_throttled:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
 
 def _detect_dead_peers(transport: asyncio.Transport) -> None:

@@ -80,7 +80,7 @@ class TritonBackend:
         return await self._grpc.relay(call, deadline=deadline)
 
     async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        raise NotSupported("this gateway does not serve generation; send tensors to the model's /infer")
+        return await self._http.stream(call, deadline=deadline)
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         raise NotSupported("this gateway does not serve streamed inference; send each request with ModelInfer")

@@ -3,17 +3,21 @@
 import asyncio
 import ssl
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from server.backends.http_connection import ConnectionBroken, HttpConnection, request_head
+from server.backends.inflow import Inflow
 from server.backends.patience import Patience
 from server.core.address import authority
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
-from server.core.relay import HttpAnswer, HttpCall
+from server.core.relay import HttpAnswer, HttpCall, HttpStream
 
+T = TypeVar("T")
 _READS = ("GET", "HEAD")
-_REPEATABLE_POSTS = (b"/infer", b"/index")
+_REPEATABLE_POSTS = (b"/infer", b"/index", b"/generate", b"/generate_stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,29 @@ class TritonHttp:
         Waits for one of the connections where all are in use. Cancelling drops the connection; Triton's HTTP port
         finishes the work all the same.
         """
-        head = request_head(call, self._origin.authority, self._origin.base_path)
-        timeout_s = self._patience_for(call) if deadline is None else deadline - time.monotonic()
-        if timeout_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
+        head = self._head(call)
+        timeout_s = self._timeout_s(call, deadline)
         try:
             async with asyncio.timeout(timeout_s), self._slots:
-                return await self._send(call, head)
+                return await self._send(call, lambda connection: self._exchange(connection, call, head))
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
+
+    async def stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        """The engine's answer as soon as its head is there. Raises as `relay` does, and so do its chunks.
+
+        It takes one of the connections until its chunks are read or closed; closed early, that connection is dropped,
+        and with it Triton's work. Without a deadline each chunk is waited for as long as a whole answer.
+        """
+        head = self._head(call)
+        timeout_s = self._timeout_s(call, deadline)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._slots.acquire()
+                chunks = await self._begun(call, head, deadline)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
+        return chunks
 
     async def aclose(self) -> None:
         """Close the idle connections; those in use close as their exchanges end."""
@@ -72,11 +90,20 @@ class TritonHttp:
         while self._idle:
             self._idle.pop().close()
 
-    def _patience_for(self, call: HttpCall) -> float:
-        return self._patience.read_s if call.method in _READS else self._patience.call_s
+    def _head(self, call: HttpCall) -> bytes:
+        return request_head(call, self._origin.authority, self._origin.base_path)
 
-    async def _send(self, call: HttpCall, head: bytes) -> HttpAnswer:
-        """Over an idle connection, else a new one.
+    def _timeout_s(self, call: HttpCall, deadline: float | None) -> float:
+        """The time that is left. Raises DeadlineExceeded where there is none."""
+        if deadline is None:
+            return self._patience.read_s if call.method in _READS else self._patience.call_s
+        timeout_s = deadline - time.monotonic()
+        if timeout_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
+        return timeout_s
+
+    async def _send(self, call: HttpCall, exchange: Callable[[HttpConnection], Awaitable[T]]) -> T:
+        """The exchange over an idle connection, else a new one.
 
         A call is sent a second time in one case: the kept-alive connection turned out closed before any byte of an
         answer came, and the call is a read or an inference. An engine that closes an idle connection has not begun
@@ -85,22 +112,64 @@ class TritonHttp:
         connection = self._take_idle()
         if connection is not None:
             try:
-                return await self._exchange(connection, call, head)
+                return await exchange(connection)
             except ConnectionBroken as broken:
                 if broken.has_begun or not _is_repeatable(call):
                     raise BackendUnavailable(f"the connection to the engine broke: {broken}") from broken
         try:
-            return await self._exchange(await self._connect(), call, head)
+            return await exchange(await self._connect())
         except ConnectionBroken as broken:
             raise BackendUnavailable(f"the connection to the engine broke: {broken}") from broken
 
     async def _exchange(self, connection: HttpConnection, call: HttpCall, head: bytes) -> HttpAnswer:
         answer = await connection.exchange(head, call.body, is_head=call.method == "HEAD")
+        self._keep(connection)
+        return answer
+
+    async def _begun(self, call: HttpCall, head: bytes, deadline: float | None) -> HttpStream:
+        """The answer's head and its chunks, which own the slot from then on."""
+        used: list[HttpConnection] = []
+
+        async def begin(connection: HttpConnection) -> tuple[HttpAnswer, Inflow]:
+            used[:] = [connection]
+            return await connection.begin(head, call.body)
+
+        try:
+            answer, inflow = await self._send(call, begin)
+        except BaseException:
+            self._slots.release()
+            raise
+        chunks = self._chunks(used[0], inflow, deadline)
+        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        return HttpStream(answer.status, answer.headers, chunks)
+
+    async def _chunks(
+        self, connection: HttpConnection, inflow: Inflow, deadline: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b""
+            while piece := await self._piece(inflow, deadline):
+                yield piece
+        finally:
+            connection.finish()
+            self._keep(connection)
+            self._slots.release()
+
+    async def _piece(self, inflow: Inflow, deadline: float | None) -> bytes:
+        timeout_s = self._patience.call_s if deadline is None else deadline - time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await inflow.take()
+        except TimeoutError as error:
+            raise DeadlineExceeded("the engine's answer did not end before the deadline") from error
+        except ConnectionBroken as broken:
+            raise BackendUnavailable(f"the connection to the engine broke: {broken}") from broken
+
+    def _keep(self, connection: HttpConnection) -> None:
         if self._is_closed:
             connection.close()
         elif connection.is_open:
             self._idle.append(connection)
-        return answer
 
     def _take_idle(self) -> HttpConnection | None:
         while self._idle:
