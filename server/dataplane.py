@@ -9,14 +9,15 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import unquote
 
+from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import Relay
-from server.core.caller import NOBODY, Caller
+from server.core.caller import NOBODY, Caller, Role
 from server.core.encoded_images import C, EncodedCall, ImageInput
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, Overloaded, PermissionDenied
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
@@ -42,6 +43,16 @@ class Verb(StrEnum):
     SHARE = "share"
 
 
+ROLE_OF: dict[Verb, Role] = {
+    Verb.INFER: Role.INFER,
+    Verb.READ: Role.READ,
+    Verb.LOAD: Role.ADMIN,
+    Verb.UNLOAD: Role.ADMIN,
+    Verb.CONFIGURE: Role.ADMIN,
+    Verb.SHARE: Role.ADMIN,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """reason: why not; empty when ready."""
@@ -54,12 +65,21 @@ class DataPlane:
     """Composed by server.main; called by the transports from the event loop's thread."""
 
     def __init__(
-        self, *, relay: Relay, watch: EngineWatch, images: ImageFlow, admission: Admission, metrics: Metrics
+        self,
+        *,
+        relay: Relay,
+        watch: EngineWatch,
+        images: ImageFlow,
+        admission: Admission,
+        metrics: Metrics,
+        quotas: Quotas | None = None,
     ) -> None:
+        """quotas: of callers that have one; None where none is kept."""
         self._relay = relay
         self._watch = watch
         self._images = images
         self._admission = admission
+        self._quotas = quotas
         self._metrics = metrics
         self._is_stopping = False
         self._waiting: set[asyncio.Task[object]] = set()
@@ -91,7 +111,8 @@ class DataPlane:
         self, verb: Verb, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> HttpAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
-        async with self._passage(verb, head, caller, len(call.body), deadline) as until:
+        until = self._until(verb, head, deadline)
+        async with self._passage(verb, head, caller, len(call.body), until):
             answer = await self._timed(verb, head, self._relay.http(call, deadline=until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
             return answer
@@ -100,7 +121,8 @@ class DataPlane:
         self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> GrpcAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
-        async with self._passage(verb, head, caller, len(call.message), deadline) as until:
+        until = self._until(verb, head, deadline)
+        async with self._passage(verb, head, caller, len(call.message), until):
             answer = await self._timed(verb, head, self._relay.grpc(call, deadline=until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer
@@ -138,11 +160,31 @@ class DataPlane:
         request = ImageRequest(head.model_name, head.model_version, asked.images, deadline, head.request_id)
         return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
 
+    @asynccontextmanager
+    async def stream_http(
+        self, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> AsyncIterator[HttpStream]:
+        """An inference whose answer comes in pieces; its place is held, and its deadline kept, until the block ends.
+
+        The block may raise as the chunks do. A model's SLO says nothing of how long it may go on answering: without a
+        deadline of its own a stream has none.
+        """
+        async with self._passage(Verb.INFER, head, caller, len(call.body), deadline):
+            started = time.monotonic()
+            stream = await self._relay.http_stream(call, deadline=deadline)
+            try:
+                yield stream
+            finally:
+                await stream.chunks.aclose()
+                self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
+            await self._note(Verb.INFER, head.model_name, is_done=stream.status == 200)
+
     async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         """Labelled results in source pixels. Raises of the InferenceError tree."""
         head = InferHead(request.model_name, request.model_version, request.id)
         size_bytes = sum(len(image) for image in request.images)
-        async with self._passage(Verb.INFER, head, caller, size_bytes, request.deadline) as until:
+        until = self._until(Verb.INFER, head, request.deadline)
+        async with self._passage(Verb.INFER, head, caller, size_bytes, until):
             model = await self._images.model(request.model_name)
             label = self.model_label(request.model_name)
             response = await self._images.run(replace(request, deadline=until), model, label)
@@ -168,28 +210,47 @@ class DataPlane:
 
     @asynccontextmanager
     async def _passage(
-        self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, deadline: float | None
-    ) -> AsyncIterator[float | None]:
-        """The way in and out of the engine's side: engine up, place taken, deadline known, failures counted."""
+        self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
+    ) -> AsyncIterator[None]:
+        """The way in and out of the engine's side: engine up, place taken, time left, failures counted."""
+        if ROLE_OF[verb] not in caller.roles:
+            raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
+        if self._quotas is not None:
+            self._quotas.take(caller, time.monotonic())
         self._require_engine()
         if verb is Verb.LOAD:
             refuse_special_name(head.model_name)
         try:
             if verb is not Verb.INFER:
-                yield deadline
+                yield
                 return
-            until = self._deadline(head.model_name, deadline)
             if until is not None and until <= time.monotonic():
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
             self._admission.enter(size_bytes)
             try:
                 with self._cuttable():
-                    yield until
+                    yield
             finally:
                 self._admission.leave(size_bytes)
         except BackendUnavailable:
             self._watch.suspect()
             raise
+
+    def _enter(self, caller: Caller, size_bytes: int) -> None:
+        """A place of the caller's own, and one of all. Raises QuotaExceeded and Overloaded."""
+        if self._quotas is not None:
+            self._quotas.enter(caller, size_bytes)
+        try:
+            self._admission.enter(size_bytes)
+        except Overloaded:
+            if self._quotas is not None:
+                self._quotas.leave(caller, size_bytes)
+            raise
+
+    def _leave(self, caller: Caller, size_bytes: int) -> None:
+        self._admission.leave(size_bytes)
+        if self._quotas is not None:
+            self._quotas.leave(caller, size_bytes)
 
     @contextmanager
     def _cuttable(self) -> Iterator[None]:
@@ -218,11 +279,13 @@ class DataPlane:
         if not self._watch.is_up:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
-    def _deadline(self, model_name: str, deadline: float | None) -> float | None:
-        """The request's own deadline, else the model's SLO from now on, else none."""
-        known = self._watch.models.get(model_name)
-        if deadline is not None or known is None or known.config is None:
+    def _until(self, verb: Verb, head: InferHead, deadline: float | None) -> float | None:
+        """The request's own deadline, else of an inference its model's SLO from now on, else none."""
+        if deadline is not None or verb is not Verb.INFER:
             return deadline
+        known = self._watch.models.get(head.model_name)
+        if known is None or known.config is None:
+            return None
         slo_ms = known.config.parameters.get(SLO_PARAMETER, "")
         return time.monotonic() + float(slo_ms) / 1000 if slo_ms.replace(".", "", 1).isdigit() else None
 
