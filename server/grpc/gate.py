@@ -1,16 +1,96 @@
-"""Who asks over gRPC."""
+"""Who asks over gRPC, and whether they may."""
 
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
 from urllib.parse import unquote
 
 import grpc
 
-from server.core.caller import Caller
+from server.access.credentials import CREDENTIAL_NAMES, credentials_of
+from server.access.door import Door
+from server.core.caller import Caller, Role
+from server.core.errors import InferenceError
+from server.core.relay import GrpcMetadata
+from server.grpc.errors import status_of
+from server.logs import get_logger
+from server.metrics import Metrics
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+_OPEN = frozenset(
+    (
+        f"{_INFERENCE}ServerLive",
+        f"{_INFERENCE}ServerReady",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/List",
+        "/grpc.health.v1.Health/Watch",
+    )
+)
+# Trace and log settings are read and changed by the same method: the data plane looks at what is asked.
+_ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStreamInfer")} | {
+    f"{_INFERENCE}{name}": Role.READ
+    for name in (
+        *("ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),
+        *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings"),
+    )
+}
+_READ_SERVICES = ("/grpc.reflection.",)
+
+log = get_logger("grpc")
+
+Details = grpc.HandlerCallDetails
+Handler = grpc.RpcMethodHandler[object, object]
+# What the gate found out, for the handler: both run in the task of the one call.
+_admitted: ContextVar[Caller | None] = ContextVar("admitted", default=None)
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Lets calls in by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read."""
+
+    def __init__(self, door: Door, record: Metrics) -> None:
+        self._door = door
+        self._record = record
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        """The method's own handler, or one that refuses."""
+        role = role_needed(handler_call_details.method)
+        try:
+            if role is not None:
+                credentials = _credentials(handler_call_details.invocation_metadata or ())
+                _admitted.set(await self._door.admit(credentials, role))
+        except InferenceError as error:
+            self._record.rejected(error.reason)
+            log.debug("request refused", reason=error.reason, error=error.message)
+            return _refusing(error)
+        return await continuation(handler_call_details)
+
+
+def role_needed(method: str) -> Role | None:
+    """What a caller must have for "/service/Method"; None for nothing. An unknown one needs the highest role."""
+    if method in _OPEN:
+        return None
+    if method.startswith(_READ_SERVICES):
+        return Role.READ
+    return _ROLE.get(method, Role.ADMIN)
 
 
 def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Caller:
     """Whoever made the call."""
     peer = context.peer()
-    return Caller(connection=peer, address=host_of(peer))
+    admitted = _admitted.get()
+    if admitted is None:
+        return Caller(connection=peer, address=host_of(peer))
+    return replace(admitted, connection=peer, address=host_of(peer))
+
+
+def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetadata:
+    """The call's metadata as it goes on to the engine: where keys are asked for, without them."""
+    metadata = context.invocation_metadata() or ()
+    if _admitted.get() is None:
+        return tuple((key, value) for key, value in metadata)
+    return tuple((key, value) for key, value in metadata if key not in CREDENTIAL_NAMES)
 
 
 def host_of(peer: str) -> str:
@@ -19,3 +99,21 @@ def host_of(peer: str) -> str:
     if scheme not in ("ipv4", "ipv6"):
         return ""
     return unquote(rest).rpartition(":")[0].strip("[]")
+
+
+def _credentials(metadata: GrpcMetadata) -> Iterator[str]:
+    return credentials_of(
+        (name, value if isinstance(value, str) else value.decode("latin-1"))
+        for name, value in metadata
+        if name in CREDENTIAL_NAMES
+    )
+
+
+def _refusing(error: InferenceError) -> Handler:
+    """Ends the call without its message: as a stream's handler it is asked before one is read."""
+    code, details, trailing = status_of(error)
+
+    async def refuse(_: object, context: "grpc.aio.ServicerContext[object, object]") -> None:
+        await context.abort(code, details, trailing)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -10,12 +10,12 @@ import grpc
 
 from server.core.encoded_images import EncodedCall
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
-from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
+from server.core.relay import GrpcAnswer, GrpcCall, InferHead
 from server.dataplane import DataPlane, Verb
 from server.grpc.codec import scan_infer
 from server.grpc.encoded_images import encoded_call
 from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
-from server.grpc.gate import caller_of
+from server.grpc.gate import caller_of, metadata_of
 from server.logs import get_logger
 from server.metrics import Metrics
 
@@ -147,8 +147,7 @@ async def _end(outcome: Outcome, context: Context) -> bytes:
 
 
 def _call(method: str, message: bytes, context: Context) -> GrpcCall:
-    metadata: GrpcMetadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
-    return GrpcCall(method, message, metadata)
+    return GrpcCall(method, message, metadata_of(context))
 
 
 def _deadline(context: Context) -> float | None:

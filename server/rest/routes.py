@@ -11,6 +11,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
+from server.core.caller import Role
+from server.rest.gate import Gate
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 SLOT = re.compile(r"\{(\w+)\}")
@@ -24,6 +27,8 @@ class Row:
 
     path: a template; {name} is one segment ({version} a number), and what stands in [] may be left out.
     is_inference: counted and timed as an inference request.
+    is_open: asked by whoever likes, without a key. role: what a caller must have where the row does not tell it by
+    itself (see role_needed).
     """
 
     methods: tuple[str, ...]
@@ -31,13 +36,30 @@ class Row:
     endpoint: Endpoint
     summary: str
     is_inference: bool = False
+    is_open: bool = False
+    role: Role | None = None
+
+
+def role_needed(row: Row, method: str) -> Role | None:
+    """What a caller must have to ask it; None for nothing. What nobody thought of needs the highest role."""
+    if row.is_open:
+        return None
+    if row.role is not None:
+        return row.role
+    if row.is_inference:
+        return Role.INFER
+    return Role.READ if method == "GET" else Role.ADMIN
 
 
 class WireRoute(BaseRoute):
-    """A row as a route. Its methods are exact: GET does not imply HEAD, as with Triton."""
+    """A row as a route. Its methods are exact: GET does not imply HEAD, as with Triton.
 
-    def __init__(self, row: Row) -> None:
+    gate: lets callers in before a byte of the body is read; None where everybody may do everything.
+    """
+
+    def __init__(self, row: Row, gate: Gate | None = None) -> None:
         self.row = row
+        self._gate = gate
         self._pattern = _pattern_of(row.path)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -54,6 +76,8 @@ class WireRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in self.row.methods:
             raise HTTPException(405, headers={"Allow": ", ".join(self.row.methods)})
+        if self._gate is not None:
+            await self._gate.admit(scope, role_needed(self.row, scope["method"]))
         response = await self.row.endpoint(Request(scope, receive))
         await response(scope, receive, send)
 
