@@ -2,7 +2,6 @@
 
 import logging
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -15,13 +14,13 @@ from server.core.contract import NO_GENERATION, NO_LOG_SETTINGS, NO_SHARED_MEMOR
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
+from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
 from server.rest.infer import InferEndpoint
 from server.rest.limits import RestLimits
 from server.rest.models import ModelEndpoints, refused
-from server.rest.openapi import paths_of
 from server.rest.recorder import RequestRecorder
 from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
@@ -39,7 +38,10 @@ def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder) ->
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits)
-    app = _Documented(rows)
+    rows.append(Row(_GET, "/openapi.json", Description(plane, rows), "What is served here."))
+    # Off, or it looks at the environment nine times a request.
+    off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
     app.router.routes[:0] = [WireRoute(row) for row in rows]
     app.add_middleware(Root, plane=plane, record=record)
     app.add_exception_handler(HTTPException, _plain_refusal)
@@ -74,21 +76,6 @@ def _rows(plane: DataPlane, limits: RestLimits) -> list[Row]:
         Row(_ANY, "/v2/trace/setting", trace, "Trace settings: not served."),
         Row(_ANY, "/v2/logging", refused(NO_LOG_SETTINGS), "Log settings: not served."),
     ]
-
-
-class _Documented(FastAPI):
-    """FastAPI with our table in its /openapi.json."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        # Off, or it looks at the environment nine times a request.
-        off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-        super().__init__(title="Penstock", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
-        self._rows = rows
-
-    def openapi(self) -> dict[str, Any]:
-        schema = super().openapi()
-        schema["paths"] = paths_of(self._rows)
-        return schema
 
 
 class _Refusals:

@@ -204,17 +204,6 @@ async def test_server_metadata_does_not_advertise_what_is_not_served(front: Fron
     assert reply.headers["content-length"] == str(len(reply.body))
 
 
-async def test_openapi_describes_every_route(front: Front) -> None:
-    """Generated from the table of routes; an optional version gives two paths."""
-    schema = json.loads((await front.ask("GET", "/openapi.json")).body)
-    assert schema["info"]["title"] == "Penstock"
-    paths = schema["paths"]
-    assert set(paths["/v2/models/{model}/versions/{version}/image"]) == {"post"}
-    assert set(paths["/v2/models/{model}/infer"]) == {"post"}
-    assert set(paths["/v2/logging"]) == {"get", "post"}
-    assert not [path for path in paths if "[" in path]
-
-
 async def test_repository_call_with_a_deadly_file_name_stops_here(front: Front) -> None:
     """256 characters would end Triton 2.51."""
     body = b'{"parameters":{"config":"{}","file:' + b"a" * 256 + b'":"YQ=="}}'

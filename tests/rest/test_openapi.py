@@ -1,0 +1,138 @@
+"""The description of the API."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import schemathesis
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from server.core.caller import Role
+from server.core.relay import HttpAnswer
+from server.rest import image
+from server.rest.description import served
+from server.rest.models import Refused, refused
+from server.rest.openapi import document, spellings
+from server.rest.operations import OPERATIONS
+from server.rest.routes import Row, WireRoute
+from server.rest.schemas import images
+from tests.rest.harness import JSON, VALID_INFER, Front
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "rest"
+CALLS = [(operation.method, path) for operation in OPERATIONS for path in spellings(operation.path)]
+
+
+async def described(front: Front) -> dict[str, Any]:
+    """What the app says, over an engine that can do all that Triton can."""
+    front.plane.answer = HttpAnswer(200, JSON, (GOLDEN / "triton_2_51_server_metadata.json").read_bytes())
+    document: dict[str, Any] = json.loads((await front.ask("GET", "/openapi.json")).body)
+    return document
+
+
+def rows_of(front: Front) -> list[Row]:
+    return [route.row for route in front.app.router.routes if isinstance(route, WireRoute)]  # type: ignore[attr-defined]
+
+
+def leads_to(row: Row, method: str, path: str) -> bool:
+    scope = {"type": "http", "method": method, "raw_path": re.sub(r"\{\w+\}", "1", path).encode()}
+    return WireRoute(row).matches(scope)[0] is Match.FULL
+
+
+async def answer(_: Request) -> Response:
+    return Response()
+
+
+async def test_description_is_a_valid_openapi_document(front: Front) -> None:
+    """By OpenAPI 3.1's own schema; every schema in it is one, and every reference leads somewhere."""
+    api = await described(front)
+    schemathesis.openapi.from_dict(api).validate()
+    for schema in api["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    for kind, name in re.findall(r'"#/components/(\w+)/(\w+)"', json.dumps(api)):
+        assert name in api["components"][kind]
+    names = [operation["operationId"] for path in api["paths"].values() for operation in path.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_whole_table_of_operations_is_a_valid_openapi_document() -> None:
+    """Also what is off in a gateway as it starts by default."""
+    schemathesis.openapi.from_dict(document(OPERATIONS, frozenset(Role))).validate()
+
+
+async def test_description_has_every_row_that_is_served(front: Front) -> None:
+    """A row without an operation, or one whose methods are not all described, would be a secret."""
+    paths = (await described(front))["paths"]
+    for row in rows_of(front):
+        if isinstance(row.endpoint, Refused):
+            continue
+        for method in row.methods:
+            assert any(leads_to(row, method, path) for path in paths if method.lower() in paths[path]), row.path
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+async def test_described_call_is_served_and_another_is_not(front: Front, method: str, path: str) -> None:
+    """What the description holds does not answer 404, 405 or 501; what it leaves out does."""
+    paths = (await described(front))["paths"]
+    front.plane.answer = HttpAnswer(200, JSON, (GOLDEN / "triton_2_51_server_metadata.json").read_bytes())
+    reply = await front.ask(method, re.sub(r"\{\w+\}", "1", path), VALID_INFER)
+    is_described = method.lower() in paths.get(path, {})
+    assert (reply.status not in (404, 405, 501)) == is_described, reply.body
+
+
+def test_what_is_refused_or_beyond_the_engine_is_not_described() -> None:
+    """A refused row is no service; an extension that the engine does not have is none either."""
+    rows = [
+        Row(("GET", "POST"), "/v2/logging", answer, "Log settings."),
+        Row(("POST",), "/v2/models/{model}/infer", refused("no"), "Off."),
+        Row(("GET",), "/v2", answer, "Metadata."),
+    ]
+    paths = [
+        [op.path for op in served(OPERATIONS, rows, known)] for known in (None, frozenset(["logging"]), frozenset())
+    ]
+    assert paths == [["/v2", "/v2/logging", "/v2/logging"], ["/v2", "/v2/logging", "/v2/logging"], ["/v2"]]
+
+
+async def test_description_without_an_engine_tells_of_all_that_may_be_served(front: Front) -> None:
+    """An engine that is down, or answers nonsense, is no reason to say nothing."""
+    front.plane.answer = HttpAnswer(200, JSON, b"nonsense")
+    reply = await front.ask("GET", "/openapi.json")
+    assert reply.status == 200
+    assert "/v2/models/{model}/infer" in json.loads(reply.body)["paths"]
+
+
+def test_description_says_who_must_name_itself() -> None:
+    """Health is everybody's; a role that is open has the empty alternative, another one has not."""
+    paths: Any = document(OPERATIONS, frozenset({Role.INFER}))["paths"]
+    assert paths["/v2/health/live"]["get"]["security"] == []
+    assert {} in paths["/v2/models/{model}/infer"]["post"]["security"]
+    assert paths["/v2"]["get"]["security"] == [{"ApiKey": []}, {"Bearer": []}]
+
+
+async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
+    """A valid request, Triton's answer and an image's answer, each by the schema that describes it."""
+    components = (await described(front))["components"]
+
+    def validate(name: str, body: bytes) -> None:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": components}
+        jsonschema.Draft202012Validator(schema).validate(json.loads(body))
+
+    validate("InferenceRequest", VALID_INFER)
+    validate("ServerMetadata", (GOLDEN / "gateway_server_metadata.json").read_bytes())
+    reply = await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff", ((b"x-request-id", b"7"),))
+    validate("ImageAnswer", reply.body)
+    with pytest.raises(jsonschema.ValidationError):
+        validate("InferenceRequest", VALID_INFER.replace(b"FP32", b"FP33"))
+
+
+def test_described_answer_of_the_image_endpoint_has_its_members() -> None:
+    """Two structs, one that is written and one that describes: the same members in the same order."""
+    members = [
+        [field.name for field in msgspec.structs.fields(kind)] for kind in (image.ImageAnswer, images.ImageAnswer)
+    ]
+    assert members[0] == members[1]
