@@ -82,6 +82,18 @@ class ModelNotFound(InferenceError):
     reason = "model_not_found"
 
 
+class RegionNotFound(ModelNotFound):
+    """No such shared-memory region, or none that this caller may use. By shared_memory and backends. 404."""
+
+    reason = "region_not_found"
+
+
+class RegionTaken(InvalidRequest):
+    """A shared-memory region of that name is registered. By shared_memory. 400 / ALREADY_EXISTS."""
+
+    reason = "region_taken"
+
+
 class ModelNotReady(InferenceError):
     """Known, but not loaded or still loading. By dataplane and backends. 503."""
 

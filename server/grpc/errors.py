@@ -17,6 +17,7 @@ from server.core.errors import (
     Overloaded,
     PermissionDenied,
     QuotaExceeded,
+    RegionTaken,
     TooLarge,
     Unauthenticated,
 )
@@ -27,6 +28,7 @@ RETRY_AFTER_KEY = "retry-after"
 TABLE: dict[type[InferenceError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RegionTaken: grpc.StatusCode.ALREADY_EXISTS,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     AccessUnavailable: grpc.StatusCode.UNAVAILABLE,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
