@@ -67,7 +67,9 @@ class Registry:
         if owned >= self._limits.max_regions_of_one:
             raise QuotaExceeded(f"this client has {owned} shared memory regions; unregister some before the next")
         if len(self._entries) >= self._limits.max_regions:
-            raise Overloaded(f"{len(self._entries)} shared memory regions are registered, as many as this gateway keeps")
+            raise Overloaded(
+                f"{len(self._entries)} shared memory regions are registered, as many as this gateway keeps"
+            )
         self._entries[region.name] = _Entry(region, now + self._limits.lease_s)
 
     def find(self, use: RegionUse, caller: Caller) -> Region:
@@ -156,6 +158,19 @@ class Registry:
     def size_bytes(self) -> int:
         """Of all regions together."""
         return sum(entry.region.wish.size_bytes for entry in self._entries.values())
+
+    def is_orphan(self, region: Region) -> bool:
+        """Whether its owner's connection is gone."""
+        return self._entries[region.name].is_orphan
+
+    def is_leaving(self, name: str) -> bool:
+        """Whether a region of that name was retired, and waits to be removed."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.is_leaving
+
+    def __contains__(self, region: Region) -> bool:
+        entry = self._entries.get(region.name)
+        return entry is not None and entry.region is region
 
     def __len__(self) -> int:
         return len(self._entries)

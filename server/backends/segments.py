@@ -1,0 +1,54 @@
+"""POSIX shared-memory segments, read and written through their descriptors.
+
+A mapping would end this process with SIGBUS as soon as a segment's owner cuts it; a read just comes short.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class OpenedSegment:
+    """One segment, held open. Close it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def size_bytes(self) -> int:
+        """As large as it is now."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, size_bytes: int) -> bytearray:
+        """The bytes from offset on; fewer where the segment ends before."""
+        found = bytearray(size_bytes)
+        view = memoryview(found)
+        count = 0
+        while count < size_bytes:
+            piece = os.preadv(self._descriptor, [view[count:]], offset + count)
+            if not piece:
+                break
+            count += piece
+        view.release()
+        del found[count:]
+        return found
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """All of it, where the segment is long enough. Raises OSError."""
+        written = 0
+        while written < content.nbytes:
+            written += os.pwrite(self._descriptor, content[written:], offset + written)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def open_segment(name: str) -> OpenedSegment:
+    """The segment of that name, a file in /dev/shm. Raises OSError, for a link and for anything but a file, too."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(SHARED_MEMORY / name, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(f"{name} is no shared memory segment")
+    return OpenedSegment(descriptor)

@@ -1,0 +1,75 @@
+"""What the engine is told of regions: GRPCInferenceService's calls, whichever protocol the client spoke."""
+
+import time
+
+from tritonclient.grpc import service_pb2
+
+from server.core.backend import Relay
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    InferenceError,
+    InvalidRequest,
+    NotSupported,
+    RegionNotFound,
+    RegionTaken,
+)
+from server.core.relay import GrpcCall
+from server.shared_memory.region import Kind, SystemWish, Wish
+
+PATIENCE_S = 5.0
+_SERVICE = "/inference.GRPCInferenceService/"
+_ERRORS: dict[int, type[InferenceError]] = {
+    3: InvalidRequest,
+    5: RegionNotFound,
+    6: RegionTaken,
+    12: NotSupported,
+    14: BackendUnavailable,
+}
+# The engine understood, and did not do it.
+SAID_NO = (InvalidRequest, RegionTaken, RegionNotFound, NotSupported, BackendFailed)
+
+
+async def register(relay: Relay, wish: Wish) -> None:
+    """Raises of the InferenceError tree, in the engine's words."""
+    if isinstance(wish, SystemWish):
+        message = service_pb2.SystemSharedMemoryRegisterRequest(
+            name=wish.name, key=wish.key, offset=wish.offset, byte_size=wish.size_bytes
+        )
+        await _call(relay, "SystemSharedMemoryRegister", message.SerializeToString())
+        return
+    message = service_pb2.CudaSharedMemoryRegisterRequest(
+        name=wish.name, raw_handle=wish.raw_handle, device_id=wish.device_id, byte_size=wish.size_bytes
+    )
+    await _call(relay, "CudaSharedMemoryRegister", message.SerializeToString())
+
+
+async def unregister(relay: Relay, kind: Kind, name: str) -> None:
+    """No error where the engine does not know the name."""
+    if not name:
+        raise ValueError("an empty name would mean every client's regions")
+    await _unregister(relay, kind, name)
+
+
+async def unregister_everything(relay: Relay) -> None:
+    """Every region, whoever registered it: for an engine that is ours alone."""
+    await _unregister(relay, Kind.SYSTEM, "")
+    try:
+        await _unregister(relay, Kind.CUDA, "")
+    except NotSupported:  # an engine without GPUs
+        return
+
+
+async def _unregister(relay: Relay, kind: Kind, name: str) -> None:
+    if kind is Kind.SYSTEM:
+        message = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        await _call(relay, "SystemSharedMemoryUnregister", message.SerializeToString())
+        return
+    message = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
+    await _call(relay, "CudaSharedMemoryUnregister", message.SerializeToString())
+
+
+async def _call(relay: Relay, method: str, message: bytes) -> None:
+    answer = await relay.grpc(GrpcCall(_SERVICE + method, message), deadline=time.monotonic() + PATIENCE_S)
+    if answer.code:
+        raise _ERRORS.get(answer.code, BackendFailed)(answer.details or f"the engine answered code {answer.code}")
