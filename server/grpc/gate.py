@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import TypeAlias
 from urllib.parse import unquote
 
 import grpc
@@ -39,7 +40,7 @@ _READ_SERVICES = ("/grpc.reflection.",)
 log = get_logger("grpc")
 
 Details = grpc.HandlerCallDetails
-Handler = grpc.RpcMethodHandler[object, object]
+Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
 # What the gate found out, for the handler: both run in the task of the one call.
 _admitted: ContextVar[Caller | None] = ContextVar("admitted", default=None)
 
