@@ -1,0 +1,90 @@
+"""gRPC's words in HTTP/2's: what a call begins with, and what its answer came to. Sans-IO."""
+
+import base64
+import binascii
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from server.backends.http2_frames import Fields, field
+from server.core.relay import GrpcMetadata
+
+INTERNAL, UNKNOWN = 13, 2
+PREFIX_BYTES = 5
+_NOT_METADATA = frozenset(
+    (b"content-type", b"grpc-status", b"grpc-message", b"grpc-encoding", b"grpc-accept-encoding", b"accept-encoding")
+)
+
+
+class Reply(NamedTuple):
+    """How the peer ended a call. code: grpc's number, 0 for OK, where message is the answer, serialised."""
+
+    code: int
+    message: bytes
+    details: str
+    initial_metadata: GrpcMetadata
+    trailing_metadata: GrpcMetadata
+
+
+def head_of(method: bytes, authority: bytes) -> bytes:
+    """What the header blocks of all calls of a method begin with: block and metadata may be appended."""
+    words = ((b":path", method), (b":authority", authority), (b"te", b"trailers"))
+    told = (b"content-type", b"application/grpc"), (b"user-agent", b"penstock")
+    return b"\x83\x86" + b"".join(field(*word) for word in (*words, *told))  # :method POST, :scheme http
+
+
+def timeout_field(timeout_s: float) -> bytes:
+    """The call's deadline: at most eight digits, of microseconds, else milliseconds."""
+    value = b"%du" % max(1, int(timeout_s * 1e6)) if timeout_s < 99 else b"%dm" % min(int(timeout_s * 1e3), 99_999_999)
+    return field(b"grpc-timeout", value)
+
+
+def metadata_fields(metadata: GrpcMetadata) -> bytes:
+    """Metadata as header fields; binary values, whose keys end in -bin, in base64."""
+    return b"".join(field(key.encode(), _encoded(key, value)) for key, value in metadata)
+
+
+def _encoded(key: str, value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return base64.b64encode(raw).rstrip(b"=") if key.endswith("-bin") else raw
+
+
+def is_informational(fields: Fields) -> bool:
+    """Whether the head is one before the real one, as 103 is."""
+    return any(name == b":status" and value.startswith(b"1") for name, value in fields)
+
+
+def reply_of(headers: Fields, parts: list[bytes], trailers: Fields) -> Reply:
+    """The answer of these pieces. Without a grpc-status it was no gRPC server's."""
+    status = next((value for name, value in trailers if name == b"grpc-status"), b"")
+    details = next((value for name, value in trailers if name == b"grpc-message"), b"")
+    initial = _metadata(headers)
+    trailing = _metadata(trailers)
+    if not status.isdigit():
+        http = next((value for name, value in (*headers, *trailers) if name == b":status"), b"none")
+        return Reply(
+            UNKNOWN, b"", f"the answer is not gRPC's (HTTP status {http.decode('latin-1')})", initial, trailing
+        )
+    if status != b"0":
+        text = unquote_to_bytes(details).decode(errors="replace")
+        return Reply(int(status), b"", text, initial, trailing)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(body) < PREFIX_BYTES or body[0] or int.from_bytes(body[1:PREFIX_BYTES], "big") != len(body) - PREFIX_BYTES:
+        return Reply(INTERNAL, b"", f"the answer is no single gRPC message ({len(body)} bytes)", initial, trailing)
+    return Reply(0, body[PREFIX_BYTES:], "", initial, trailing)
+
+
+def _metadata(fields: Fields) -> GrpcMetadata:
+    return tuple(
+        (name.decode(), _decoded(name, value))
+        for name, value in fields
+        if not name.startswith(b":") and name not in _NOT_METADATA
+    )
+
+
+def _decoded(name: bytes, value: bytes) -> str | bytes:
+    if not name.endswith(b"-bin"):
+        return value.decode("latin-1")
+    try:
+        return base64.b64decode(value + b"=" * (-len(value) % 4))
+    except binascii.Error:
+        return value

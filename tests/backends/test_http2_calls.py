@@ -1,0 +1,314 @@
+"""Unary calls over our own HTTP/2: to real gRPC servers, and to peers that do not keep to it."""
+
+import asyncio
+import itertools
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.backends.http2_calls import CallBroken, Http2Calls
+from server.backends.http2_frames import (
+    Flag,
+    Frame,
+    FrameReader,
+    HeaderDecoder,
+    Kind,
+    MalformedFrame,
+    content_of,
+    field,
+    frame,
+    opening,
+)
+from server.backends.http2_grpc import Reply, head_of, metadata_fields, timeout_field
+
+MIB = 1 << 20
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Handler = Callable[[bytes, Context], Awaitable[bytes]]
+
+
+class Methods:
+    """What the server answers, by method."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.entered = asyncio.Event()
+
+    async def echo(self, message: bytes, _: Context) -> bytes:
+        return message
+
+    async def metadata(self, _: bytes, context: Context) -> bytes:
+        told = {key: value for key, value in context.invocation_metadata() or () if key.startswith("x-")}
+        await context.send_initial_metadata((("x-first", told["x-text"]),))
+        context.set_trailing_metadata((("x-last-bin", told["x-bytes-bin"]),))
+        return f"{context.time_remaining() or 0:.0f}".encode()
+
+    async def refuse(self, _: bytes, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing: 100 % ümlaut\n", (("x-why", "because"),))
+        return b""
+
+    async def large(self, message: bytes, _: Context) -> bytes:
+        return bytes(int(message))
+
+    async def hang(self, _: bytes, __: Context) -> bytes:
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return b""
+
+
+@pytest.fixture
+def methods() -> Methods:
+    return Methods()
+
+
+@pytest_asyncio.fixture
+async def port(methods: Methods) -> AsyncIterator[int]:
+    """A grpc.aio server with the methods."""
+    async for number in serving(methods, [("grpc.max_receive_message_length", -1)]):
+        yield number
+
+
+async def serving(methods: Methods, options: list[tuple[str, int]]) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=options)
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(getattr(methods, name))
+        for name in ("echo", "metadata", "refuse", "large", "hang")
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+    number = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield number
+    await server.stop(None)
+
+
+async def connect(port: int) -> Http2Calls:
+    _, connection = await asyncio.get_running_loop().create_connection(Http2Calls, "127.0.0.1", port)
+    await connection.greeted()
+    return connection
+
+
+def head(method: str, more: bytes = b"") -> bytes:
+    return head_of(f"/t.T/{method}".encode(), b"127.0.0.1") + more
+
+
+async def test_answer_is_the_servers_bytes(port: int) -> None:
+    """Empty, small, and larger than any window or frame; many at once on one connection."""
+    connection = await connect(port)
+    messages = [b"", b"x", bytes(range(256)) * 64, b"\x01" * 3 * MIB, b"\x02" * 700_001]
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(connection.unary(head("echo"), message) for message in messages * 4))
+    assert [answer.message for answer in answers] == messages * 4
+    assert {answer.code for answer in answers} == {0}
+    connection.close()
+
+
+async def test_large_answers_to_small_questions_come_whole(port: int) -> None:
+    """The window of the connection is opened again and again: 200 MiB in answers of 10."""
+    connection = await connect(port)
+    async with asyncio.timeout(60):
+        for _ in range(5):
+            answers = await asyncio.gather(*(connection.unary(head("large"), b"%d" % (10 * MIB)) for _ in range(4)))
+            assert {len(answer.message) for answer in answers} == {10 * MIB}
+    connection.close()
+
+
+async def test_metadata_and_deadline_go_both_ways(port: int) -> None:
+    """Text and binary metadata, initial and trailing, and the time that the server may take."""
+    connection = await connect(port)
+    more = metadata_fields((("x-text", "a b"), ("x-bytes-bin", b"\x00\xff\x01"))) + timeout_field(500)
+    answer = await connection.unary(head("metadata", more), b"")
+    assert 495 <= int(answer.message) <= 500
+    assert answer.initial_metadata == (("x-first", "a b"),)
+    assert answer.trailing_metadata == (("x-last-bin", b"\x00\xff\x01"),)
+    connection.close()
+
+
+async def test_refusal_has_code_details_and_metadata(port: int) -> None:
+    """As the server said it, whatever characters it has; a method that is not there is UNIMPLEMENTED."""
+    connection = await connect(port)
+    answer = await connection.unary(head("refuse"), b"")
+    assert answer == Reply(5, b"", "no such thing: 100 % ümlaut\n", (), (("x-why", "because"),))
+    assert (await connection.unary(head("nothing"), b"")).code == 12
+    connection.close()
+
+
+async def test_cancelled_call_is_cancelled_at_the_server(port: int, methods: Methods) -> None:
+    """And the connection serves on."""
+    connection = await connect(port)
+    call = asyncio.create_task(connection.unary(head("hang"), b""))
+    await methods.entered.wait()
+    call.cancel()
+    async with asyncio.timeout(20):
+        await methods.cancelled.wait()
+    assert (await connection.unary(head("echo"), b"on")).message == b"on"
+    connection.close()
+
+
+async def test_more_calls_than_the_server_takes_at_once_wait_their_turn() -> None:
+    """A server with a limit of streams answers all of them."""
+    async for port in serving(Methods(), [("grpc.max_concurrent_streams", 3)]):
+        connection = await connect(port)
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*(connection.unary(head("echo"), b"%d" % n) for n in range(100)))
+        assert [answer.message for answer in answers] == [b"%d" % n for n in range(100)]
+        connection.close()
+
+
+async def test_call_breaks_when_the_server_goes(methods: Methods) -> None:
+    """At once, and the connection takes no more."""
+    async for port in serving(methods, []):
+        connection = await connect(port)
+        call = asyncio.create_task(connection.unary(head("hang"), b""))
+        await methods.entered.wait()
+    async with asyncio.timeout(20):
+        answer = await asyncio.gather(call, return_exceptions=True)
+    assert isinstance(answer[0], CallBroken) or (isinstance(answer[0], Reply) and answer[0].code == 14)
+    assert not connection.is_open
+    with pytest.raises(CallBroken):
+        await connection.unary(head("echo"), b"")
+
+
+# a peer that misbehaves
+
+
+class Peer(asyncio.Protocol):
+    """Says what it is told to when the first call has come."""
+
+    def __init__(self, says: bytes, *, hangs_up: bool = False) -> None:
+        self._says, self._hangs_up = says, hangs_up
+        self._heard = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(frame(Kind.SETTINGS, 0, 0, b""))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard += data
+        if len(self._heard) > len(opening()) + 18:  # and a reply to the settings
+            self._transport.write(self._says)
+            self._says = b""
+            if self._hangs_up:
+                self._transport.close()
+
+
+async def told_by_peer(says: bytes, *, hangs_up: bool = True) -> Reply:
+    server = await asyncio.get_running_loop().create_server(lambda: Peer(says, hangs_up=hangs_up), "127.0.0.1", 0)
+    connection = await connect(server.sockets[0].getsockname()[1])
+    try:
+        async with asyncio.timeout(20):
+            return await connection.unary(head("x"), b"")
+    finally:
+        connection.close()
+        server.close()
+
+
+STATUS = b"\x88"  # :status 200
+OK = field(b"grpc-status", b"0")
+ENDS = Flag.END_HEADERS | Flag.END_STREAM
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "details"),
+    [
+        (frame(Kind.HEADERS, ENDS, 1, STATUS + field(b"grpc-status", b"14")), 14, ""),
+        (frame(Kind.HEADERS, ENDS, 1, STATUS), 2, "the answer is not gRPC's (HTTP status 200)"),
+        (frame(Kind.HEADERS, ENDS, 1, STATUS + OK), 13, "the answer is no single gRPC message (0 bytes)"),
+        (frame(Kind.RST_STREAM, 0, 1, struct.pack(">I", 2)), 13, "Received RST_STREAM with error code 2"),
+        (frame(Kind.RST_STREAM, 0, 1, struct.pack(">I", 8)), 1, "Received RST_STREAM with error code 8"),
+        (
+            frame(Kind.HEADERS, 4, 1, STATUS) + frame(Kind.DATA, 0, 1, b"\x01\0\0\0\x01x")
+            + frame(Kind.HEADERS, ENDS, 1, OK), 13, "the answer is no single gRPC message (6 bytes)",
+        ),
+        (
+            frame(Kind.HEADERS, 1, 1, STATUS) + frame(Kind.CONTINUATION, 4, 1, field(b"grpc-status", b"7")), 7, "",
+        ),
+        (
+            frame(Kind.HEADERS, 4, 1, b"\x08\x03103")
+            + frame(Kind.HEADERS, ENDS, 1, field(b"grpc-status", b"9")), 9, "",
+        ),
+    ],
+    ids=["refused", "no status", "no message", "reset", "cancelled", "compressed", "in pieces", "informational"],
+)  # fmt: skip
+async def test_answer_of_a_strange_peer_is_a_status(says: bytes, code: int, details: str) -> None:
+    """Refusals in every form, resets, answers that are no message, blocks in pieces, informational heads."""
+    answer = await told_by_peer(says)
+    assert (answer.code, answer.details) == (code, details)
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (b"", "closed by the engine"),
+        (frame(Kind.GOAWAY, 0, 0, bytes(8)), "the engine ends the connection"),
+        (frame(Kind.RST_STREAM, 0, 1, struct.pack(">I", 7)), "refused the call unread"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "cannot be read"),
+        (frame(Kind.HEADERS, ENDS, 1, b"\xff\xff\xff"), "cannot be read"),
+        (frame(Kind.HEADERS, 0, 1, STATUS) + frame(Kind.DATA, 0, 1, b""), "broken off"),
+        (frame(Kind.CONTINUATION, 0, 1, STATUS), "without its beginning"),
+        (frame(Kind.DATA, Flag.PADDED, 1, b"\x09x"), "more padding"),
+        (frame(Kind.SETTINGS, 0, 0, b"abc"), "settings of 3 bytes"),
+    ],
+    ids=["gone", "goodbye", "unread", "HTTP/1", "no block", "broken off", "no beginning", "padding", "settings"],
+)
+async def test_call_to_a_broken_peer_breaks_with_the_reason(says: bytes, why: str) -> None:
+    """Nothing hangs."""
+    with pytest.raises(CallBroken, match=why):
+        await told_by_peer(says)
+
+
+@given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_reader_takes_any_bytes_in_any_pieces(data: bytes, cuts: list[int]) -> None:
+    """The same frames, or the same complaint, however the bytes arrive; nothing else is raised."""
+
+    def read(pieces: list[bytes]) -> tuple[list[Frame], bool]:
+        reader, found = FrameReader(), list[Frame]()
+        try:
+            for piece in pieces:
+                found += reader.frames(piece)
+        except MalformedFrame:
+            return [], True
+        return found, False
+
+    edges = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
+    whole = read([data])
+    assert read([data[a:b] for a, b in itertools.pairwise(edges)])[1] == whole[1]
+    for found in whole[0]:
+        try:
+            assert len(content_of(found)) <= len(found.payload)
+            HeaderDecoder().fields(found.payload)
+        except MalformedFrame:
+            continue
+
+
+@given(name=st.binary(min_size=1, max_size=300), value=st.binary(max_size=40_000))
+def test_fields_are_read_as_they_were_written(name: bytes, value: bytes) -> None:
+    """Any bytes, any length."""
+    assert HeaderDecoder().fields(field(name, value)) == ((name, value),)
+
+
+async def test_peer_that_is_no_http2_server_is_known_at_the_greeting() -> None:
+    """Before a call is sent to it."""
+    server = await asyncio.get_running_loop().create_server(Deaf, "127.0.0.1", 0)
+    with pytest.raises(CallBroken, match="cannot be read"):
+        async with asyncio.timeout(20):
+            await connect(server.sockets[0].getsockname()[1])
+    server.close()
+
+
+class Deaf(asyncio.Protocol):
+    """An HTTP/1 server."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        transport.close()
