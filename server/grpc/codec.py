@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import BLOCKED_EXTENSIONS, MAX_ELEMENTS, MAX_FILE_NAME_BYTES
+from server.core.contract import BLOCKED_EXTENSIONS, MAX_ELEMENTS, MAX_FILE_NAME_BYTES, refuse_file_setting
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
@@ -72,6 +72,31 @@ def scan_repository_request(message: bytes) -> str:
     than 255 bytes, which no file system takes and which kill Triton 2.51.
     """
     return _scan_repository_fields(message, name_field=2, parameters_field=3)
+
+
+def changes_settings(message: bytes) -> bool:
+    """Whether a TraceSetting or LogSettings request holds any setting; else it only asks for them."""
+    try:
+        return any(number == 1 for number, *_ in WireReader(message).fields())
+    except InvalidRequest:
+        return False  # told by scan_settings
+
+
+def scan_settings(message: bytes) -> str:
+    """The model's name in a TraceSetting or LogSettings request, which names none.
+
+    Raises InvalidRequest, and NotSupported for a setting that says where the engine writes.
+    """
+    reader = WireReader(message)
+    name = ""
+    for number, wire_type, start, end in reader.fields():
+        if wire_type != LENGTH:
+            continue
+        if number == 2:
+            name = reader.text(start, end)
+        elif number == 1:
+            refuse_file_setting(_entry(reader, start, end)[0])
+    return _checked_name(name)
 
 
 def unblocked_metadata(answer: bytes) -> bytes:

@@ -6,9 +6,15 @@ from functools import partial
 import grpc
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import NO_LOG_SETTINGS, NO_SHARED_MEMORY, NO_TRACE_SETTINGS
+from server.core.contract import NO_SHARED_MEMORY
 from server.dataplane import DataPlane, Verb
-from server.grpc.codec import scan_model_name, scan_repository_request, unblocked_metadata
+from server.grpc.codec import (
+    changes_settings,
+    scan_model_name,
+    scan_repository_request,
+    scan_settings,
+    unblocked_metadata,
+)
 from server.grpc.relay import CallRelay, Context
 
 SERVICE = "inference.GRPCInferenceService"
@@ -29,9 +35,8 @@ _REFUSED = {
     "CudaSharedMemoryStatus": NO_SHARED_MEMORY,
     "CudaSharedMemoryRegister": NO_SHARED_MEMORY,
     "CudaSharedMemoryUnregister": NO_SHARED_MEMORY,
-    "TraceSetting": NO_TRACE_SETTINGS,
-    "LogSettings": NO_LOG_SETTINGS,
 }
+_SETTINGS = ("TraceSetting", "LogSettings")
 _NO_STREAMS = "this gateway does not serve streamed inference; send each request with ModelInfer"
 
 
@@ -46,6 +51,7 @@ def inference_handlers(plane: DataPlane, relay: CallRelay) -> "grpc.GenericRpcHa
     }
     methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
     methods |= {name: partial(_relayed, relay, verb, name, scan_repository_request) for name, verb in _CHANGES.items()}
+    methods |= {name: partial(_settings, relay, name) for name in _SETTINGS}
     methods |= {name: partial(_refused, sentence) for name, sentence in _REFUSED.items()}
     handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(partial(_refused, _NO_STREAMS))
@@ -70,6 +76,12 @@ async def _relayed(
     relay: CallRelay, verb: Verb, name: str, model_of: Callable[[bytes], str], message: bytes, context: Context
 ) -> bytes:
     return await relay.pass_on(verb, f"/{SERVICE}/{name}", message, model_of, context)
+
+
+async def _settings(relay: CallRelay, name: str, message: bytes, context: Context) -> bytes:
+    """One method reads and changes them: which of the two it is, the message says."""
+    verb = Verb.CONFIGURE if changes_settings(message) else Verb.READ
+    return await _relayed(relay, verb, name, scan_settings, message, context)
 
 
 async def _refused(sentence: str, _: object, context: Context) -> bytes:

@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server.core.contract import NO_GENERATION, NO_LOG_SETTINGS, NO_SHARED_MEMORY, NO_TRACE_SETTINGS
+from server.core.contract import NO_SHARED_MEMORY
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
 from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
+from server.rest.generate import GenerateEndpoints
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
 from server.rest.infer import InferEndpoint
@@ -24,6 +25,7 @@ from server.rest.models import ModelEndpoints, refused
 from server.rest.recorder import RequestRecorder
 from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
+from server.rest.settings_calls import SettingsEndpoints
 
 __all__ = ["RequestRecorder", "RestLimits", "create_app"]
 
@@ -37,7 +39,7 @@ _GET, _POST, _ANY = ("GET",), ("POST",), ("GET", "POST")
 def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
-    rows = _rows(plane, limits)
+    rows = _rows(plane, limits, record)
     rows.append(Row(_GET, "/openapi.json", Description(plane, rows), "What is served here."))
     # Off, or it looks at the environment nine times a request.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -50,10 +52,11 @@ def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder) ->
     return app
 
 
-def _rows(plane: DataPlane, limits: RestLimits) -> list[Row]:
+def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list[Row]:
     health, models = HealthEndpoints(plane), ModelEndpoints(plane, limits)
     infer, image = InferEndpoint(plane, limits), ImageEndpoint(plane, limits)
-    generate, shared_memory, trace = map(refused, (NO_GENERATION, NO_SHARED_MEMORY, NO_TRACE_SETTINGS))
+    generate, settings = GenerateEndpoints(plane, limits, record), SettingsEndpoints(plane, limits)
+    shared_memory = refused(NO_SHARED_MEMORY)
     return [
         Row(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
         Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True),
@@ -68,13 +71,13 @@ def _rows(plane: DataPlane, limits: RestLimits) -> list[Row]:
         Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository."),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/load", models.load, "Load or reload a model."),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
-        Row(_POST, f"{_MODEL}/generate", generate, "Generation: not served."),
-        Row(_POST, f"{_MODEL}/generate_stream", generate, "Generation: not served."),
+        Row(_POST, f"{_MODEL}/generate", generate.generate, "Infer by the inputs' names.", is_inference=True),
+        Row(_POST, f"{_MODEL}/generate_stream", generate.stream, "The same, answer by answer.", is_inference=True),
         Row(_ANY, "/v2/systemsharedmemory[/region/{region}]/{action}", shared_memory, "Shared memory: not served."),
         Row(_ANY, "/v2/cudasharedmemory[/region/{region}]/{action}", shared_memory, "Shared memory: not served."),
-        Row(_ANY, f"{_MODEL}/trace/setting", trace, "Trace settings: not served."),
-        Row(_ANY, "/v2/trace/setting", trace, "Trace settings: not served."),
-        Row(_ANY, "/v2/logging", refused(NO_LOG_SETTINGS), "Log settings: not served."),
+        Row(_ANY, "/v2/models/{model}/trace/setting", settings, "A model's trace settings."),
+        Row(_ANY, "/v2/trace/setting", settings, "The trace settings."),
+        Row(_ANY, "/v2/logging", settings, "The log settings."),
     ]
 
 

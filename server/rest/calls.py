@@ -10,6 +10,11 @@ from server.core.errors import InvalidRequest
 from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
 from server.core.relay import HttpAnswer, HttpCall, InferHead
 
+# Triton answers 500 to JSON that it cannot read, and 503 to a log format that it does not know, by these texts.
+_UNREADABLE = re.compile(
+    rb'\{"error":"(Unable to (parse|set)|failed to parse the request JSON|attempt to (access|get)|'
+    rb"Expected JSON object for keyword|invalid argument for --log_format)"
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -36,6 +41,13 @@ def model_of(request: Request) -> InferHead:
     if decoded in (".", ".."):
         raise InvalidRequest(f"the model name in the path is {decoded!r}, which names a folder")
     return InferHead(name, str(request.path_params.get("version", "")))
+
+
+def with_client_errors(answer: HttpAnswer) -> HttpAnswer:
+    """400 instead of a 5xx for a request that the engine could not read; nothing else changes."""
+    if answer.status >= 500 and _UNREADABLE.match(answer.body):
+        return HttpAnswer(400, answer.headers, answer.body)
+    return answer
 
 
 def call_of(request: Request, body: bytes) -> HttpCall:

@@ -7,7 +7,7 @@ from types import NoneType
 
 import msgspec
 
-from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES
+from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, refuse_file_setting
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.relay import InferHead, RegionUse
@@ -27,6 +27,7 @@ MAX_TENSORS = 1000
 MAX_RANK = 64
 _MAX_DIGITS_OF_SHAPE = 4096
 _FILE_PREFIX = "file:"
+_REPEATED = "a name stands twice in one JSON object; give each member once"
 
 _STRING = msgspec.json.Decoder(str)
 _SHAPE = msgspec.json.Decoder(list[int])
@@ -82,6 +83,30 @@ def scan_infer(body: bytes, header_length: int | None, model: InferHead, max_dep
     return InferScan(head, tuple(output.name for output in outputs if _wants_classes(output)))
 
 
+def scan_generate(body: bytes, model: InferHead, max_depth: int) -> InferHead:
+    """The scan of a generate call: the model's inputs and parameters by name, and `id`.
+
+    A parameter `timeout` is the model's own there, as with Triton. Raises InvalidRequest for what is no JSON object,
+    for one too deep (100,000 arrays in each other end Triton 2.51), and for names that stand twice.
+    """
+    document = read_document(body, max_depth)
+    _refuse_repeats(document)
+    request_id = document.members.get("id")
+    return InferHead(model.model_name, model.model_version, "" if request_id is None else _id_of(request_id))
+
+
+def scan_settings(body: bytes, max_depth: int) -> None:
+    """Checks the JSON of a change of trace or log settings.
+
+    Raises InvalidRequest as `scan_generate` does, and NotSupported for a file: Triton 2.51 refuses it in these words,
+    older ones would write wherever a client says.
+    """
+    document = read_document(body, max_depth)
+    _refuse_repeats(document)
+    for name in document.members:
+        refuse_file_setting(name)
+
+
 def scan_repository_call(body: bytes, max_depth: int) -> None:
     """Checks the JSON of a load, unload or index call. Raises InvalidRequest.
 
@@ -133,7 +158,7 @@ def _refuse_repeated_names(document: Document, parameters: Mapping[str, Paramete
         read += len(entry.members) + len(entry.parameters)
         unread += [value for name, value in entry.members.items() if name != "parameters"]
     if read + names_within(unread) != document.names:
-        raise InvalidRequest("a name stands twice in one JSON object; give each member once")
+        raise InvalidRequest(_REPEATED)
 
 
 def _check_inputs(inputs: list[_Entry], binary_bytes: int) -> None:
@@ -216,8 +241,17 @@ def _element_count(entry: _Entry) -> int:
     return math.prod(shape)
 
 
+def _refuse_repeats(document: Document) -> None:
+    if len(document.members) + names_within(document.members.values()) != document.names:
+        raise InvalidRequest(_REPEATED)
+
+
+def _id_of(value: msgspec.Raw) -> str:
+    return decode(_STRING, value, "id")
+
+
 def _request_id(top: Members) -> str:
-    return decode(_STRING, top["id"], "id") if "id" in top else ""
+    return _id_of(top["id"]) if "id" in top else ""
 
 
 def _timeout_us(parameters: Mapping[str, Parameter]) -> int | None:

@@ -12,7 +12,7 @@ from server.core.encoded_images import EncodedCall
 from server.core.relay import HttpAnswer, HttpCall
 from server.dataplane import DataPlane, Verb
 from server.rest.body import decompressed, read_body, single_header
-from server.rest.calls import AnswerResponse, call_of, model_of
+from server.rest.calls import AnswerResponse, call_of, model_of, with_client_errors
 from server.rest.codec import InferScan, scan_infer
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
@@ -23,8 +23,6 @@ from server.rest.threads import run_scan
 
 _HEADER_LENGTH = "inference-header-content-length"
 _LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
-# Triton answers 500 to JSON that it cannot read, by these texts.
-_UNREADABLE = re.compile(rb'\{"error":"(Unable to parse|failed to parse the request JSON|Unable to set)')
 
 
 class InferEndpoint:
@@ -36,7 +34,7 @@ class InferEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         work = await self._work(request, await read_body(request, self._limits))
-        return AnswerResponse(_with_client_errors(await run_until_disconnect(request.receive, work)))
+        return AnswerResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
 
     async def _work(self, request: Request, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
         """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
@@ -80,10 +78,3 @@ def header_length_of(request: Request) -> int | None:
         return None
     number = _LEADING_NUMBER.match(single_header(request, _HEADER_LENGTH))
     return int(number[1]) if number else 0
-
-
-def _with_client_errors(answer: HttpAnswer) -> HttpAnswer:
-    """400 instead of 500 for a request that the engine could not read; nothing else changes."""
-    if answer.status == 500 and _UNREADABLE.match(answer.body):
-        return HttpAnswer(400, answer.headers, answer.body)
-    return answer

@@ -23,7 +23,7 @@ from server.backends.embedded.wire.inference import (
     refuse_repository,
     response_bytes,
 )
-from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME
+from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 
 Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]
@@ -39,7 +39,8 @@ class GrpcMethods:
         """method: the path. Raises NotSupported for those that this engine has not."""
         handle = _METHODS.get(method)
         if handle is None:
-            raise NotSupported(f"the embedded engine has no {method.rpartition('/')[2]}")
+            name = method.rpartition("/")[2]
+            raise NotSupported(_NOT_HERE.get(name, f"the embedded engine has no {name}"))
         return await handle(self, message, deadline)
 
     async def infer(self, message: bytes, deadline: float | None) -> bytes:
@@ -104,6 +105,9 @@ class GrpcMethods:
             raise InvalidRequest("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         await self._engine.unload(request.model_name)
         return b""
+
+
+_NOT_HERE = {"TraceSetting": NO_TRACE_SETTINGS, "LogSettings": NO_LOG_SETTINGS}
 
 
 def _config(parameters: "Mapping[str, service_pb2.ModelRepositoryParameter]") -> str | None:

@@ -23,7 +23,7 @@ from server.backends.embedded.wire.inference import (
     response_bytes,
 )
 from server.backends.embedded.wire.json_messages import json_of_message
-from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME
+from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
 from server.core.compression import inflate
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter
@@ -69,15 +69,17 @@ class HttpRoutes:
     async def answer(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
         """404 and 405, as Triton has them, for what no route takes."""
         path = call.target.partition(b"?")[0]
+        is_somewhere = False
         for method, pattern, handle in _ROUTES:
             found = pattern.fullmatch(path)
             if found is None:
                 continue
             if call.method != method:
-                return plain_error(405, "Method Not Allowed")
+                is_somewhere = True
+                continue
             texts = {name: text.decode("utf-8", "replace") for name, text in found.groupdict(b"").items()}
             return await handle(self, Visit(call, deadline, **texts))
-        return plain_error(404, "Not Found")
+        return plain_error(405, "Method Not Allowed") if is_somewhere else plain_error(404, "Not Found")
 
     async def server(self, _: Visit) -> HttpAnswer:
         return _json({"name": NAME, "version": VERSION, "extensions": EXTENSIONS})
@@ -145,6 +147,14 @@ class HttpRoutes:
         """Raises NotSupported."""
         raise NotSupported("the embedded engine has no generate endpoint; post tensors to …/infer")
 
+    async def trace_settings(self, _: Visit) -> HttpAnswer:
+        """Raises NotSupported."""
+        raise NotSupported(NO_TRACE_SETTINGS)
+
+    async def log_settings(self, _: Visit) -> HttpAnswer:
+        """Raises NotSupported."""
+        raise NotSupported(NO_LOG_SETTINGS)
+
     async def _plain_body(self, visit: Visit) -> bytes:
         body = visit.call.body
         encoding = (visit.header(b"content-encoding") or b"").decode("latin-1").strip().lower()
@@ -167,6 +177,10 @@ _ROUTES: tuple[tuple[str, re.Pattern[bytes], Callable[[HttpRoutes, Visit], Await
         ("POST", _REPOSITORY + rb"/models/(?P<model>[^/]+)/load", HttpRoutes.load),
         ("POST", _REPOSITORY + rb"/models/(?P<model>[^/]+)/unload", HttpRoutes.unload),
         ("POST", _MODEL + rb"/generate(?:_stream)?", HttpRoutes.generate),
+        ("GET", rb"/v2(?:/models/[^/]+)?/trace/setting", HttpRoutes.trace_settings),
+        ("GET", rb"/v2/logging", HttpRoutes.log_settings),
+        ("POST", rb"/v2(?:/models/[^/]+)?/trace/setting", HttpRoutes.trace_settings),
+        ("POST", rb"/v2/logging", HttpRoutes.log_settings),
     )
 )
 
