@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from server.core.compression import NOT_ENCODED, inflate
 from server.core.errors import BodyTooSlow, InvalidRequest, TooLarge
+from server.core.gathering import Gathering
 from server.rest.errors import ClientDisconnected
 from server.rest.limits import RestLimits
 
@@ -48,17 +49,14 @@ def _refuse_declared(request: Request, limit_bytes: int) -> None:
 
 
 async def _receive(request: Request, limit_bytes: int) -> bytes:
-    received = bytearray()
+    received = Gathering()
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk: bytes = message.get("body", b"")
-        has_more: bool = message.get("more_body", False)
-        if len(received) + len(chunk) > limit_bytes:
+        if received.size_bytes + len(chunk) > limit_bytes:
             raise TooLarge(f"the body has more than {limit_bytes} bytes, the limit; send less at once")
-        if not has_more and not received:
-            return chunk
-        received += chunk
-        if not has_more:
-            return bytes(received)
+        received.add(chunk)
+        if not message.get("more_body", False):
+            return received.take()

@@ -11,3 +11,23 @@ class RestLimits:
     body_timeout_s: float = 30.0
     max_json_depth: int = 64
     max_parts: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one client's connection may take, and how many there may be.
+
+    max_head_bytes: of a request line and its headers. head_timeout_s: from a head's first byte to its last.
+    idle_timeout_s: without a request. max_pipelined: requests waiting behind the one that runs.
+    write_timeout_s, min_write_bytes_per_s: a client with an unread answer must take that many bytes a second, on
+    average over that time; one that takes less is cut.
+    """
+
+    max_connections: int = 16_384
+    max_head_bytes: int = 64 << 10
+    max_headers: int = 256
+    head_timeout_s: float = 10.0
+    idle_timeout_s: float = 75.0
+    max_pipelined: int = 64
+    write_timeout_s: float = 30.0
+    min_write_bytes_per_s: int = 4 << 10

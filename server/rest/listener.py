@@ -4,16 +4,22 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.core.address import authority
 from server.rest.errors import error_response
+from server.rest.limits import ConnectionLimits
+from server.rest.protocol import Guard, GuardedProtocol, UnreadAnswers
 
 BACKLOG = 2048
 CUT_PATIENCE_S = 1.0  # for the last answers to leave
+SWEEP_INTERVAL_S = 1.0
+SWEPT_AT_ONCE = 500  # connections; requests get a turn in between
 
 
 class PortTaken(Exception):
@@ -42,14 +48,38 @@ def _fix(error: OSError, flag: str) -> str:
     return "give an address of this machine with --host"
 
 
-class HttpListener:
-    """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns."""
+class Uncounted:
+    """Of a listener whose connections nobody counts."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, *, keep_alive_s: int = 75) -> None:
+    def hold(self, size_bytes: int) -> None:
+        """Not counted."""
+
+    def release(self, size_bytes: int) -> None:
+        """Not counted."""
+
+
+class HttpListener:
+    """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns.
+
+    unread: told of answers that wait for their readers. refused: told, by a stable word, of each connection that is
+    refused or cut.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        *,
+        limits: ConnectionLimits | None = None,
+        unread: UnreadAnswers | None = None,
+        refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._cuttable = _Cuttable(app)
+        self._limits = limits or ConnectionLimits()
+        guard = Guard(self._limits, unread or Uncounted(), refused)
         config = uvicorn.Config(
             self._cuttable,
-            http="httptools",
+            http=cast(type[asyncio.Protocol], partial(GuardedProtocol, guard)),
             loop="none",
             ws="none",
             lifespan="off",
@@ -58,7 +88,6 @@ class HttpListener:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=keep_alive_s,
         )
         self._server = _Server(config)
         self._listener = listener
@@ -69,8 +98,31 @@ class HttpListener:
         port: int = self._listener.getsockname()[1]
         return port
 
+    @property
+    def connection_count(self) -> int:
+        """Open connections."""
+        return len(self._server.server_state.connections)
+
     def start(self) -> None:
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        """End what is too slow, at most an interval after its time."""
+        limits, now = self._limits, asyncio.get_running_loop().time
+        shortest_s = min(limits.head_timeout_s, limits.idle_timeout_s, limits.write_timeout_s)
+        while True:
+            await asyncio.sleep(min(SWEEP_INTERVAL_S, shortest_s / 4))
+            for number, connection in enumerate(list(self._server.server_state.connections), start=1):
+                cast(GuardedProtocol, connection).sweep(now())
+                if number % SWEPT_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     async def stop(self, grace_s: float) -> bool:
         """Whether every running request ended within the grace; those that did not are cut, with a 503."""
