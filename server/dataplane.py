@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -15,18 +15,22 @@ from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import Relay
 from server.core.caller import NOBODY, Caller, Role
+from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import C, EncodedCall, ImageInput
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, Overloaded, PermissionDenied
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
+from server.shared_memory.absent import NoSharedMemory
+from server.shared_memory.keeper import SharedMemory
 
 __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
 UNKNOWN_MODEL = "unknown"
 SLO_PARAMETER = "slo_p99_ms"
+_NOTHING_HELD = nullcontext()
 
 
 class Verb(StrEnum):
@@ -78,8 +82,9 @@ class DataPlane:
         self._relay = relay
         self._watch = watch
         self._images = images
-        self._admission = admission
+        self.admission = admission
         self._quotas = quotas
+        self._memory: SharedMemory | NoSharedMemory = NoSharedMemory()
         self._metrics = metrics
         self._is_stopping = False
         self._waiting: set[asyncio.Task[object]] = set()
@@ -102,6 +107,22 @@ class DataPlane:
     def announce_stop(self) -> None:
         """Say not ready from now on, and go on serving."""
         self._is_stopping = True
+
+    def share(self, memory: SharedMemory | NoSharedMemory) -> None:
+        """Let clients share memory with the engine, or tell them why they cannot; said once, before any request."""
+        self._memory = memory
+
+    @property
+    def blocked_extensions(self) -> frozenset[str]:
+        """Those of the engine's that are not served here."""
+        return frozenset() if self._memory.is_on else BLOCKED_EXTENSIONS
+
+    @asynccontextmanager
+    async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[SharedMemory | NoSharedMemory]:
+        """The engine's regions, for one call about them. Raises NotSupported where none are kept."""
+        self._memory.require()
+        async with self._passage(verb, InferHead(""), caller, 0, None):
+            yield self._memory
 
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
@@ -138,7 +159,8 @@ class DataPlane:
         self, asked: EncodedCall[HttpCall], *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> HttpAnswer:
         """As relay_http, the images decoded and prepared on the way."""
-        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), deadline) as until:
+        until = self._until(Verb.INFER, asked.head, deadline)
+        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._relay.http(call, deadline=until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
@@ -148,7 +170,8 @@ class DataPlane:
         self, asked: EncodedCall[GrpcCall], *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> GrpcAnswer:
         """As relay_grpc, the images decoded and prepared on the way."""
-        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), deadline) as until:
+        until = self._until(Verb.INFER, asked.head, deadline)
+        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._relay.grpc(call, deadline=until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
@@ -226,12 +249,12 @@ class DataPlane:
                 return
             if until is not None and until <= time.monotonic():
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
-            self._admission.enter(size_bytes)
+            self.admission.enter(size_bytes)
             try:
-                with self._cuttable():
+                with self._held(head, caller), self._cuttable():
                     yield
             finally:
-                self._admission.leave(size_bytes)
+                self.admission.leave(size_bytes)
         except BackendUnavailable:
             self._watch.suspect()
             raise
@@ -241,16 +264,20 @@ class DataPlane:
         if self._quotas is not None:
             self._quotas.enter(caller, size_bytes)
         try:
-            self._admission.enter(size_bytes)
+            self.admission.enter(size_bytes)
         except Overloaded:
             if self._quotas is not None:
                 self._quotas.leave(caller, size_bytes)
             raise
 
     def _leave(self, caller: Caller, size_bytes: int) -> None:
-        self._admission.leave(size_bytes)
+        self.admission.leave(size_bytes)
         if self._quotas is not None:
             self._quotas.leave(caller, size_bytes)
+
+    def _held(self, head: InferHead, caller: Caller) -> AbstractContextManager[None]:
+        """The shared memory that the request uses, kept until the engine has answered."""
+        return self._memory.held(head.regions, caller) if head.regions else _NOTHING_HELD
 
     @contextmanager
     def _cuttable(self) -> Iterator[None]:

@@ -72,6 +72,7 @@ class EngineWatch:
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._wake = asyncio.Event()
+        self._greetings = 0
         self.first_ready = asyncio.Event()
 
     @property
@@ -82,6 +83,11 @@ class EngineWatch:
     def reason(self) -> str:
         """Why the engine is not up; empty while it is."""
         return "" if self._seen.is_up else self._seen.reason
+
+    @property
+    def generation(self) -> int:
+        """How often the engine came up: what was only in its memory may be gone since it last changed."""
+        return self._greetings
 
     @property
     def models(self) -> Mapping[str, KnownModel]:
@@ -188,6 +194,7 @@ class EngineWatch:
             )
         self._canary_at = time.monotonic() + self._options.canary_interval_s
         self._seen.is_up, self._seen.reason = True, ""
+        self._greetings += 1
         log.info("engine is ready", models=",".join(self._ready_names()))
         self.first_ready.set()
 
