@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import time
@@ -12,6 +13,9 @@ from itertools import chain, repeat
 import uvloop
 from tritonclient.grpc import service_pb2
 
+from server.access.door import AccessOptions, Door
+from server.access.keys import key_of_hashed
+from server.access.quotas import Quotas
 from server.admission import Admission, AdmissionLimits
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
@@ -19,6 +23,7 @@ from server.backends.triton_messages import parsed
 from server.backends.watch import LOADING, EngineWatch, KnownModel, WatchOptions
 from server.core.address import authority
 from server.core.backend import Backend, Relay
+from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
 from server.dataplane import DataPlane
@@ -29,6 +34,7 @@ from server.logs import get_logger
 from server.metrics import Metrics
 from server.rest.app import RestLimits, create_app
 from server.rest.exposition import create_metrics_app
+from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
 from server.vision.pool import DecodePool
@@ -68,6 +74,15 @@ class Engine:
     backend: Backend
     relay: Relay
     place: str
+
+
+def compose_door(settings: Settings) -> Door | None:
+    """Who may do what; None where everybody may do everything."""
+    if not settings.has_keys and settings.anonymous_roles == EVERY_ROLE:
+        return None
+    keys = tuple(map(key_of_hashed, settings.api_keys))
+    quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes)
+    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
 
 
 def compose_engine(settings: Settings) -> Engine:
@@ -129,8 +144,14 @@ class Gateway:
         )
         self.admission = Admission(AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes))
         images = ImageFlow(backend=self.engine.backend, watch=self.watch, pool=self.pool, metrics=self.metrics)
+        self.door = compose_door(settings)
         self.plane = DataPlane(
-            relay=self.engine.relay, watch=self.watch, images=images, admission=self.admission, metrics=self.metrics
+            relay=self.engine.relay,
+            watch=self.watch,
+            images=images,
+            admission=self.admission,
+            metrics=self.metrics,
+            quotas=self.door.quotas if self.door is not None else None,
         )
         self._read_metrics()
 
@@ -138,12 +159,17 @@ class Gateway:
         read = self.metrics.read
         read("inflight_requests", lambda: self.admission.statistics().requests)
         read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
+        read("receiving_bytes", lambda: self.admission.statistics().receiving_bytes)
         read("queue_depth", lambda: {("decode",): self.pool.statistics().waiting})
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts)
         read("engine_up", lambda: int(self.watch.is_up))
         read("engine_restarts_total", lambda: self._news.restarts)
         read("gateway_restarts_total", lambda: self._news.gateway_restarts)
         read("ready", lambda: int(self.plane.readiness().is_ready))
+        if (door := self.door) is not None:
+            read("access_keys", lambda: door.key_count)
+            read("access_failed_reads_total", lambda: door.failed_reads)
+            read("key_inflight_requests", lambda: door.in_flight())
         read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
 
     def _ask_restart(self, reason: str) -> None:
@@ -196,6 +222,14 @@ def _watch_options(settings: Settings) -> WatchOptions:
     )
 
 
+def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimits:
+    """Of the REST port. open_files: what this process may open; a quarter of it stays for all else."""
+    known = settings.max_connections if open_files < 0 else min(settings.max_connections, open_files * 3 // 4)
+    return ConnectionLimits(
+        max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
+    )
+
+
 async def _serve(settings: Settings, control: ControlLine | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -206,11 +240,18 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
     gateway = Gateway(settings, control)
     await gateway.pool.start()
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
-    rest = HttpListener(create_app(gateway.plane, limits, gateway.metrics), http_socket)
+    rest = HttpListener(
+        create_app(gateway.plane, limits, gateway.metrics, door=gateway.door),
+        http_socket,
+        limits=connection_limits(settings, open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        unread=gateway.admission,
+        refused=gateway.metrics.rejected,
+    )
+    gateway.metrics.read("http_connections", lambda: rest.connection_count)
     exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics), metrics_socket)
     grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
     grpc_address = authority(settings.host, settings.grpc_port)
-    grpc_server = await serve(gateway.plane, grpc_limits, grpc_address, gateway.metrics)
+    grpc_server = await serve(gateway.plane, grpc_limits, grpc_address, gateway.metrics, door=gateway.door)
     rest.start()
     exposition.start()
     if control is not None:
@@ -218,6 +259,7 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
     log.info("listening", http=rest.port, grpc=grpc_server.port, metrics=exposition.port)
     tasks = [
         asyncio.create_task(gateway.watch.run()),
+        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.tell_ready()),
     ]
@@ -260,6 +302,8 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
     for task in tasks:
         with contextlib.suppress(asyncio.CancelledError):
             await task
+    if gateway.door is not None:
+        await gateway.door.aclose()
     await gateway.pool.aclose()
     await gateway.engine.backend.aclose()
 

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from server.access.keys import KeyRefused, read_key_list
+from server.core.address import is_loopback
+from server.core.caller import EVERY_ROLE, Role
 from server.logs import LogFormat
 
 PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
-OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"}
+OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID", "PENSTOCK_API_KEY"}  # the last: what commands send
+KEYS_VARIABLE = "PENSTOCK_API_KEYS"
+LISTS = ("model_repository", "models", "anonymous")  # in a variable: with commas, folders with colons
 
 
 _FIXES = {
@@ -47,6 +52,10 @@ class Settings(BaseSettings):
     engine_metrics_port: int = Field(9002, ge=0, le=65535)
     engine_environment: Path | None = None
 
+    access_file: Path | None = None
+    api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only
+    anonymous: tuple[Role, ...] | None = None
+
     home: Path = Path("~/.penstock")
     model_repository: tuple[Path, ...] = (CHECKOUT / "model_repository",)
     models: tuple[str, ...] | None = None
@@ -56,6 +65,9 @@ class Settings(BaseSettings):
     max_pixels: int = Field(40_000_000, ge=1)
     max_inflight_requests: int = Field(512, ge=1)
     max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
+    max_connections: int = Field(16_384, ge=1)
+    head_timeout_s: float = Field(10.0, gt=0)
+    write_timeout_s: float = Field(30.0, gt=0)
     decoders: int = Field(0, ge=0, le=256)
     decode_timeout_s: float = Field(5.0, gt=0)
 
@@ -66,6 +78,11 @@ class Settings(BaseSettings):
 
     log_format: LogFormat = LogFormat.TEXT
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("anonymous", mode="before")
+    @classmethod
+    def _none_is_no_role(cls, roles: object) -> object:
+        return () if roles in (("none",), ["none"], "none") else roles
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "Settings":
@@ -101,6 +118,23 @@ class Settings(BaseSettings):
     def engine_has_process(self) -> bool:
         """Whether the engine is, or with `auto` may be, a process of ours with ports of its own."""
         return not self.engine_is_external and not self.engine_is_embedded
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there are API keys or tokens that tell callers apart."""
+        return self.access_file is not None or bool(self.api_keys)
+
+    @property
+    def anonymous_roles(self) -> frozenset[Role]:
+        """What a caller without a key may do: as said, else nothing where there are keys, and everything where not."""
+        if self.anonymous is not None:
+            return frozenset(self.anonymous)
+        return frozenset() if self.has_keys else EVERY_ROLE
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may reach it while nothing was said of who may do what."""
+        return not is_loopback(self.host) and not self.has_keys and self.anonymous is None
 
     @property
     def home_path(self) -> Path:
@@ -175,6 +209,8 @@ def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
     lines = {name: f"{path}:{_line_of(text, name)}" for name in table}
+    if "api_keys" in table:
+        raise SettingsError(f"{lines['api_keys']}: keys stand in a file of their own; name it as access_file")
     for name in table:
         _require_known(name, lines[name])
     return table, lines
@@ -196,9 +232,18 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         name = variable.removeprefix(PREFIX).lower()
         _require_known(name, variable)
         separator = os.pathsep if name == "model_repository" else ","
-        values[name] = tuple(filter(None, text.split(separator))) if name in ("model_repository", "models") else text
+        values[name] = tuple(filter(None, text.split(separator))) if name in LISTS else text
+        if variable == KEYS_VARIABLE:
+            values[name] = _hashed_keys(text)
         origins[name] = variable
     return values, origins
+
+
+def _hashed_keys(text: str) -> tuple[str, ...]:
+    try:
+        return read_key_list(text)
+    except KeyRefused as error:
+        raise SettingsError(f"{KEYS_VARIABLE}: {error}") from None
 
 
 def _require_known(name: str, where: str) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.access.keys import KeyRefused, KeyRing, key_of_hashed
+from server.access.rules import AccessFileError, AccessRules, read_access_file
 from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
 from server.backends.shell_paths import is_special, plain_paths
 from server.backends.triton_ports import pick_free_ports
@@ -56,6 +58,21 @@ class EngineChoice:
 
     settings: Settings
     triton: TritonRuntime | None = None
+
+
+def check_access(settings: Settings) -> None:
+    """Raises CannotStart where strangers could do everything, and where the keys cannot be read."""
+    if settings.is_exposed:
+        raise CannotStart(
+            f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
+            "keys new NAME --file access.toml` and give --access-file access.toml, or say what all may do with "
+            "--anonymous infer,read"
+        )
+    try:
+        rules = read_access_file(settings.access_file) if settings.access_file is not None else AccessRules()
+        KeyRing((*map(key_of_hashed, settings.api_keys), *rules.keys))
+    except (AccessFileError, KeyRefused) as error:
+        raise CannotStart(str(error)) from error
 
 
 def choose_engine(settings: Settings) -> EngineChoice:

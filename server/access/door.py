@@ -58,6 +58,14 @@ class Door:
         """API keys that open this door now."""
         return len(self._ring) if self._ring is not None else 0
 
+    def in_flight(self) -> dict[tuple[str, ...], float]:
+        """Requests in flight by the key's name; of all tokens and of all callers without a key as one each."""
+        counts: dict[tuple[str, ...], float] = {}
+        for name, count in self.quotas.in_flight().items():
+            label = ("tokens" if ":" in name else name or "none",)
+            counts[label] = counts.get(label, 0) + count
+        return counts
+
     async def admit(self, credentials: Iterable[str], role: Role) -> Caller:
         """Whoever presents these keys or tokens; none for an anonymous caller.
 

@@ -1,6 +1,7 @@
 """`penstock up`: the whole stack in the foreground, until Ctrl-C."""
 
 import asyncio
+import os
 import resource
 import sys
 from dataclasses import replace
@@ -11,8 +12,16 @@ import typer
 
 from server.commands.terminal import fail
 from server.logs import LogFormat, configure_logs
-from server.settings import SettingsError, read_settings
-from server.stack import Announcement, CannotStart, EngineChoice, Stack, choose_engine, resolve_ports
+from server.settings import KEYS_VARIABLE, SettingsError, read_settings
+from server.stack import (
+    Announcement,
+    CannotStart,
+    EngineChoice,
+    Stack,
+    check_access,
+    choose_engine,
+    resolve_ports,
+)
 
 OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
 
@@ -36,6 +45,10 @@ def up(
     model_repository: Annotated[list[Path] | None, typer.Option(help="folder of models; may be repeated")] = None,
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
+    access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
+    anonymous: Annotated[
+        str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")
+    ] = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,
@@ -48,16 +61,23 @@ def up(
 
     Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
 
+    On loopback everybody may do everything. To listen elsewhere there must be API keys, or --anonymous must say what
+    all may do; `penstock keys new` makes a key for --access-file. In the environment, api_keys (PENSTOCK_API_KEYS) is
+    NAME:ROLE+ROLE:SECRET and so on.
+
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-    [512], max_inflight_bytes [1 GiB], decoders [one a core], decode_timeout_s [5], canary_interval_s [5],
+    [512], max_inflight_bytes [1 GiB], max_connections [16384 of HTTP], head_timeout_s [10], write_timeout_s [30], decoders [one a core], decode_timeout_s [5], canary_interval_s [5],
     canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None
+    flags["anonymous"] = tuple(filter(None, anonymous.split(","))) if anonymous is not None else None
     flags["model_repository"] = tuple(model_repository) if model_repository else None
     try:
         settings = read_settings(flags, file=config)
         configure_logs(settings.log_format, settings.log_level)
+        os.environ.pop(KEYS_VARIABLE, None)  # no child needs it, and models can read theirs
+        check_access(settings)
         allow_open_files()
         choice = choose_engine(settings)
         code = asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import grpc
 
+from server.access.door import Door
 from server.dataplane import DataPlane
+from server.grpc.gate import Gate
 from server.grpc.health import Health
 from server.grpc.relay import CallRelay
 from server.grpc.servicer import inference_handlers
@@ -53,10 +55,16 @@ class GrpcServer:
         return bool(done)
 
 
-async def serve(plane: DataPlane, limits: GrpcLimits, address: str, record: Metrics) -> GrpcServer:
-    """Listen on the address ("host:port"; port 0 lets the system pick) and serve. Raises AddressTaken."""
+async def serve(
+    plane: DataPlane, limits: GrpcLimits, address: str, record: Metrics, *, door: Door | None = None
+) -> GrpcServer:
+    """Listen on the address ("host:port"; port 0 lets the system pick) and serve. Raises AddressTaken.
+
+    door: lets callers in; None where everybody may do everything.
+    """
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
-    server = grpc.aio.server(options=_options(limits))
+    gates = () if door is None else (Gate(door, record),)
+    server = grpc.aio.server(options=_options(limits), interceptors=gates)
     relay = CallRelay(plane, record)
     health = Health(plane)
     server.add_generic_rpc_handlers((inference_handlers(plane, relay), health.handlers()))
