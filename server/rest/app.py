@@ -10,12 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from server.access.door import Door
+from server.core.caller import Role
 from server.core.contract import NO_SHARED_MEMORY
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
 from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
+from server.rest.gate import Gate
 from server.rest.generate import GenerateEndpoints
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
@@ -36,15 +39,19 @@ _REPOSITORY = "/v2/repository[/{repository}]"
 _GET, _POST, _ANY = ("GET",), ("POST",), ("GET", "POST")
 
 
-def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> ASGIApp:
-    """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}."""
+def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder, *, door: Door | None = None) -> ASGIApp:
+    """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
+
+    door: lets callers in; None where everybody may do everything.
+    """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits, record)
     rows.append(Row(_GET, "/openapi.json", Description(plane, rows), "What is served here."))
     # Off, or it looks at the environment nine times a request.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
-    app.router.routes[:0] = [WireRoute(row) for row in rows]
+    gate = Gate(door) if door is not None else None
+    app.router.routes[:0] = [WireRoute(row, gate) for row in rows]
     app.add_middleware(Root, plane=plane, record=record)
     app.add_exception_handler(HTTPException, _plain_refusal)
     app.add_exception_handler(ClientDisconnected, _nobody_there)
@@ -60,15 +67,15 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
     return [
         Row(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
         Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True),
-        Row(_GET, "/v2/health/live", health.live, "Whether the process lives."),
-        Row(_GET, "/v2/health/ready", health.ready, "Whether to send requests here."),
+        Row(_GET, "/v2/health/live", health.live, "Whether the process lives.", is_open=True),
+        Row(_GET, "/v2/health/ready", health.ready, "Whether to send requests here.", is_open=True),
         Row(_GET, "/v2", models.server_metadata, "Name, version and extensions."),
         Row(_GET, "/v2/models/stats", models.read, "Statistics of all models."),
         Row(_GET, _MODEL, models.read, "A model's metadata."),
         Row(_GET, f"{_MODEL}/ready", models.read, "Whether a model is ready."),
         Row(_GET, f"{_MODEL}/config", models.read, "A model's configuration."),
         Row(_GET, f"{_MODEL}/stats", models.read, "A model's statistics."),
-        Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository."),
+        Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository.", role=Role.READ),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/load", models.load, "Load or reload a model."),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
         Row(_POST, f"{_MODEL}/generate", generate.generate, "Infer by the inputs' names.", is_inference=True),
