@@ -54,6 +54,11 @@ class Door:
             self._read(options.file)
 
     @property
+    def open_to(self) -> frozenset[Role]:
+        """What may be done without a key."""
+        return self._options.anonymous
+
+    @property
     def key_count(self) -> int:
         """API keys that open this door now."""
         return len(self._ring) if self._ring is not None else 0

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.access.door import Door
-from server.core.caller import Role
+from server.core.caller import EVERY_ROLE, Role
 from server.core.contract import NO_SHARED_MEMORY
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
@@ -46,7 +46,8 @@ def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder, *,
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits, record)
-    rows.append(Row(_GET, "/openapi.json", Description(plane, rows), "What is served here."))
+    open_to = door.open_to if door is not None else EVERY_ROLE
+    rows.append(Row(_GET, "/openapi.json", Description(plane, rows, open_to), "What is served here."))
     # Off, or it looks at the environment nine times a request.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)

@@ -26,6 +26,9 @@ def filled() -> Metrics:
     metrics.read("engine_up", lambda: 1)
     metrics.read("engine_restarts_total", lambda: 5)
     metrics.read("gateway_restarts_total", lambda: 0)
+    metrics.read("access_keys", lambda: 2)
+    metrics.read("access_failed_reads_total", lambda: 1)
+    metrics.read("key_inflight_requests", lambda: {("camera",): 3.0})
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
     return metrics

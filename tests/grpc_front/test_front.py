@@ -11,6 +11,7 @@ from grpc._cython import cygrpc
 from tritonclient.grpc import service_pb2
 
 from server.core.errors import (
+    AccessUnavailable,
     BackendFailed,
     BackendUnavailable,
     BodyTooSlow,
@@ -59,6 +60,7 @@ async def refusal(front: Front, method: str = "ModelInfer", message: bytes | Non
         (DeadlineExceeded("bad"), Code.DEADLINE_EXCEEDED),
         (NotSupported("bad"), Code.UNIMPLEMENTED),
         (Unauthenticated("bad"), Code.UNAUTHENTICATED),
+        (AccessUnavailable("bad"), Code.UNAVAILABLE),
         (PermissionDenied("bad"), Code.PERMISSION_DENIED),
         (QuotaExceeded("bad"), Code.RESOURCE_EXHAUSTED),
         (BackendFailed("bad"), Code.INTERNAL),

@@ -17,6 +17,7 @@ TABLE = [
     (errors.UnsupportedMedia("bad"), 415, None),
     (errors.NotSupported("bad"), 501, None),
     (errors.Unauthenticated("bad"), 401, None),
+    (errors.AccessUnavailable("bad", retry_after_s=1.2), 503, "2"),
     (errors.PermissionDenied("bad"), 403, None),
     (errors.QuotaExceeded("bad", retry_after_s=1.2), 429, "2"),
     (errors.ModelNotReady("bad"), 503, "1"),
