@@ -66,8 +66,8 @@ def up(
     NAME:ROLE+ROLE:SECRET and so on.
 
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-    [512], max_inflight_bytes [1 GiB], max_connections [16384 of HTTP], head_timeout_s [10], write_timeout_s [30], decoders [one a core], decode_timeout_s [5], canary_interval_s [5],
-    canary_failures [3].
+    [512], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
+    decoders [one a core], decode_timeout_s [5], canary_interval_s [5], canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None

@@ -3,7 +3,6 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,7 +30,7 @@ class Root:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, is_last=lambda: self._plane.is_stopping)
+        exchange = Exchange(scope, receive, send, plane=self._plane)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:  # noqa: BLE001 - the root of the request's task
@@ -40,6 +39,8 @@ class Root:
             self._record.rejected("internal")
             if not exchange.status:
                 await error_response("internal error", 500)(scope, exchange.receive, exchange.send)
+        finally:
+            exchange.give_back()
         self._count(scope, exchange)
 
     def _count(self, scope: Scope, exchange: "Exchange") -> None:
@@ -59,30 +60,45 @@ class Exchange:
 
     An answer that comes before the body was read closes the connection, but lingers for a moment and throws the
     rest of the body away: closing at once would reset it, and the client might never see the answer.
-    is_last: whether the gateway is about to stop; its answers then close their connections, so that no client sends
-    the next request on one that is just being closed.
+    While more of a body is to come, what came of it counts against admission. Answers of a gateway that is about to
+    stop close their connections, so that no client sends the next request on one that is just being closed.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: Callable[[], bool]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, plane: DataPlane) -> None:
         self.status = 0
         self.seconds = 0.0
         self._receive = receive
         self._send = send
-        self._is_last = is_last
+        self._plane = plane
         self._started = time.monotonic()
         self._has_unread_body = _announces_body(scope)
+        self._receiving_bytes = 0
 
     async def receive(self) -> Message:
+        """The next message. Raises Overloaded where too many bytes of bodies are on their way already."""
         message = await self._receive()
-        if not message.get("more_body", False):
+        if message.get("more_body", False):
+            self._hold(len(message["body"]))
+        else:
             self._has_unread_body = False
+            self.give_back()
         return message
+
+    def give_back(self) -> None:
+        """The body is whole, or nobody waits for it any more."""
+        if self._receiving_bytes:
+            self._plane.admission.received(self._receiving_bytes)
+            self._receiving_bytes = 0
+
+    def _hold(self, size_bytes: int) -> None:
+        self._plane.admission.receive(size_bytes, before=self._receiving_bytes)
+        self._receiving_bytes += size_bytes
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.seconds = time.monotonic() - self._started
-            if self._has_unread_body or self._is_last():
+            if self._has_unread_body or self._plane.is_stopping:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
         elif self._has_unread_body and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
@@ -91,10 +107,11 @@ class Exchange:
         await self._send(message)
 
     async def _throw_rest_away(self) -> None:
+        self.give_back()
         try:
             async with asyncio.timeout(LINGER_S):
                 while self._has_unread_body:
-                    await self.receive()
+                    self._has_unread_body = (await self._receive()).get("more_body", False)
         except TimeoutError:
             return
 

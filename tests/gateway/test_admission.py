@@ -39,3 +39,28 @@ def test_admission_tells_the_truth_about_itself() -> None:
     admission = Admission(AdmissionLimits())
     admission.enter(7)
     assert repr(admission) == "<Admission 1/512 requests, 7 bytes>"
+
+
+def test_admission_of_bodies_on_their_way_is_bounded_apart_from_what_is_in_flight() -> None:
+    """Slow senders fill their own bound and no other; a body that is alone may pass it."""
+    admission = Admission(AdmissionLimits(max_requests=9, max_bytes=100))
+    admission.receive(90, before=0)
+    admission.receive(90, before=90)
+    with pytest.raises(Overloaded, match=r"180 bytes of bodies are on their way \(limit 100\)"):
+        admission.receive(1, before=0)
+    admission.enter(80)
+    assert admission.statistics().receiving_bytes == 180
+    admission.received(180)
+    admission.receive(1, before=0)
+    assert admission.statistics().receiving_bytes == 1
+
+
+def test_admission_counts_answers_that_wait_for_their_readers() -> None:
+    """They are never refused themselves; what comes after them is, while they are too many."""
+    admission = Admission(AdmissionLimits(max_requests=9, max_bytes=100))
+    admission.enter(10)
+    admission.hold(500)
+    with pytest.raises(Overloaded, match="510 bytes in flight"):
+        admission.enter(10)
+    admission.release(500)
+    admission.enter(10)

@@ -21,6 +21,8 @@ def filled() -> Metrics:
     metrics.cancelled("http")
     metrics.read("inflight_requests", lambda: 2)
     metrics.read("inflight_bytes", lambda: 20)
+    metrics.read("receiving_bytes", lambda: 30)
+    metrics.read("http_connections", lambda: 4)
     metrics.read("queue_depth", lambda: {("decode",): 1.0})
     metrics.read("decoder_restarts_total", lambda: 4)
     metrics.read("engine_up", lambda: 1)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from server.admission import Admission, AdmissionLimits
 from server.core.caller import NOBODY, Caller
+from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import EncodedCall, ImageInput
 from server.core.infer import Timings
 from server.core.relay import HttpAnswer, HttpCall, InferHead
@@ -17,6 +19,7 @@ from server.core.tensor import tensor_from_numpy
 from server.dataplane import ImageRequest, ImageResponse, Readiness, Verb
 from server.rest.app import RestLimits, create_app
 from server.rest.listener import HttpListener, bind
+from server.shared_memory.absent import SWITCHED_OFF
 
 Headers = Sequence[tuple[bytes, bytes]]
 KNOWN_MODEL = "ident"
@@ -48,12 +51,16 @@ class FakePlane:
         self.unready_reason = ""
         self.holds = False
         self.is_stopping = False
+        self.admission = Admission(AdmissionLimits())
         self.entered = asyncio.Event()
         self.released = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     def readiness(self) -> Readiness:
         return Readiness(not self.unready_reason, self.unready_reason)
+
+    why_no_shared_memory = SWITCHED_OFF
+    blocked_extensions = BLOCKED_EXTENSIONS
 
     def model_label(self, model_name: str) -> str:
         return model_name if model_name == KNOWN_MODEL else "unknown"

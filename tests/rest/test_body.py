@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from server.admission import Admission, AdmissionLimits
 from server.core.errors import InvalidRequest, NotSupported, TooLarge
 from server.rest.body import decompressed
 from server.rest.limits import RestLimits
@@ -167,3 +168,31 @@ async def test_compressed_body_of_exactly_the_limit_is_taken() -> None:
     """The limit itself is within."""
     assert await decompressed(gzip.compress(bytes(100_000)), "gzip", 100_000) == bytes(100_000)
     assert await decompressed(b"abc", "identity", 1) == b"abc"
+
+
+async def test_bodies_on_their_way_are_bounded_together_and_small_requests_still_come_in() -> None:
+    """Slow uploads over the bound get 503 with a time to come back; leaving frees what they had sent."""
+    front = Front()
+    front.plane.admission = Admission(AdmissionLimits(max_requests=9, max_bytes=100_000))
+    async with front.served() as port:
+        async with Client.connected(port) as first, Client.connected(port) as second:
+            for client in (first, second):
+                await client.send(HEAD + b"Content-Length: 200000\r\n\r\n" + bytes(60_000))
+            refused = await asyncio.wait_for(
+                asyncio.wait(
+                    {asyncio.ensure_future(c.reply()) for c in (first, second)}, return_when=asyncio.FIRST_COMPLETED
+                ),
+                5,
+            )
+            reply = refused[0].pop().result()
+            assert (reply.status, reply.headers["retry-after"], reply.headers["connection"]) == (503, "1", "close")
+            assert front.plane.admission.statistics().receiving_bytes == 60_000
+            async with Client.connected(port) as third:
+                await third.send(request_bytes("POST", INFER, VALID_INFER))
+                assert (await third.reply()).status == 200
+            for task in refused[1]:
+                task.cancel()
+        async with asyncio.timeout(5):
+            while front.plane.admission.statistics().receiving_bytes:
+                await asyncio.sleep(0.01)
+    assert front.recorder.reasons == ["full"]
