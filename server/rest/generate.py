@@ -15,7 +15,7 @@ from server.rest.calls import AnswerResponse, call_of, model_of, with_client_err
 from server.rest.codec import scan_generate
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
-from server.rest.errors import ClientDisconnected
+from server.rest.errors import CLIENT_GONE, ClientDisconnected
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.recorder import RequestRecorder
@@ -82,6 +82,7 @@ class _Events(Response):
         except ClientDisconnected:
             if not self._has_begun:
                 raise
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)  # not sent any more; it is counted
         except InferenceError as error:
             if not self._has_begun:
                 raise

@@ -224,7 +224,7 @@ def test_metadata_blocked_extensions_are_not_advertised() -> None:
         name="triton", version="2.51.0", extensions=["sequence", "trace", "system_shared_memory", "statistics"]
     )
 
-    ours = service_pb2.ServerMetadataResponse.FromString(unblocked_metadata(engine.SerializeToString()))
+    ours = service_pb2.ServerMetadataResponse.FromString(unblocked_metadata(engine.SerializeToString(), BLOCKED_EXTENSIONS))
 
     assert (ours.name, ours.version) == ("triton", "2.51.0")
-    assert list(ours.extensions) == ["sequence", "statistics"]
+    assert list(ours.extensions) == ["sequence", "trace", "statistics"]

@@ -350,8 +350,6 @@ async def test_server_live_and_ready_are_the_gateways_own(front: Front) -> None:
     [
         "SystemSharedMemoryStatus",
         "CudaSharedMemoryRegister",
-        "TraceSetting",
-        "LogSettings",
         "NoSuchMethod",
     ],
 )

@@ -203,7 +203,7 @@ def test_health_of_the_gateway_is_json(stack: RunningStack) -> None:
 
 def test_server_metadata_does_not_advertise_what_is_blocked(stack: RunningStack) -> None:
     """Extensions that the gateway refuses are not in the list, over both protocols; and they are refused with 501."""
-    blocked = {"system_shared_memory", "cuda_shared_memory", "trace", "logging"}
+    blocked = {"system_shared_memory", "cuda_shared_memory"}
     told = call("GET", f"{stack.http_url}/v2").json
     assert told["name"] == "triton"
     assert blocked.isdisjoint(told["extensions"])

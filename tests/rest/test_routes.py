@@ -108,14 +108,9 @@ async def test_route_with_a_wrong_method_says_which_is_right(
 @pytest.mark.parametrize(
     ("method", "target", "said"),
     [
-        ("GET", "/v2/systemsharedmemory/status", "shared memory; send tensors in the request"),
-        ("POST", "/v2/systemsharedmemory/region/r/register", "shared memory; send tensors in the request"),
-        ("POST", "/v2/cudasharedmemory/unregister", "shared memory; send tensors in the request"),
-        ("GET", "/v2/trace/setting", "trace settings on; set them where the engine is started"),
-        ("POST", "/v2/models/ident/trace/setting", "trace settings on; set them where the engine is started"),
-        ("GET", "/v2/logging", "log settings on; set them where the engine is started"),
-        ("POST", "/v2/models/ident/generate", "generation; send tensors to the model's /infer"),
-        ("POST", "/v2/models/ident/versions/1/generate_stream", "generation; send tensors to the model's /infer"),
+        ("GET", "/v2/systemsharedmemory/status", "send tensors in the request, or start the gateway with --allow-client-shm"),
+        ("POST", "/v2/systemsharedmemory/region/r/register", "send tensors in the request, or start the gateway with --allow-client-shm"),
+        ("POST", "/v2/cudasharedmemory/unregister", "send tensors in the request, or start the gateway with --allow-client-shm"),
     ],
 )
 async def test_route_of_what_is_not_served_says_so(front: Front, method: str, target: str, said: str) -> None:
@@ -196,7 +191,7 @@ async def test_route_relays_end_to_end_headers_only() -> None:
 
 
 async def test_server_metadata_does_not_advertise_what_is_not_served(front: Front) -> None:
-    """Triton 2.51's own answer, without shared memory, trace and logging; otherwise byte for byte."""
+    """Triton 2.51's own answer, without shared memory; otherwise byte for byte."""
     triton = (GOLDEN / "triton_2_51_server_metadata.json").read_bytes()
     front.plane.answer = HttpAnswer(200, ((b"content-type", b"application/json"),), triton)
     reply = await front.ask("GET", "/v2")
