@@ -12,6 +12,7 @@ import httptools
 
 from server.backends.inflow import Inflow
 from server.core.errors import BackendFailed, InvalidRequest
+from server.core.gathering import Gathering
 from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
 from server.core.relay import HttpAnswer, HttpCall
 
@@ -64,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_complete = False
         self._ends_at_close = False
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
+        self._body = Gathering()
 
     async def exchange(self, head: bytes, body: bytes, *, is_head: bool = False) -> HttpAnswer:
         """The engine's answer, headers in lower case. Raises ConnectionBroken, BackendFailed.
@@ -146,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_complete:
             self.close()  # a second answer to one question: nobody could tell whose the next one is
             return
-        self._headers, self._body, self._ends_at_close = [], [], False
+        self._headers, self._body, self._ends_at_close = [], Gathering(), False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -167,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
         if self._inflow is not None:
             self._inflow.put(body)
         else:
-            self._body.append(body)
+            self._body.add(body)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
@@ -183,7 +184,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_flowing, self._is_complete = False, True
             self._inflow.end()
         elif self._answer is not None and not self._answer.done():
-            self._answer_with(b"".join(self._body))
+            self._answer_with(self._body.take())
             self._is_complete = True
 
     def _answer_with(self, body: bytes) -> None:

@@ -10,7 +10,7 @@ from server.core.gathering import Gathering
 from server.rest.errors import ClientDisconnected
 from server.rest.limits import RestLimits
 
-_THREAD_FROM_BYTES = 64 << 10
+_THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
 
 async def read_body(request: Request, limits: RestLimits) -> bytes:

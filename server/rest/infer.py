@@ -1,5 +1,6 @@
 """POST …/infer: scanned, then relayed as it came; encoded images as the tensor that they become."""
 
+import asyncio
 import re
 from collections.abc import Coroutine
 from typing import Any
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.core.caller import Caller
+from server.core.compression import NOT_ENCODED
 from server.core.encoded_images import EncodedCall
 from server.core.relay import HttpAnswer, HttpCall
 from server.dataplane import DataPlane, Verb
@@ -21,6 +23,7 @@ from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.threads import run_scan
 
+INFLATED_AT_ONCE = 4
 _HEADER_LENGTH = "inference-header-content-length"
 _LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
 
@@ -31,15 +34,23 @@ class InferEndpoint:
     def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
         self._plane = plane
         self._limits = limits
+        self._inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
 
     async def __call__(self, request: Request) -> Response:
         work = await self._work(request, await read_body(request, self._limits))
         return AnswerResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
 
     async def _work(self, request: Request, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
-        """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
+        """The call to the plane. What a body is inflated to is held for its scan only, and a few at once."""
         encoding = single_header(request, "content-encoding").lower()
-        plain = await decompressed(body, encoding, self._limits.max_body_bytes)
+        if encoding in NOT_ENCODED:
+            return await self._scanned(request, body, body)
+        async with self._inflating:
+            plain = await decompressed(body, encoding, self._limits.max_body_bytes)
+            return await self._scanned(request, body, plain)
+
+    async def _scanned(self, request: Request, body: bytes, plain: bytes) -> Coroutine[Any, Any, HttpAnswer]:
+        """The call to the plane: as it came, or with its encoded images in the hands of the plane."""
         length = header_length_of(request)
         scan = await self._scan(request, plain, length)
         deadline = deadline_of(request, scan.head.timeout_us)
