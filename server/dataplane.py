@@ -13,17 +13,25 @@ from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
-from server.core.backend import Relay
+from server.core.backend import GrpcStream, Relay
 from server.core.caller import NOBODY, Caller, Role
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import C, EncodedCall, ImageInput
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, Overloaded, PermissionDenied
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, HttpStream, InferHead
+from server.core.errors import (
+    BackendUnavailable,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotSupported,
+    Overloaded,
+    PermissionDenied,
+)
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
 from server.shared_memory.absent import NoSharedMemory
 from server.shared_memory.keeper import SharedMemory
+from server.tracing.trace import Tracer, trace_arrival
 
 __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
@@ -78,7 +86,7 @@ class DataPlane:
         metrics: Metrics,
         quotas: Quotas | None = None,
     ) -> None:
-        """quotas: of callers that have one; None where none is kept."""
+        """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one."""
         self._relay = relay
         self._watch = watch
         self._images = images
@@ -86,6 +94,7 @@ class DataPlane:
         self._quotas = quotas
         self._memory: SharedMemory | NoSharedMemory = NoSharedMemory()
         self._metrics = metrics
+        self.tracer: Tracer | None = None
         self._is_stopping = False
         self._waiting: set[asyncio.Task[object]] = set()
         self._cut_for: dict[asyncio.Task[object], str] = {}
@@ -113,14 +122,20 @@ class DataPlane:
         self._memory = memory
 
     @property
+    def why_no_shared_memory(self) -> str:
+        """What a client is told that wants to share memory; empty where it may."""
+        return self._memory.refusal
+
+    @property
     def blocked_extensions(self) -> frozenset[str]:
         """Those of the engine's that are not served here."""
-        return frozenset() if self._memory.is_on else BLOCKED_EXTENSIONS
+        return BLOCKED_EXTENSIONS if self._memory.refusal else frozenset()
 
     @asynccontextmanager
     async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[SharedMemory | NoSharedMemory]:
         """The engine's regions, for one call about them. Raises NotSupported where none are kept."""
-        self._memory.require()
+        if self._memory.refusal:
+            raise NotSupported(self._memory.refusal)
         async with self._passage(verb, InferHead(""), caller, 0, None):
             yield self._memory
 
@@ -202,6 +217,50 @@ class DataPlane:
                 self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
             await self._note(Verb.INFER, head.model_name, is_done=stream.status == 200)
 
+    @asynccontextmanager
+    async def stream_grpc(
+        self, method: str, metadata: GrpcMetadata, *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> AsyncIterator[GrpcStream]:
+        """A stream to the engine, cancelled when the block ends. It holds no place: each request on it takes one.
+
+        The block may raise as the stream does.
+        """
+        _require_role(Verb.INFER, caller)
+        self._require_engine()
+        try:
+            with self._cuttable():
+                stream = await self._relay.grpc_stream(method, metadata, deadline=deadline)
+                try:
+                    yield stream
+                finally:
+                    stream.cancel()
+        except BackendUnavailable:
+            self._watch.suspect()
+            raise
+
+    @contextmanager
+    def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> Iterator[None]:
+        """The place of one request on a stream, from its message to its last answer."""
+        if self._quotas is not None:
+            self._quotas.take(caller, time.monotonic())
+        self._require_engine()
+        self._enter(caller, size_bytes)
+        try:
+            with self._held(head, caller):
+                yield
+        finally:
+            self._leave(caller, size_bytes)
+
+    def stream_answered(self, model_name: str, seconds: float) -> None:
+        """A model answered a request on a stream for the last time."""
+        self._metrics.relayed(self.model_label(model_name), seconds)
+        self._watch.note_served(model_name)
+
+    def may_be_decoupled(self, model_name: str) -> bool:
+        """Whether a request may have any number of answers: of a model of that kind, or one that is not known here."""
+        known = self._watch.models.get(model_name)
+        return known is None or known.config is None or known.config.is_decoupled
+
     async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         """Labelled results in source pixels. Raises of the InferenceError tree."""
         head = InferHead(request.model_name, request.model_version, request.id)
@@ -236,8 +295,7 @@ class DataPlane:
         self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
     ) -> AsyncIterator[None]:
         """The way in and out of the engine's side: engine up, place taken, time left, failures counted."""
-        if ROLE_OF[verb] not in caller.roles:
-            raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
+        _require_role(verb, caller)
         if self._quotas is not None:
             self._quotas.take(caller, time.monotonic())
         self._require_engine()
@@ -251,6 +309,8 @@ class DataPlane:
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
             self.admission.enter(size_bytes)
             try:
+                if self.tracer is not None:
+                    trace_arrival()
                 with self._held(head, caller), self._cuttable():
                     yield
             finally:
@@ -330,6 +390,11 @@ class DataPlane:
             await self._watch.note_loaded(model_name)
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
+
+
+def _require_role(verb: Verb, caller: Caller) -> None:
+    if ROLE_OF[verb] not in caller.roles:
+        raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
 
 
 def refuse_special_name(model_name: str) -> None:

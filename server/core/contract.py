@@ -2,10 +2,8 @@
 
 from server.core.errors import NotSupported
 
-# Served by nobody yet: refused with 501 / UNIMPLEMENTED, and not advertised.
+# Where no memory is shared: refused with 501 / UNIMPLEMENTED, and not advertised.
 BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
-# What a caller of those, or of another of Triton's services that is not served here, is told; the same over both.
-NO_SHARED_MEMORY = "this gateway does not register shared memory; send tensors in the request"
 # Triton 2.51 multiplies a shape without looking for overflow; FP32 [1, 2^62] without a byte ends the model's process.
 MAX_ELEMENTS = 1 << 40
 # A longer name of a file in a model load ends Triton 2.51.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import BLOCKED_EXTENSIONS, MAX_ELEMENTS, MAX_FILE_NAME_BYTES, refuse_file_setting
+from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, refuse_file_setting
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
@@ -99,10 +99,10 @@ def scan_settings(message: bytes) -> str:
     return _checked_name(name)
 
 
-def unblocked_metadata(answer: bytes) -> bytes:
+def unblocked_metadata(answer: bytes, blocked: frozenset[str]) -> bytes:
     """The engine's ServerMetadataResponse without the extensions that stop at this gateway."""
     metadata = service_pb2.ServerMetadataResponse.FromString(answer)
-    extensions = [name for name in metadata.extensions if name not in BLOCKED_EXTENSIONS]
+    extensions = [name for name in metadata.extensions if name not in blocked]
     del metadata.extensions[:]
     metadata.extensions.extend(extensions)
     serialised: bytes = metadata.SerializeToString()

@@ -85,6 +85,10 @@ class CallRelay:
                 verb, head, _call(method, message, context), caller=caller_of(context), deadline=_deadline(context)
             )
 
+        return await self.answer(work, context)
+
+    async def answer(self, work: Work, context: Context) -> bytes:
+        """What the work gives, or its failure as the call's end."""
         return await _end(await self._outcome(work), context)
 
     def _with_images(self, head: InferHead, call: GrpcCall) -> EncodedCall[GrpcCall] | None:

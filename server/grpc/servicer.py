@@ -6,8 +6,9 @@ from functools import partial
 import grpc
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import NO_SHARED_MEMORY
+from server.core.relay import GrpcAnswer
 from server.dataplane import DataPlane, Verb
+from server.grpc import shared_memory
 from server.grpc.codec import (
     changes_settings,
     scan_model_name,
@@ -15,6 +16,7 @@ from server.grpc.codec import (
     scan_settings,
     unblocked_metadata,
 )
+from server.grpc.gate import caller_of
 from server.grpc.relay import CallRelay, Context
 
 SERVICE = "inference.GRPCInferenceService"
@@ -28,14 +30,6 @@ _READS = {
     "ModelStatistics": scan_model_name,
 }
 _CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
-_REFUSED = {
-    "SystemSharedMemoryStatus": NO_SHARED_MEMORY,
-    "SystemSharedMemoryRegister": NO_SHARED_MEMORY,
-    "SystemSharedMemoryUnregister": NO_SHARED_MEMORY,
-    "CudaSharedMemoryStatus": NO_SHARED_MEMORY,
-    "CudaSharedMemoryRegister": NO_SHARED_MEMORY,
-    "CudaSharedMemoryUnregister": NO_SHARED_MEMORY,
-}
 _SETTINGS = ("TraceSetting", "LogSettings")
 _NO_STREAMS = "this gateway does not serve streamed inference; send each request with ModelInfer"
 
@@ -45,14 +39,14 @@ def inference_handlers(plane: DataPlane, relay: CallRelay) -> "grpc.GenericRpcHa
     methods: dict[str, Method] = {
         "ServerLive": _server_live,
         "ServerReady": partial(_server_ready, plane),
-        "ServerMetadata": partial(_server_metadata, relay),
+        "ServerMetadata": partial(_server_metadata, plane, relay),
         "RepositoryIndex": partial(_relayed, relay, Verb.READ, "RepositoryIndex", _no_model),
         "ModelInfer": partial(relay.infer, f"/{SERVICE}/ModelInfer"),
     }
     methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
     methods |= {name: partial(_relayed, relay, verb, name, scan_repository_request) for name, verb in _CHANGES.items()}
     methods |= {name: partial(_settings, relay, name) for name in _SETTINGS}
-    methods |= {name: partial(_refused, sentence) for name, sentence in _REFUSED.items()}
+    methods |= {name: partial(_about_memory, plane, relay, answer) for name, answer in shared_memory.METHODS.items()}
     handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(partial(_refused, _NO_STREAMS))
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -67,9 +61,9 @@ async def _server_ready(plane: DataPlane, _: bytes, __: Context) -> bytes:
     return _serialised(service_pb2.ServerReadyResponse(ready=plane.readiness().is_ready))
 
 
-async def _server_metadata(relay: CallRelay, message: bytes, context: Context) -> bytes:
+async def _server_metadata(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
     answer = await _relayed(relay, Verb.READ, "ServerMetadata", _no_model, message, context)
-    return unblocked_metadata(answer)
+    return unblocked_metadata(answer, plane.blocked_extensions)
 
 
 async def _relayed(
@@ -82,6 +76,15 @@ async def _settings(relay: CallRelay, name: str, message: bytes, context: Contex
     """One method reads and changes them: which of the two it is, the message says."""
     verb = Verb.CONFIGURE if changes_settings(message) else Verb.READ
     return await _relayed(relay, verb, name, scan_settings, message, context)
+
+
+async def _about_memory(
+    plane: DataPlane, relay: CallRelay, answer: shared_memory.Answer, message: bytes, context: Context
+) -> bytes:
+    async def work() -> GrpcAnswer:
+        return GrpcAnswer(0, await answer(plane, message, caller_of(context)))
+
+    return await relay.answer(work, context)
 
 
 async def _refused(sentence: str, _: object, context: Context) -> bytes:

@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 
 from server.access.door import Door
 from server.core.caller import EVERY_ROLE, Role
-from server.core.contract import NO_SHARED_MEMORY
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
@@ -24,11 +23,12 @@ from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
 from server.rest.infer import InferEndpoint
 from server.rest.limits import RestLimits
-from server.rest.models import ModelEndpoints, refused
+from server.rest.models import ModelEndpoints
 from server.rest.recorder import RequestRecorder
 from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
 from server.rest.settings_calls import SettingsEndpoints
+from server.rest.shared_memory import shared_memory_rows
 
 __all__ = ["RequestRecorder", "RestLimits", "create_app"]
 
@@ -64,7 +64,6 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
     health, models = HealthEndpoints(plane), ModelEndpoints(plane, limits)
     infer, image = InferEndpoint(plane, limits), ImageEndpoint(plane, limits)
     generate, settings = GenerateEndpoints(plane, limits, record), SettingsEndpoints(plane, limits)
-    shared_memory = refused(NO_SHARED_MEMORY)
     return [
         Row(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
         Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True),
@@ -81,8 +80,7 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
         Row(_POST, f"{_MODEL}/generate", generate.generate, "Infer by the inputs' names.", is_inference=True),
         Row(_POST, f"{_MODEL}/generate_stream", generate.stream, "The same, answer by answer.", is_inference=True),
-        Row(_ANY, "/v2/systemsharedmemory[/region/{region}]/{action}", shared_memory, "Shared memory: not served."),
-        Row(_ANY, "/v2/cudasharedmemory[/region/{region}]/{action}", shared_memory, "Shared memory: not served."),
+        *shared_memory_rows(plane, limits),
         Row(_ANY, "/v2/models/{model}/trace/setting", settings, "A model's trace settings."),
         Row(_ANY, "/v2/trace/setting", settings, "The trace settings."),
         Row(_ANY, "/v2/logging", settings, "The log settings."),

@@ -44,7 +44,8 @@ class Description:
             answer = await self._plane.relay_http(
                 Verb.READ, InferHead(""), call, caller=caller_of(request), deadline=deadline
             )
-            return frozenset(msgspec.json.decode(answer.body, type=ServerMetadata).extensions)
+            told = msgspec.json.decode(answer.body, type=ServerMetadata).extensions
+            return frozenset(told) - self._plane.blocked_extensions
         except (BackendUnavailable, DeadlineExceeded, msgspec.DecodeError):
             return None
 

@@ -4,12 +4,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.errors import NotSupported
 from server.core.relay import HttpAnswer, InferHead
 from server.dataplane import DataPlane, Verb
 from server.rest.body import read_body
-from server.rest.calls import AnswerResponse, call_of, model_of
+from server.rest.calls import AnswerResponse, call_of, model_of, with_client_errors
 from server.rest.codec import scan_repository_call
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
@@ -36,7 +35,7 @@ class ModelEndpoints:
 
     async def server_metadata(self, request: Request) -> Response:
         """The engine's, without the extensions that are not served here."""
-        return AnswerResponse(_without_blocked(await self._read(request, b"")))
+        return AnswerResponse(_without(self._plane.blocked_extensions, await self._read(request, b"")))
 
     async def read(self, request: Request) -> Response:
         """A GET: its body, which the engine would not look at, is left unread."""
@@ -44,7 +43,7 @@ class ModelEndpoints:
 
     async def index(self, request: Request) -> Response:
         body = await self._json_body(request)
-        return AnswerResponse(await self._read(request, body))
+        return AnswerResponse(with_client_errors(await self._read(request, body)))
 
     async def load(self, request: Request) -> Response:
         return await self._change(Verb.LOAD, request)
@@ -62,9 +61,8 @@ class ModelEndpoints:
         model: InferHead = model_of(request)
         body = await self._json_body(request)
         call, deadline = call_of(request, body), deadline_of(request)
-        return AnswerResponse(
-            await self._plane.relay_http(verb, model, call, caller=caller_of(request), deadline=deadline)
-        )
+        answer = await self._plane.relay_http(verb, model, call, caller=caller_of(request), deadline=deadline)
+        return AnswerResponse(with_client_errors(answer))
 
     async def _json_body(self, request: Request) -> bytes:
         body = await read_body(request, self._limits)
@@ -87,9 +85,10 @@ def refused(sentence: str) -> Endpoint:
     return Refused(sentence)
 
 
-def _without_blocked(answer: HttpAnswer) -> HttpAnswer:
+def _without(blocked: frozenset[str], answer: HttpAnswer) -> HttpAnswer:
+    """Server metadata that does not tell of these extensions."""
     if answer.status != 200:
         return answer
     metadata = msgspec.json.decode(answer.body, type=ServerMetadata)
-    metadata.extensions = [name for name in metadata.extensions if name not in BLOCKED_EXTENSIONS]
+    metadata.extensions = [name for name in metadata.extensions if name not in blocked]
     return HttpAnswer(answer.status, answer.headers, msgspec.json.encode(metadata))

@@ -18,33 +18,28 @@ ELSEWHERE = "the engine is on another host and shares no memory with clients of 
 class NoSharedMemory:
     """Stands where SharedMemory would. Its methods raise NotSupported."""
 
-    is_on = False
-
-    def __init__(self, sentence: str = SWITCHED_OFF) -> None:
-        self._sentence = sentence
-
-    def require(self) -> None:
-        """Raises NotSupported."""
-        raise NotSupported(self._sentence)
+    def __init__(self, refusal: str = SWITCHED_OFF) -> None:
+        self.refusal = refusal
 
     async def register(self, wish: Wish, caller: Caller) -> None:
         """Raises NotSupported."""
-        self.require()
+        raise NotSupported(self.refusal)
 
     async def unregister(self, kind: Kind, name: str, caller: Caller) -> None:
         """Raises NotSupported."""
-        self.require()
+        raise NotSupported(self.refusal)
 
     async def unregister_own(self, kind: Kind, caller: Caller) -> None:
         """Raises NotSupported."""
-        self.require()
+        raise NotSupported(self.refusal)
 
     def status(self, kind: Kind, caller: Caller, name: str = "") -> list[Region]:
         """Raises NotSupported."""
-        raise NotSupported(self._sentence)
+        raise NotSupported(self.refusal)
 
     @contextmanager
     def held(self, uses: Collection[RegionUse], caller: Caller) -> Iterator[None]:
         """Raises NotSupported."""
-        self.require()
+        if self.refusal:
+            raise NotSupported(self.refusal)
         yield

@@ -42,7 +42,7 @@ class SharedMemory:
     generation: a number that changes whenever the engine comes up again, which has no regions then.
     """
 
-    is_on = True
+    refusal = ""
 
     def __init__(
         self,
@@ -63,9 +63,6 @@ class SharedMemory:
         self._known_generation: int | None = None
         self._stale: set[tuple[Kind, str]] = set()
         self._turn = asyncio.Lock()
-
-    def require(self) -> None:
-        """Memory is shared here."""
 
     async def register(self, wish: Wish, caller: Caller) -> None:
         """The engine has the region. Raises of the InferenceError tree, in Triton's words where it has some."""

@@ -10,6 +10,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from server.core.caller import NOBODY, Caller
+from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import EncodedCall, ImageInput
 from server.core.errors import InvalidRequest
 from server.core.infer import InferRequest
@@ -18,6 +19,7 @@ from server.core.relay import GrpcAnswer, GrpcCall, InferHead
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.dataplane import Readiness, Verb
 from server.grpc.server import GrpcLimits, GrpcServer, serve
+from server.shared_memory.absent import NoSharedMemory
 from server.testing import FakeBackend
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -52,6 +54,12 @@ def infer_message(model_name: str = "double", size: int = 1) -> bytes:
 
 class FakePlane:
     """Hands calls to the engine and records them. error: raised instead. answer: given instead."""
+
+    blocked_extensions = BLOCKED_EXTENSIONS
+
+    @asynccontextmanager
+    async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[NoSharedMemory]:
+        yield NoSharedMemory()
 
     def __init__(self, engine: FakeBackend) -> None:
         self.engine = engine

@@ -89,7 +89,7 @@ async def test_client_stream_and_shared_memory_are_refused_with_a_sentence(front
     """What is not served yet says so, and what to do instead."""
     client = aio_client.InferenceServerClient(front.address)
     try:
-        with pytest.raises(InferenceServerException, match="does not register shared memory"):
+        with pytest.raises(InferenceServerException, match="start the gateway with --allow-client-shm"):
             await client.register_system_shared_memory("r", "/r", 8)
 
         async def requests():  # type: ignore[no-untyped-def]
@@ -97,8 +97,6 @@ async def test_client_stream_and_shared_memory_are_refused_with_a_sentence(front
 
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await anext(client.stream_infer(requests()))
-        with pytest.raises(InferenceServerException, match="does not pass log settings on"):
-            await client.get_log_settings()
     finally:
         await client.close()
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.errors import InvalidRequest
-from server.core.relay import InferHead
+from server.core.relay import InferHead, RegionUse
 from server.grpc.codec import (
     InferScan,
     scan_infer,
@@ -141,6 +142,32 @@ def test_scan_odd_but_possible_shape_passes(shape: tuple[int, ...]) -> None:
     assert scan(infer_request(shape=shape)).head.model_name == "m"
 
 
+def test_scan_shared_memory_tells_every_part_that_is_used() -> None:
+    """Inputs' and outputs', with the numbers as they stand: whether they fit is for who knows the region."""
+    request = infer_request()
+    given = request.inputs[0].parameters
+    given["shared_memory_region"].string_param = "r"
+    given["shared_memory_byte_size"].int64_param = -1
+    given["shared_memory_offset"].int64_param = 16
+    wanted = request.outputs.add(name="y").parameters
+    wanted["shared_memory_byte_size"].string_param = "8"
+    wanted["shared_memory_region"].string_param = "s"
+    assert scan(request).head.regions == (RegionUse("r", 16, -1), RegionUse("s", 0, None))
+
+
+def test_scan_shared_memory_given_twice_counts_the_last_as_protobuf_does() -> None:
+    """Two entries of one key in a map: the engine sees the second, and so do we."""
+    request = infer_request()
+    request.inputs[0].parameters["shared_memory_region"].string_param = "first"
+    tensor = request.inputs[0].SerializeToString()
+    request.inputs[0].parameters["shared_memory_region"].string_param = "last"
+    merged = request.inputs[0].__class__.FromString(tensor + request.inputs[0].SerializeToString())
+    assert merged.parameters["shared_memory_region"].string_param == "last"
+    doubled = tensor + request.inputs[0].SerializeToString()
+    message = b"\x0a\x01m" + b"\x2a" + bytes([len(doubled)]) + doubled
+    assert scan_infer(message).head.regions == (RegionUse("last"),)
+
+
 def test_scan_unpacked_shape_is_read_too() -> None:
     """Old encoders write a repeated number one by one."""
     request = b"\x0a\x01m\x2a\x0c\x0a\x01x" + b"\x18\xff\xff\xff\xff\xff\xff\xff\x7f"[:9]
@@ -224,7 +251,9 @@ def test_metadata_blocked_extensions_are_not_advertised() -> None:
         name="triton", version="2.51.0", extensions=["sequence", "trace", "system_shared_memory", "statistics"]
     )
 
-    ours = service_pb2.ServerMetadataResponse.FromString(unblocked_metadata(engine.SerializeToString(), BLOCKED_EXTENSIONS))
+    ours = service_pb2.ServerMetadataResponse.FromString(
+        unblocked_metadata(engine.SerializeToString(), BLOCKED_EXTENSIONS)
+    )
 
     assert (ours.name, ours.version) == ("triton", "2.51.0")
     assert list(ours.extensions) == ["sequence", "trace", "statistics"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.core.errors import InvalidRequest
-from server.core.relay import InferHead
+from server.core.relay import InferHead, RegionUse
 from server.rest.codec import InferScan, scan_infer, scan_repository_call
 
 MODEL = InferHead("ident", "3")
@@ -100,6 +100,34 @@ def test_scan_of_shared_memory_input_asks_for_no_bytes() -> None:
     shared = tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8})
     del shared["data"]
     assert scan(body_of(shared)).head.model_name == "ident"
+
+
+def test_scan_of_shared_memory_tells_every_part_that_is_used() -> None:
+    """Inputs' and outputs', with the numbers as they stand: whether they fit is for who knows the region."""
+    shared = tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 2**64 - 1})
+    del shared["data"]
+    wanted = {"name": "y", "parameters": {"shared_memory_region": "s", "shared_memory_offset": -4}}
+    assert scan(body_of(shared, outputs=[wanted])).head.regions == (
+        RegionUse("r", 0, 2**64 - 1),
+        RegionUse("s", -4, None),
+    )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"shared_memory_region": 7},
+        {"shared_memory_region": "r", "shared_memory_offset": "0"},
+        {"shared_memory_region": "r", "shared_memory_byte_size": 8.0},
+        {"shared_memory_region": "r", "shared_memory_byte_size": True},
+    ],
+)
+def test_scan_of_shared_memory_that_is_not_a_name_and_numbers_is_refused(parameters: dict[str, Any]) -> None:
+    """What the engine might read in another way than we do does not reach it."""
+    shared = tensor(parameters=parameters)
+    del shared["data"]
+    with pytest.raises(InvalidRequest, match="shared_memory_"):
+        scan(body_of(shared))
 
 
 MALFORMED = [

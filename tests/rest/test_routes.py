@@ -108,16 +108,16 @@ async def test_route_with_a_wrong_method_says_which_is_right(
 @pytest.mark.parametrize(
     ("method", "target", "said"),
     [
-        ("GET", "/v2/systemsharedmemory/status", "send tensors in the request, or start the gateway with --allow-client-shm"),
-        ("POST", "/v2/systemsharedmemory/region/r/register", "send tensors in the request, or start the gateway with --allow-client-shm"),
-        ("POST", "/v2/cudasharedmemory/unregister", "send tensors in the request, or start the gateway with --allow-client-shm"),
+        ("GET", "/v2/systemsharedmemory/status", "start the gateway with --allow-client-shm"),
+        ("POST", "/v2/systemsharedmemory/region/r/register", "start the gateway with --allow-client-shm"),
+        ("POST", "/v2/cudasharedmemory/unregister", "start the gateway with --allow-client-shm"),
     ],
 )
 async def test_route_of_what_is_not_served_says_so(front: Front, method: str, target: str, said: str) -> None:
     """501 with a sentence that names what to do instead; nothing reaches the engine."""
     reply = await front.ask(method, target)
     assert reply.status == 501
-    assert json.loads(reply.body)["error"].startswith("this gateway does not ")
+    assert json.loads(reply.body)["error"].startswith("shared memory is off")
     assert json.loads(reply.body)["error"].endswith(said)
     assert front.plane.relayed == []
     assert front.recorder.reasons == ["not_supported"]
