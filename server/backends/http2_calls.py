@@ -27,6 +27,7 @@ from server.backends.http2_frames import (
     window_update,
 )
 from server.backends.http2_grpc import INTERNAL, PREFIX_BYTES, Reply, is_informational, reply_of
+from server.backends.http2_keepalive import Due, Keepalive
 
 CODE_OF_RESET = {8: 1, 11: 8, 12: 7}  # CANCEL, ENHANCE_YOUR_CALM, INADEQUATE_SECURITY; any other is INTERNAL
 _REFUSED_STREAM, _CANCEL = 7, 8
@@ -36,7 +37,11 @@ _TOLD_AGAIN_AT = MAX_WINDOW // 2
 
 
 class CallBroken(Exception):
-    """The connection ended before the answer did, or the peer took the call back unread. The text says why."""
+    """The connection ended before the answer did. The text says why."""
+
+
+class CallUnread(CallBroken):
+    """The peer says that it never looked at the call, which may be sent again."""
 
 
 class _Call:
@@ -58,9 +63,12 @@ class Http2Calls(asyncio.Protocol):
     `is_open` turns false when it takes no new calls; those that run may still be answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keepalive: Keepalive) -> None:
         self.is_open = False
-        self._greeting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._keepalive = keepalive
+        self._look: asyncio.TimerHandle | None = None
+        self._greeting: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._decoder = HeaderDecoder()
@@ -91,7 +99,8 @@ class Http2Calls(asyncio.Protocol):
         self._next_id += 2
         if self._next_id > _LAST_STREAM:
             self.is_open = False
-        call = self._calls[stream_id] = _Call(asyncio.get_running_loop().create_future(), self._first_window)
+        self._keepalive.sent(self._loop.time(), is_first=not self._calls)
+        call = self._calls[stream_id] = _Call(self._loop.create_future(), self._first_window)
         try:
             if not self._send_at_once(self._transport, stream_id, head, message):
                 await self._send_as_room_comes(self._transport, stream_id, call, head, message)
@@ -104,6 +113,8 @@ class Http2Calls(asyncio.Protocol):
     def close(self) -> None:
         """Drop the connection; its calls fail."""
         self.is_open = False
+        if self._look is not None:
+            self._look.cancel()
         if self._transport is not None:
             self._transport.abort()
 
@@ -152,7 +163,7 @@ class Http2Calls(asyncio.Protocol):
 
     async def _wait_for_room(self) -> None:
         if self._room is None:
-            self._room = asyncio.get_running_loop().create_future()
+            self._room = self._loop.create_future()
         await asyncio.shield(self._room)
 
     def _room_came(self) -> None:
@@ -170,8 +181,10 @@ class Http2Calls(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
         detect_dead_peers(self._transport)
         self._transport.write(opening())
+        self._look_later()
 
     def data_received(self, data: bytes) -> None:
+        self._keepalive.heard(self._loop.time())
         try:
             for arrived in self._reader.frames(data):
                 self._take(arrived)
@@ -187,6 +200,19 @@ class Http2Calls(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(str(error or "closed by the engine"))
+
+    def _look_later(self) -> None:
+        self._look = self._loop.call_later(self._keepalive.interval_s, self._look_now)
+
+    def _look_now(self) -> None:
+        """Calls in flight and nothing heard: ask whether the engine is there."""
+        due = self._keepalive.due(self._loop.time()) if self._calls else Due.NOTHING
+        if due is Due.GIVE_UP:
+            self._fail("the engine does not answer pings")
+            return
+        if due is Due.PING:
+            self._write(frame(Kind.PING, 0, 0, bytes(8)))
+        self._look_later()
 
     # receiving
 
@@ -282,7 +308,7 @@ class Http2Calls(asyncio.Protocol):
         if call is None or call.reply.done():
             return
         if why == _REFUSED_STREAM:
-            call.reply.set_exception(CallBroken("the engine refused the call unread"))
+            call.reply.set_exception(CallUnread("the engine refused the call unread"))
         else:
             details = f"Received RST_STREAM with error code {why}"
             call.reply.set_result(Reply(CODE_OF_RESET.get(why, INTERNAL), b"", details, (), ()))
@@ -294,7 +320,7 @@ class Http2Calls(asyncio.Protocol):
         for stream_id in [number for number in self._calls if number > last_id]:
             reply = self._calls.pop(stream_id).reply
             if not reply.done():
-                reply.set_exception(CallBroken("the engine ends the connection"))
+                reply.set_exception(CallUnread("the engine ends the connection"))
         if not self._calls:
             self.close()
         self._room_came()

@@ -25,6 +25,9 @@ from server.backends.http2_frames import (
     opening,
 )
 from server.backends.http2_grpc import Reply, head_of, metadata_fields, timeout_field
+from server.backends.http2_keepalive import Due, Keepalive
+from server.backends.patience import Patience
+from server.backends.triton_unary import UnaryCalls
 
 MIB = 1 << 20
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -90,7 +93,8 @@ async def serving(methods: Methods, options: list[tuple[str, int]]) -> AsyncIter
 
 
 async def connect(port: int) -> Http2Calls:
-    _, connection = await asyncio.get_running_loop().create_connection(Http2Calls, "127.0.0.1", port)
+    keepalive = Keepalive(10.0, 5.0)
+    _, connection = await asyncio.get_running_loop().create_connection(lambda: Http2Calls(keepalive), "127.0.0.1", port)
     await connection.greeted()
     return connection
 
@@ -155,11 +159,11 @@ async def test_cancelled_call_is_cancelled_at_the_server(port: int, methods: Met
 async def test_more_calls_than_the_server_takes_at_once_wait_their_turn() -> None:
     """A server with a limit of streams answers all of them."""
     async for port in serving(Methods(), [("grpc.max_concurrent_streams", 3)]):
-        connection = await connect(port)
+        client = UnaryCalls(f"127.0.0.1:{port}", Patience())
         async with asyncio.timeout(60):
-            answers = await asyncio.gather(*(connection.unary(head("echo"), b"%d" % n) for n in range(100)))
+            answers = await asyncio.gather(*(client.call("/t.T/echo", b"%d" % n, (), 60) for n in range(100)))
         assert [answer.message for answer in answers] == [b"%d" % n for n in range(100)]
-        connection.close()
+        client.close()
 
 
 async def test_call_breaks_when_the_server_goes(methods: Methods) -> None:
@@ -174,6 +178,21 @@ async def test_call_breaks_when_the_server_goes(methods: Methods) -> None:
     assert not connection.is_open
     with pytest.raises(CallBroken):
         await connection.unary(head("echo"), b"")
+
+
+def test_silent_peer_is_asked_twice_at_most_and_given_up_without_an_answer() -> None:
+    """Silence counts from the call's beginning; any word ends it; an unanswered ping ends the connection."""
+    keepalive = Keepalive(10.0, 5.0)
+    keepalive.sent(100.0, is_first=True)
+    assert [keepalive.due(now) for now in (109.0, 110.0, 111.0)] == [Due.NOTHING, Due.PING, Due.NOTHING]
+    keepalive.heard(112.0)
+    assert [keepalive.due(now) for now in (121.0, 122.0)] == [Due.NOTHING, Due.PING]
+    keepalive.heard(123.0)
+    assert keepalive.due(200.0) is Due.NOTHING
+    keepalive.sent(201.0, is_first=True)
+    assert [keepalive.due(now) for now in (210.0, 211.0)] == [Due.NOTHING, Due.PING]
+    keepalive.sent(212.0, is_first=False)
+    assert [keepalive.due(now) for now in (215.9, 216.0)] == [Due.NOTHING, Due.GIVE_UP]
 
 
 # a peer that misbehaves

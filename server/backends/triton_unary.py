@@ -1,0 +1,85 @@
+"""Unary calls to an engine's gRPC port without TLS: one connection of our own, made again when it is gone."""
+
+import asyncio
+import re
+
+from server.backends.http2_calls import CallBroken, CallUnread, Http2Calls
+from server.backends.http2_grpc import Reply, head_of, metadata_fields, timeout_field
+from server.backends.http2_keepalive import Keepalive
+from server.backends.patience import Patience
+from server.core.relay import GrpcMetadata
+
+TURNS = 5
+PAUSE_S = 0.005
+_PLAIN = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+):[0-9]+")
+
+
+def is_plain_address(address: str) -> bool:
+    """Whether it is "host:port", and no other kind of target that gRPC knows."""
+    return _PLAIN.fullmatch(address) is not None
+
+
+class UnaryCalls:
+    """Make it inside the running loop. address: "host:port"."""
+
+    def __init__(self, address: str, patience: Patience) -> None:
+        self._address = address
+        self._patience = patience
+        self._connection: Http2Calls | None = None
+        self._connecting = asyncio.Lock()
+        self._heads: dict[str, bytes] = {}
+        self._is_closed = False
+
+    async def call(self, method: str, message: bytes, metadata: GrpcMetadata, timeout_s: float) -> Reply:
+        """What the engine answers. A call that it never looked at is sent again, TURNS times. Raises CallBroken."""
+        head = self._head(method) + timeout_field(timeout_s)
+        if metadata:
+            head += metadata_fields(metadata)
+        for turn in range(1, TURNS):
+            try:
+                return await (await self._open()).unary(head, message)
+            except CallUnread:
+                await asyncio.sleep(turn * PAUSE_S)
+        return await (await self._open()).unary(head, message)
+
+    def close(self) -> None:
+        """Drop the connection; calls in flight fail, and so do later ones."""
+        self._is_closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _open(self) -> Http2Calls:
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        async with self._connecting:
+            if self._is_closed:
+                raise CallBroken("this client was closed")
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> Http2Calls:
+        host, _, port = self._address.rpartition(":")
+        loop, patience = asyncio.get_running_loop(), self._patience
+        keepalive = Keepalive(patience.keepalive_s, patience.keepalive_timeout_s)
+        try:
+            async with asyncio.timeout(patience.connect_s):
+                _, connection = await loop.create_connection(lambda: Http2Calls(keepalive), host.strip("[]"), int(port))
+                try:
+                    await connection.greeted()
+                except BaseException:
+                    connection.close()
+                    raise
+                return connection
+        except TimeoutError as error:
+            raise CallBroken(f"no answer within {patience.connect_s:g} s") from error
+        except OSError as error:
+            raise CallBroken(str(error)) from error
+
+    def _head(self, method: str) -> bytes:
+        head = self._heads.get(method)
+        if head is None:
+            head = head_of(method.encode(), self._address.encode())
+            if len(self._heads) < 64:  # methods are a dozen; a client may make up more
+                self._heads[method] = head
+        return head
