@@ -16,6 +16,7 @@ from server.core.model import ModelConfig
 from server.core.result import VisionResult
 from server.core.tensor import Array, Datatype, Tensor, tensor_from_numpy
 from server.metrics import Metrics
+from server.tracing.trace import current_trace
 from server.vision.card import VisionCard, card_from_config
 from server.vision.header import sniff
 from server.vision.pool import DecodePool, Prepared
@@ -120,6 +121,7 @@ class ImageFlow:
             except UnsupportedMedia as error:  # it says 415 of a body, and this body is v2's
                 raise InvalidRequest(error.message) from error
             timings.append(_timings_of(prepared[first:], time.monotonic() - started))
+            _trace_preparation(timings[-1])
             _refuse_too_large(sum(item.array.nbytes for item in prepared))
         self._metrics.prepared(label, _sum_of(timings))
         self._metrics.batch(label, len(prepared))
@@ -163,6 +165,7 @@ class ImageFlow:
         started = time.monotonic()
         prepared = await self._prepare(request, which, model)
         timings = _timings_of(prepared, time.monotonic() - started)
+        _trace_preparation(timings)
         calls = merge(
             [item.array for item in prepared],
             declared_shape=model.config.inputs[0].shape,
@@ -178,6 +181,7 @@ class ImageFlow:
             postprocess=time.monotonic() - parse_started,
             batch_size=max(len(call.members) for call in calls),
         )
+        _trace_stages(("postprocess", timings.postprocess))
         return _Wave(responses[0].model_version, results, timings)
 
     async def _prepare(self, request: ImageRequest, which: range, model: ImageModel) -> list[Prepared]:
@@ -205,8 +209,31 @@ class ImageFlow:
         for call in calls:
             self._metrics.batch(label, len(call.members))
         return await _together(
-            [self._backend.infer(replace(base, inputs=(tensor_from_numpy(name, call.array),))) for call in calls]
+            [self._engine(replace(base, inputs=(tensor_from_numpy(name, call.array),))) for call in calls]
         )
+
+    async def _engine(self, request: InferRequest) -> InferResponse:
+        trace = current_trace.get()
+        if trace is None:
+            return await self._backend.infer(request)
+        span = trace.engine("engine")
+        try:
+            response = await self._backend.infer(replace(request, metadata=span.headers))
+        except BaseException:
+            span.end(is_error=True)
+            raise
+        span.end()
+        return response
+
+
+def _trace_preparation(timings: Timings) -> None:
+    _trace_stages(("queue", timings.queue), ("decode", timings.decode), ("preprocess", timings.preprocess))
+
+
+def _trace_stages(*stages: tuple[str, float]) -> None:
+    trace = current_trace.get()
+    if trace is not None:
+        trace.stages(stages)
 
 
 def wave_size(spec: PrepareSpec) -> int:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import uvloop
 from tritonclient.grpc import service_pb2
@@ -17,11 +19,12 @@ from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Quotas
 from server.admission import Admission, AdmissionLimits
+from server.backends.segments import open_segment
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
 from server.backends.triton_messages import parsed
 from server.backends.watch import LOADING, EngineWatch, KnownModel, WatchOptions
-from server.core.address import authority
+from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
 from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
@@ -37,10 +40,18 @@ from server.rest.exposition import create_metrics_app
 from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
+from server.shared_memory.absent import ELSEWHERE, NoSharedMemory
+from server.shared_memory.keeper import EngineTraits, SharedMemory
+from server.shared_memory.registry import RegistryLimits
+from server.tracing.relay import TracedRelay
 from server.vision.pool import DecodePool
+
+if TYPE_CHECKING:
+    from server.tracing.otel import OtelTracer
 
 log = get_logger("gateway")
 METADATA_TIMEOUT_S = 2.0
+SPANS_GRACE_S = 1.0
 WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine that is awaited; the last one goes on
 
 
@@ -109,6 +120,22 @@ def _embedded_engine(settings: Settings) -> Engine:
     return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded")
 
 
+def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
+    """What clients share with the engine; where they may not, or cannot, what they are told."""
+    if not settings.allow_client_shm:
+        return NoSharedMemory()
+    if settings.engine_is_external and not is_loopback(urlsplit(settings.engine).hostname or ""):
+        return NoSharedMemory(ELSEWHERE)
+    traits = EngineTraits(is_ours=not settings.engine_is_external, takes_offsets=settings.engine_is_embedded)
+    return SharedMemory(
+        relay,
+        traits,
+        limits=RegistryLimits(lease_s=settings.client_shm_lease_s),
+        open_segment=open_segment,
+        generation=lambda: watch.generation,
+    )
+
+
 async def describe_engine(settings: Settings, relay: Relay) -> str:
     """Which engine serves, for a person; with the version that it gives itself, where it gives one."""
     if settings.engine_is_embedded:
@@ -145,14 +172,18 @@ class Gateway:
         self.admission = Admission(AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes))
         images = ImageFlow(backend=self.engine.backend, watch=self.watch, pool=self.pool, metrics=self.metrics)
         self.door = compose_door(settings)
+        self.tracer = _open_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.plane = DataPlane(
-            relay=self.engine.relay,
+            relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
             watch=self.watch,
             images=images,
             admission=self.admission,
             metrics=self.metrics,
             quotas=self.door.quotas if self.door is not None else None,
         )
+        self.plane.tracer = self.tracer
+        self.memory = compose_memory(settings, self.engine.relay, self.watch)
+        self.plane.share(self.memory)
         self._read_metrics()
 
     def _read_metrics(self) -> None:
@@ -166,10 +197,16 @@ class Gateway:
         read("engine_restarts_total", lambda: self._news.restarts)
         read("gateway_restarts_total", lambda: self._news.gateway_restarts)
         read("ready", lambda: int(self.plane.readiness().is_ready))
+        if isinstance(memory := self.memory, SharedMemory):
+            read("shared_memory_regions", lambda: memory.count())
+            read("shared_memory_bytes", lambda: memory.size_bytes())
+            read("shared_memory_expired_total", lambda: memory.lost())
         if (door := self.door) is not None:
             read("access_keys", lambda: door.key_count)
             read("access_failed_reads_total", lambda: door.failed_reads)
             read("key_inflight_requests", lambda: door.in_flight())
+        if (tracer := self.tracer) is not None:
+            read("spans_dropped_total", lambda: tracer.dropped_spans)
         read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
 
     def _ask_restart(self, reason: str) -> None:
@@ -211,6 +248,20 @@ class Gateway:
         if self._settings.models is None:
             return not known.is_ready and not self._settings.engine_is_external
         return not known.is_ready and known.name in self._settings.models
+
+
+def _open_tracer(endpoint: str) -> "OtelTracer":
+    from server.tracing.otel import OtelTracer  # here, since it is an extra
+
+    log.info("tracing", collector=endpoint)
+    return OtelTracer(endpoint, _tell_of_collector)
+
+
+def _tell_of_collector(why_lost: str) -> None:
+    if why_lost:
+        log.warning("the collector of traces is lost; spans are dropped and counted until it is back", reason=why_lost)
+    else:
+        log.info("the collector of traces is back")
 
 
 def _watch_options(settings: Settings) -> WatchOptions:
@@ -260,6 +311,7 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
     tasks = [
         asyncio.create_task(gateway.watch.run()),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
+        *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.tell_ready()),
     ]
@@ -304,6 +356,8 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
             await task
     if gateway.door is not None:
         await gateway.door.aclose()
+    if gateway.tracer is not None:
+        await asyncio.to_thread(gateway.tracer.stop, SPANS_GRACE_S)
     await gateway.pool.aclose()
     await gateway.engine.backend.aclose()
 

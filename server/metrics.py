@@ -80,6 +80,15 @@ TABLE = (
         "Requests in flight now by API key; of all tokens as `tokens`, of all callers without a key as `none`.",
         ("key",),
     ),
+    Declaration("spans_dropped_total", Kind.READ_COUNTER, "Spans that the collector of traces did not get."),
+    Declaration("shared_memory_regions", Kind.READ_GAUGE, "Regions of memory that clients share with the engine now."),
+    Declaration("shared_memory_bytes", Kind.READ_GAUGE, "Bytes of the regions that clients share now."),
+    Declaration(
+        "shared_memory_expired_total",
+        Kind.READ_COUNTER,
+        "Regions that went without being unregistered: unused for their lease, or their client's connection gone.",
+        ("reason",),
+    ),
     Declaration("ready", Kind.READ_GAUGE, "1 while the gateway says that it is ready."),
     Declaration("model_ready", Kind.READ_GAUGE, "1 for a model that is loaded, 0 for one that failed.", ("model",)),
 )

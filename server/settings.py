@@ -1,6 +1,7 @@
 """What an operator can say, in one place: flags, PENSTOCK_* variables, a TOML file, in that order of precedence."""
 
 import difflib
+import importlib.util
 import os
 import tomllib
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ _FIXES = {
     "int_parsing": "it should be a whole number",
     "int_from_float": "it should be a whole number",
     "float_parsing": "it should be a number",
+    "bool_parsing": "it should be true or false",
     "tuple_type": 'it should be a list, such as ["people"]',
 }
 
@@ -71,10 +73,15 @@ class Settings(BaseSettings):
     decoders: int = Field(0, ge=0, le=256)
     decode_timeout_s: float = Field(5.0, gt=0)
 
+    allow_client_shm: bool = False
+    client_shm_lease_s: float = Field(3600.0, ge=1)
+
     canary_interval_s: float = Field(5.0, gt=0)
     canary_failures: int = Field(3, ge=1)
     drain_delay_s: float = Field(0.0, ge=0)
     grace_s: float = Field(30.0, gt=0)
+
+    otlp_endpoint: str = ""
 
     log_format: LogFormat = LogFormat.TEXT
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -102,6 +109,8 @@ class Settings(BaseSettings):
             raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
         for path in (self.home, *self.model_repository):
             _require_known_user(path)
+        if self.otlp_endpoint:
+            _require_tracing(self.otlp_endpoint)
         return self
 
     @property
@@ -160,6 +169,15 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
+
+
+def _require_tracing(endpoint: str) -> None:
+    if not endpoint.startswith(("http://", "https://")) or not _has_host(endpoint):
+        raise ValueError(f"otlp_endpoint is {endpoint!r}; the collector's address looks like http://host:4318")
+    if "@" in endpoint:
+        raise ValueError("otlp_endpoint holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
+    if importlib.util.find_spec("opentelemetry") is None:
+        raise ValueError("otlp_endpoint needs OpenTelemetry; install it with `pip install 'penstock[otel]'`")
 
 
 def _require_known_user(path: Path) -> None:

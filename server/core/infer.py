@@ -28,7 +28,7 @@ class InferRequest:
     """One inference.
 
     model_version: empty for the engine's choice. outputs: names wanted, empty for all.
-    deadline: monotonic seconds, None for none.
+    deadline: monotonic seconds, None for none. metadata: told to an engine that speaks gRPC, such as traceparent.
     """
 
     model_name: str
@@ -38,6 +38,7 @@ class InferRequest:
     outputs: tuple[str, ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     deadline: float | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

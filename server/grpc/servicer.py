@@ -18,6 +18,7 @@ from server.grpc.codec import (
 )
 from server.grpc.gate import caller_of
 from server.grpc.relay import CallRelay, Context
+from server.grpc.trace import traced
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -47,6 +48,8 @@ def inference_handlers(plane: DataPlane, relay: CallRelay) -> "grpc.GenericRpcHa
     methods |= {name: partial(_relayed, relay, verb, name, scan_repository_request) for name, verb in _CHANGES.items()}
     methods |= {name: partial(_settings, relay, name) for name in _SETTINGS}
     methods |= {name: partial(_about_memory, plane, relay, answer) for name, answer in shared_memory.METHODS.items()}
+    if plane.tracer is not None:
+        methods = {name: traced(plane.tracer, name, method) for name, method in methods.items()}
     handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
     handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(partial(_refused, _NO_STREAMS))
     return grpc.method_handlers_generic_handler(SERVICE, handlers)

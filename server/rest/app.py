@@ -29,6 +29,7 @@ from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
 from server.rest.settings_calls import SettingsEndpoints
 from server.rest.shared_memory import shared_memory_rows
+from server.rest.trace import Traced
 
 __all__ = ["RequestRecorder", "RestLimits", "create_app"]
 
@@ -54,6 +55,8 @@ def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder, *,
     gate = Gate(door) if door is not None else None
     app.router.routes[:0] = [WireRoute(row, gate) for row in rows]
     app.add_middleware(Root, plane=plane, record=record)
+    if plane.tracer is not None:
+        app.add_middleware(Traced, tracer=plane.tracer)
     app.add_exception_handler(HTTPException, _plain_refusal)
     app.add_exception_handler(ClientDisconnected, _nobody_there)
     app.add_exception_handler(InferenceError, _Refusals(record).answer)

@@ -21,6 +21,7 @@ from server.dataplane import Readiness, Verb
 from server.grpc.server import GrpcLimits, GrpcServer, serve
 from server.shared_memory.absent import NoSharedMemory
 from server.testing import FakeBackend
+from server.tracing.trace import Tracer
 
 SERVICE = "/inference.GRPCInferenceService/"
 MODELS = (
@@ -56,6 +57,7 @@ class FakePlane:
     """Hands calls to the engine and records them. error: raised instead. answer: given instead."""
 
     blocked_extensions = BLOCKED_EXTENSIONS
+    tracer: Tracer | None = None
 
     @asynccontextmanager
     async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[NoSharedMemory]:

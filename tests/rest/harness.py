@@ -20,6 +20,7 @@ from server.dataplane import ImageRequest, ImageResponse, Readiness, Verb
 from server.rest.app import RestLimits, create_app
 from server.rest.listener import HttpListener, bind
 from server.shared_memory.absent import SWITCHED_OFF
+from server.tracing.trace import Tracer
 
 Headers = Sequence[tuple[bytes, bytes]]
 KNOWN_MODEL = "ident"
@@ -42,6 +43,7 @@ class FakePlane:
     def __init__(self) -> None:
         self.relayed: list[tuple[Verb, InferHead, HttpCall, float | None]] = []
         self.images: list[ImageRequest] = []
+        self.tracer: Tracer | None = None
         self.classified: list[tuple[str, ...]] = []
         self.image_inputs: dict[str, ImageInput] = {}
         self.encoded: list[tuple[bytes, ...]] = []

@@ -1,0 +1,119 @@
+"""Traces by OpenTelemetry's SDK, sent by OTLP over HTTP. Imported only where a collector is named."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit, urlunsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import Tracer as SdkTracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from server.tracing.outbox import SpanOutbox
+from server.tracing.trace import PARENT_HEADERS, EngineSpan, Trace, TraceHeaders
+
+EXPORT_TIMEOUT_S = 3.0
+_TRACES_PATH = "/v1/traces"
+_W3C = TraceContextTextMapPropagator()
+_CODE_ATTRIBUTES = {"http": "http.response.status_code", "grpc": "rpc.grpc.status_code"}
+
+
+class OtelTracer:
+    """A Tracer. Which traces are kept is OTEL_TRACES_SAMPLER's word, by default every one that its caller keeps too.
+
+    OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_EXPORTER_OTLP_HEADERS hold as well.
+    """
+
+    def __init__(self, endpoint: str, tell: Callable[[str], None]) -> None:
+        """tell: called from a thread, with why, when the collector is lost, and with "" when it is back."""
+        logging.getLogger("opentelemetry.exporter").addFilter(lambda _: False)  # `tell` says it once, not each time
+        exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
+        self._outbox = SpanOutbox(exporter, tell)
+        named = Resource({"service.name": "penstock"}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=named, shutdown_on_exit=False)
+        provider.add_span_processor(self._outbox)
+        self._tracer = provider.get_tracer("penstock")
+
+    @property
+    def dropped_spans(self) -> int:
+        """Spans that no collector got, since the start."""
+        return self._outbox.dropped
+
+    def begin(self, headers: Iterable[tuple[str, str]], protocol: str) -> Trace:
+        """See Tracer."""
+        parent = _W3C.extract({name: value for name, value in headers if name in PARENT_HEADERS}, Context())
+        span = self._tracer.start_span(protocol, parent, SpanKind.SERVER)
+        return _OtelTrace(self._tracer, span, _CODE_ATTRIBUTES[protocol])
+
+    def stop(self, grace_s: float) -> None:
+        """Send what waits, for so long at most. Blocks: call it from a thread."""
+        self._outbox.stop(grace_s)
+
+
+def traces_url(endpoint: str) -> str:
+    """Where traces go: a collector's address alone gets OTLP's own path."""
+    parts = urlsplit(endpoint)
+    return endpoint if parts.path not in ("", "/") else urlunsplit(parts._replace(path=_TRACES_PATH))
+
+
+class _OtelTrace:
+    def __init__(self, tracer: SdkTracer, span: Span, code_attribute: str) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._code_attribute = code_attribute
+        self._context = set_span_in_context(span, Context())
+        self._waits_since_ns = 0
+
+    def arrived(self) -> None:
+        self._waits_since_ns = time.time_ns()
+
+    def stages(self, stages: Iterable[tuple[str, float]]) -> None:
+        timed = [(name, int(seconds * 1e9)) for name, seconds in stages]
+        ended_ns = time.time_ns()
+        at_ns = ended_ns - sum(length_ns for _, length_ns in timed)
+        for name, length_ns in timed:
+            self._past(name, at_ns, at_ns + length_ns)
+            at_ns += length_ns
+        self._waits_since_ns = 0
+
+    def engine(self, name: str) -> EngineSpan:
+        now_ns = time.time_ns()
+        if self._waits_since_ns:
+            self._past("queue", self._waits_since_ns, now_ns)
+            self._waits_since_ns = 0
+        span = self._tracer.start_span(name, self._context, SpanKind.CLIENT, start_time=now_ns)
+        return _OtelEngineSpan(span, self._code_attribute)
+
+    def end(self, name: str, *, code: int, is_error: bool) -> None:
+        self._span.update_name(name)
+        _end(self._span, self._code_attribute, code, is_error=is_error)
+
+    def _past(self, name: str, started_ns: int, ended_ns: int) -> None:
+        self._tracer.start_span(name, self._context, start_time=started_ns).end(ended_ns)
+
+
+class _OtelEngineSpan:
+    def __init__(self, span: Span, code_attribute: str) -> None:
+        self._span = span
+        self._code_attribute = code_attribute
+
+    @property
+    def headers(self) -> TraceHeaders:
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, set_span_in_context(self._span, Context()))
+        return tuple(carrier.items())
+
+    def end(self, *, code: int | None = None, is_error: bool = False) -> None:
+        _end(self._span, self._code_attribute, code, is_error=is_error)
+
+
+def _end(span: Span, code_attribute: str, code: int | None, *, is_error: bool) -> None:
+    if code is not None:
+        span.set_attribute(code_attribute, code)
+    if is_error:
+        span.set_status(StatusCode.ERROR)
+    span.end()
