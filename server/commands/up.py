@@ -49,6 +49,17 @@ def up(
     anonymous: Annotated[
         str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")
     ] = None,
+    allow_client_shm: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-client-shm",
+            help="let clients of this machine share memory with the engine; off, since they then may have it read and "
+            "write any segment that it may, and may end it by cutting one [off]",
+        ),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")
+    ] = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,
@@ -67,7 +78,8 @@ def up(
 
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
     [512], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
-    decoders [one a core], decode_timeout_s [5], canary_interval_s [5], canary_failures [3].
+    decoders [one a core], decode_timeout_s [5], client_shm_lease_s [3600, of a region that nobody uses],
+    canary_interval_s [5], canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None

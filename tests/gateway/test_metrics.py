@@ -31,6 +31,9 @@ def filled() -> Metrics:
     metrics.read("access_keys", lambda: 2)
     metrics.read("access_failed_reads_total", lambda: 1)
     metrics.read("key_inflight_requests", lambda: {("camera",): 3.0})
+    metrics.read("shared_memory_regions", lambda: 2)
+    metrics.read("shared_memory_bytes", lambda: 4096)
+    metrics.read("shared_memory_expired_total", lambda: {("lease",): 1.0})
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
     return metrics
