@@ -10,10 +10,11 @@ from server.core.errors import InvalidRequest
 from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
 from server.core.relay import HttpAnswer, HttpCall, InferHead
 
-# Triton answers 500 to JSON that it cannot read, and 503 to a log format that it does not know, by these texts.
+# Triton answers 500 to JSON that it cannot read and to the load of a model that its repository has not, and 503 to a
+# log format that it does not know, by these texts.
 _UNREADABLE = re.compile(
     rb'\{"error":"(Unable to (parse|set)|failed to parse the request JSON|attempt to (access|get)|'
-    rb"Expected JSON object for keyword|invalid argument for --log_format)"
+    rb"Expected JSON object for keyword|invalid argument for --log_format|failed to load '[^\"]*', failed to poll)"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -20,9 +20,8 @@ def deadline_of(request: Request, timeout_us: int | None = None) -> float | None
     Raises InvalidRequest for a header that is no number, DeadlineExceeded for one that is not positive.
     """
     timeouts_s = [] if not timeout_us else [timeout_us / 1e6]
-    text = single_header(request, HEADER)
-    if text:
-        timeouts_s.append(_header_s(text))
+    if HEADER in request.headers:
+        timeouts_s.append(_header_s(single_header(request, HEADER)))
     return time.monotonic() + min(*timeouts_s, MAX_TIMEOUT_S) if timeouts_s else None
 
 

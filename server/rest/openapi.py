@@ -45,7 +45,10 @@ _ANSWER_HEADERS: dict[int, Json] = {
     503: _RETRY_AFTER,
 }
 _HEADERS: dict[Header, tuple[str, Json]] = {
-    Header.TIMEOUT: ("Milliseconds that the caller waits, from the body's last byte on.", {"type": "number"}),
+    Header.TIMEOUT: (
+        "Milliseconds that the caller waits, from the body's last byte on.",
+        {"type": "number", "exclusiveMinimum": 0},
+    ),
     Header.JSON_LENGTH: ("Bytes of JSON at the decompressed body's start.", {"type": "integer", "minimum": 0}),
     Header.ENCODING: ("How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
     Header.REQUEST_ID: ("Comes back as `id`.", {"type": "string"}),

@@ -69,7 +69,6 @@ class Operation:
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
-_REPOSITORY = "/v2/repository[/{repository}]"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _TIMEOUT = (Header.TIMEOUT,)
 _INFER_HEADERS = (Header.TIMEOUT, Header.JSON_LENGTH, Header.ENCODING)
@@ -217,7 +216,7 @@ _MODELS = (
 _IN_REPOSITORY = (
     Operation(
         "POST",
-        f"{_REPOSITORY}/index",
+        "/v2/repository[/{repository}]/index",
         "repositoryIndex",
         Tag.REPOSITORY,
         Role.READ,
@@ -229,7 +228,7 @@ _IN_REPOSITORY = (
     ),
     Operation(
         "POST",
-        f"{_REPOSITORY}/models/{{model}}/load",
+        "/v2/repository/models/{model}/load",
         "loadModel",
         Tag.REPOSITORY,
         Role.ADMIN,
@@ -240,7 +239,7 @@ _IN_REPOSITORY = (
     ),
     Operation(
         "POST",
-        f"{_REPOSITORY}/models/{{model}}/unload",
+        "/v2/repository/models/{model}/unload",
         "unloadModel",
         Tag.REPOSITORY,
         Role.ADMIN,

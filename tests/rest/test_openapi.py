@@ -20,7 +20,7 @@ from server.rest.description import served
 from server.rest.models import Refused, refused
 from server.rest.openapi import document, spellings
 from server.rest.operations import OPERATIONS
-from server.rest.routes import Row, WireRoute
+from server.rest.routes import Row, WireRoute, role_needed
 from server.rest.schemas import images
 from tests.rest.harness import JSON, VALID_INFER, Front
 
@@ -83,6 +83,14 @@ async def test_described_call_is_served_and_another_is_not(front: Front, method:
     reply = await front.ask(method, re.sub(r"\{\w+\}", "1", path), VALID_INFER)
     is_described = method.lower() in paths.get(path, {})
     assert (reply.status not in (404, 405, 501)) == is_described, reply.body
+
+
+async def test_described_roles_are_those_that_are_asked_for(front: Front) -> None:
+    """What the description says about keys is what the gate wants."""
+    for operation in OPERATIONS:
+        for row in rows_of(front):
+            if leads_to(row, operation.method, spellings(operation.path)[0]) and not isinstance(row.endpoint, Refused):
+                assert role_needed(row, operation.method) == operation.role, operation.name
 
 
 def test_what_is_refused_or_beyond_the_engine_is_not_described() -> None:

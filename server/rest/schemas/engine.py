@@ -85,4 +85,4 @@ class LogChange(msgspec.Struct):
     log_warning: bool | UnsetType = UNSET
     log_error: bool | UnsetType = UNSET
     log_verbose_level: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    log_format: str | UnsetType = UNSET
+    log_format: str | UnsetType | None = UNSET
