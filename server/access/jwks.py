@@ -105,7 +105,7 @@ class JwksKeys:
     async def _fetch_keys(self) -> None:
         try:
             keys = keys_of(await self._fetch(self.url))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self._last_try_failed = True
             log.warning("the keys of tokens cannot be had", url=self.url, error=str(error), usable_s=self._usable_s())
         else:

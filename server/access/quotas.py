@@ -30,6 +30,10 @@ class Quotas:
         self._full_again: dict[str, float] = {}  # by caller: when its bucket has all its tokens again; oldest use first
         self._held: dict[str, _Held] = {}
 
+    def __len__(self) -> int:
+        """Callers whose rate is remembered."""
+        return len(self._full_again)
+
     def look(self, caller: Caller, now: float) -> None:
         """Raises QuotaExceeded where the caller's bucket is empty; takes nothing. now: monotonic seconds."""
         quota = caller.quota
@@ -37,6 +41,7 @@ class Quotas:
             return
         wait_s = self._wait_s(caller.key_name, quota, now)
         if wait_s > 0:
+            self._full_again[caller.key_name] = self._full_again.pop(caller.key_name)  # it has asked, so it is kept
             raise QuotaExceeded(
                 f"{_subject(caller)} has sent its {quota.rate} requests per {quota.period_s:g} s; "
                 f"retry after {wait_s:.2g} s",

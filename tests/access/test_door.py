@@ -1,0 +1,164 @@
+"""The door: who stands there, what they may do, and what happens when the file of keys changes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import structlog
+
+from server.access.door import AccessOptions, Door
+from server.access.keys import ApiKey, digest_of, new_secret
+from server.access.quotas import Quotas
+from server.core.caller import Quota, Role
+from server.core.errors import AccessUnavailable, PermissionDenied, QuotaExceeded, Unauthenticated
+from tests.access.signers import SHARED, shared_token
+
+CAMERA, OPS = new_secret(), new_secret()
+
+
+def key_text(name: str, secret: str, *roles: str, more: str = "") -> str:
+    words = ", ".join(f'"{role}"' for role in roles)
+    return f'[keys.{name}]\nsha256 = "{digest_of(secret)}"\nroles = [{words}]\n{more}\n'
+
+
+def door(options: AccessOptions) -> Door:
+    return Door(options, Quotas(max_requests=10, max_bytes=1000), clock=lambda: 100.0)
+
+
+def file_door(folder: Path, text: str, **options: frozenset[Role]) -> tuple[Door, Path]:
+    path = folder / "access.toml"
+    path.write_text(text)
+    return door(AccessOptions(path, **options)), path
+
+
+def rewrite(path: Path, text: str) -> None:
+    """In place of the old one, as an editor or Kubernetes does."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+async def test_key_lets_in_whom_it_names_for_what_its_roles_say(tmp_path: Path) -> None:
+    """401 for a stranger, 403 for a known caller without the role; the sentence says what would help."""
+    ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin", "read"))
+    caller = await ours.admit([CAMERA], Role.INFER)
+    assert (caller.key_name, caller.owner, caller.roles) == ("camera", "key camera", {Role.INFER})
+    with pytest.raises(PermissionDenied, match=r"'camera' has not the role admin, which this needs \(it has: infer\)"):
+        await ours.admit([CAMERA], Role.ADMIN)
+    with pytest.raises(PermissionDenied, match=r"it has: admin, read"):
+        await ours.admit([OPS], Role.INFER)
+    with pytest.raises(Unauthenticated, match="the API key is unknown; send `Authorization: Bearer"):
+        await ours.admit([new_secret()], Role.INFER)
+    with pytest.raises(Unauthenticated, match="this needs an API key with the role infer; send"):
+        await ours.admit([], Role.INFER)
+
+
+async def test_same_key_twice_is_one_and_two_keys_are_none(tmp_path: Path) -> None:
+    """In both headers the same is fine; which of two would count nobody can say."""
+    ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin"))
+    await ours.admit([CAMERA, CAMERA], Role.INFER)
+    with pytest.raises(Unauthenticated, match="two different keys are sent; send one"):
+        await ours.admit([CAMERA, OPS], Role.INFER)
+
+
+async def test_anonymous_caller_may_what_was_waived_and_a_wrong_key_is_no_anonymous_caller(tmp_path: Path) -> None:
+    """Somebody who shows a key wants to be known by it."""
+    ours, _ = file_door(tmp_path, key_text("ops", OPS, "admin"), anonymous=frozenset((Role.INFER,)))
+    caller = await ours.admit([], Role.INFER)
+    assert (caller.key_name, caller.roles) == ("", {Role.INFER})
+    with pytest.raises(Unauthenticated):
+        await ours.admit([], Role.ADMIN)
+    with pytest.raises(Unauthenticated):
+        await ours.admit([new_secret()], Role.INFER)
+
+
+async def test_usual_share_is_half_among_many_and_all_for_a_single_key(tmp_path: Path) -> None:
+    """Unless the file says another."""
+    ours, path = file_door(tmp_path, key_text("camera", CAMERA, "infer"))
+    assert (await ours.admit([CAMERA], Role.INFER)).quota == Quota(share=1.0)
+    rewrite(path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "infer", more='rate = "1/second"'))
+    await ours.look_again()
+    assert (await ours.admit([CAMERA], Role.INFER)).quota == Quota(share=0.5)
+    assert (await ours.admit([OPS], Role.INFER)).quota == Quota(1, 1.0, 0.5)
+
+
+async def test_empty_bucket_is_told_at_the_door(tmp_path: Path) -> None:
+    """Before the body of the request is read."""
+    ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer", more='rate = "1/minute"'))
+    caller = await ours.admit([CAMERA], Role.INFER)
+    ours.quotas.take(caller, 100.0)
+    with pytest.raises(QuotaExceeded) as refused:
+        await ours.admit([CAMERA], Role.INFER)
+    assert refused.value.retry_after_s == pytest.approx(60.0)
+
+
+async def test_changed_file_counts_from_then_on(tmp_path: Path) -> None:
+    """A key that is gone opens nothing, a new one does; the log says how many there are, and none of them."""
+    ours, path = file_door(tmp_path, key_text("camera", CAMERA, "infer"))
+    rewrite(path, key_text("ops", OPS, "infer"))
+    with structlog.testing.capture_logs() as logged:
+        await ours.look_again()
+        await ours.look_again()
+    assert [(line["event"], line["log_level"], line["keys"]) for line in logged] == [("access rules taken", "info", 1)]
+    await ours.admit([OPS], Role.INFER)
+    with pytest.raises(Unauthenticated):
+        await ours.admit([CAMERA], Role.INFER)
+
+
+@pytest.mark.parametrize("content", ["[keys", "", key_text("a b", OPS, "infer"), None])
+async def test_broken_file_keeps_the_old_keys_and_is_told_once(tmp_path: Path, content: str | None) -> None:
+    """Also where it is gone; when it is mended it counts."""
+    ours, path = file_door(tmp_path, key_text("camera", CAMERA, "infer"))
+    if content is None:
+        path.unlink()
+    else:
+        rewrite(path, content)
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(3):
+            await ours.look_again()
+    assert [(line["log_level"], line["event"], line["kept"]) for line in logged] == [
+        ("error", "the access file was not taken", "the keys read before stay")
+    ]
+    assert ours.failed_reads == 1
+    await ours.admit([CAMERA], Role.INFER)
+    rewrite(path, key_text("ops", OPS, "infer"))
+    await ours.look_again()
+    await ours.admit([OPS], Role.INFER)
+
+
+async def test_file_broken_from_the_start_lets_nobody_in_by_a_key(tmp_path: Path) -> None:
+    """503 and not 200, nor a 401 that would have people throw good keys away; mended, it counts."""
+    ours, path = file_door(tmp_path, "[keys", anonymous=frozenset((Role.READ,)))
+    with pytest.raises(AccessUnavailable, match="the keys cannot be read now"):
+        await ours.admit([CAMERA], Role.INFER)
+    await ours.admit([], Role.READ)
+    rewrite(path, key_text("camera", CAMERA, "infer"))
+    await ours.look_again()
+    await ours.admit([CAMERA], Role.INFER)
+
+
+async def test_keys_of_the_environment_stay_whatever_the_file_says(tmp_path: Path) -> None:
+    """Both count together, and a name stands in one of them only."""
+    path = tmp_path / "access.toml"
+    path.write_text(key_text("camera", CAMERA, "infer"))
+    ours = door(AccessOptions(path, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
+    assert ours.key_count == 2
+    rewrite(path, key_text("ops", CAMERA, "infer"))
+    await ours.look_again()
+    assert ours.failed_reads == 1
+    for secret in (CAMERA, OPS):
+        await ours.admit([secret], Role.INFER)
+
+
+async def test_token_stands_beside_keys(tmp_path: Path) -> None:
+    """What is no known key and looks like a token is asked as one; requests of all tokens are one row of the metric."""
+    (tmp_path / "secret").write_text(SHARED)
+    text = key_text("camera", CAMERA, "infer") + '[tokens]\naudience = "penstock"\nsecret_file = "secret"\n'
+    ours, _ = file_door(tmp_path, text)
+    alice, bob = [await ours.admit([shared_token(sub=name)], Role.INFER) for name in ("alice", "bob")]
+    assert (alice.key_name, alice.quota) == ("token:alice", Quota(share=0.5))
+    for caller in (alice, bob, await ours.admit([CAMERA], Role.INFER)):
+        ours.quotas.enter(caller, 1)
+    assert ours.in_flight() == {("tokens",): 2, ("camera",): 1}
+    with pytest.raises(PermissionDenied):
+        await ours.admit([shared_token()], Role.ADMIN)

@@ -1,0 +1,219 @@
+"""Keys from an address: kept, changed, and what happens while nobody answers there."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import jwt
+import pytest
+import structlog
+
+from server.access.jwks import FRESH_S, MAX_BYTES, RETRY_S, USABLE_S, JwksKeys, fetch_json, keys_of
+from server.core.errors import AccessUnavailable, Unauthenticated
+from tests.access.signers import SHARED, Signer, claims, verifier
+from tests.web_server import serving
+
+URL = "https://issuer.example/keys"
+
+
+class Provider:
+    """An issuer's address, by hand: what it answers, how often it was asked, what time it is."""
+
+    def __init__(self, *signers: Signer) -> None:
+        self.signers = list(signers)
+        self.is_down = False
+        self.asked = 0
+        self.now = 1000.0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.keys = JwksKeys(URL, fetch=self.fetch, clock=lambda: self.now)
+
+    async def fetch(self, url: str) -> bytes:
+        assert url == URL
+        self.asked += 1
+        await self.gate.wait()
+        if self.is_down:
+            raise OSError("it cannot be asked")
+        return json.dumps({"keys": [signer.jwk for signer in self.signers]}).encode()
+
+    async def settled(self) -> None:
+        """Once a fetch that runs beside the requests has ended."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def signers() -> tuple[Signer, Signer]:
+    return Signer("one"), Signer("two")
+
+
+async def test_tokens_are_checked_with_the_keys_of_the_address(tmp_path: Path, signers: tuple[Signer, Signer]) -> None:
+    """Fetched once for any number of tokens, by the key that each names; another issuer's are refused."""
+    one, two = signers
+    provider = Provider(one, two)
+    tokens = verifier(tmp_path, f'jwks_url = "{URL}"\n', provider.keys)
+    for _ in range(3):
+        assert (await tokens.caller(one.token())).key_name == "token:alice"
+        assert (await tokens.caller(two.token(sub="bob"))).key_name == "token:bob"
+    with pytest.raises(Unauthenticated, match="signature is wrong"):
+        await tokens.caller(Signer("one").token())
+    assert provider.asked == 1
+
+
+async def test_many_tokens_at_once_ask_once(signers: tuple[Signer, Signer]) -> None:
+    """They wait for the same answer."""
+    provider = Provider(*signers)
+    provider.gate.clear()
+    waiting = [asyncio.create_task(provider.keys.key_for("one")) for _ in range(50)]
+    await provider.settled()
+    provider.gate.set()
+    assert len(set(map(id, await asyncio.gather(*waiting)))) == 1
+    assert provider.asked == 1
+
+
+async def test_one_waiting_request_that_leaves_takes_no_other_with_it(signers: tuple[Signer, Signer]) -> None:
+    """Its cancel ends its own wait, and not the fetch."""
+    provider = Provider(*signers)
+    provider.gate.clear()
+    leaves, stays = (asyncio.create_task(provider.keys.key_for("one")) for _ in range(2))
+    await provider.settled()
+    leaves.cancel()
+    await provider.settled()
+    provider.gate.set()
+    assert (await stays).key_id == "one"
+    assert leaves.cancelled()
+
+
+async def test_address_down_keys_serve_until_they_expire_and_then_nobody_is_let_in(
+    signers: tuple[Signer, Signer],
+) -> None:
+    """An hour on what is known, told in the log; afterwards 503 and not 200, and 200 again when the address is back."""
+    provider = Provider(*signers)
+    await provider.keys.key_for("one")
+    provider.is_down = True
+    with structlog.testing.capture_logs() as logged:
+        for age_s in (FRESH_S + 1, USABLE_S / 2, USABLE_S):
+            provider.now = 1000.0 + age_s
+            assert (await provider.keys.key_for("one")).key_id == "one"
+            await provider.settled()
+    assert {line["event"] for line in logged} == {"the keys of tokens cannot be had"}
+    assert [line["usable_s"] for line in logged] == [USABLE_S - FRESH_S - 1, USABLE_S / 2, 0]
+    provider.now = 1000.0 + USABLE_S + RETRY_S
+    with pytest.raises(AccessUnavailable, match="cannot be had now; retry later"):
+        await provider.keys.key_for("one")
+    provider.is_down, provider.now = False, provider.now + RETRY_S
+    assert (await provider.keys.key_for("one")).key_id == "one"
+
+
+async def test_address_down_from_the_start_is_unavailable_and_not_asked_by_every_request(
+    signers: tuple[Signer, Signer],
+) -> None:
+    """503 for each, one try every ten seconds."""
+    provider = Provider(*signers)
+    provider.is_down = True
+    for _ in range(20):
+        with pytest.raises(AccessUnavailable):
+            await provider.keys.key_for("one")
+    assert provider.asked == 1
+    provider.now += RETRY_S
+    with pytest.raises(AccessUnavailable):
+        await provider.keys.key_for("one")
+    assert provider.asked == 2
+
+
+async def test_new_key_of_the_issuer_is_found_and_an_old_one_forgotten(signers: tuple[Signer, Signer]) -> None:
+    """A token of an unknown key has the keys fetched again, though not by every such token."""
+    one, two = signers
+    provider = Provider(one)
+    await provider.keys.key_for("one")
+    provider.signers, provider.now = [two], provider.now + RETRY_S
+    assert (await provider.keys.key_for("two")).key_id == "two"
+    for _ in range(20):
+        with pytest.raises(Unauthenticated, match="a key that its issuer does not list"):
+            await provider.keys.key_for("one")
+    assert provider.asked == 2
+
+
+async def test_keys_are_asked_for_again_beside_the_requests(signers: tuple[Signer, Signer]) -> None:
+    """A token whose key is known does not wait for it."""
+    provider = Provider(*signers)
+    await provider.keys.key_for("one")
+    provider.now += FRESH_S + 1
+    provider.gate.clear()
+    assert (await provider.keys.key_for("one")).key_id == "one"
+    await provider.settled()
+    assert provider.asked == 2
+    await provider.keys.aclose()
+
+
+async def test_token_without_a_key_id_goes_with_the_only_key(signers: tuple[Signer, Signer]) -> None:
+    """With two it could be either, and is refused."""
+    assert (await Provider(signers[0]).keys.key_for(None)).key_id == "one"
+    with pytest.raises(Unauthenticated):
+        await Provider(*signers).keys.key_for(None)
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b"7", b'{"keys":7}', b'{"keys":[]}', b'{"keys":[7,{"kty":"odd"}]}'])
+def test_document_that_is_no_key_set_is_told(document: bytes) -> None:
+    """ValueError, whatever came."""
+    with pytest.raises(ValueError, match=r"."):
+        keys_of(document)
+
+
+def test_keys_of_unknown_kinds_are_left_out(signers: tuple[Signer, Signer]) -> None:
+    """An issuer may have some that we cannot use."""
+    document = {"keys": [{"kty": "quantum", "kid": "q"}, signers[0].jwk]}
+    assert list(keys_of(json.dumps(document).encode())) == ["one"]
+
+
+def answering(status: int, body: bytes, **headers: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            try:
+                self.wfile.write(body)
+            except ConnectionError:
+                return
+
+        def log_message(self, *_: object) -> None: ...
+
+    return Handler
+
+
+@pytest.mark.parametrize(
+    ("handler", "complaint"),
+    [
+        (lambda: answering(500, b"no"), "it answered 500"),
+        (lambda: answering(302, b"", Location="http://127.0.0.1:1/"), "it answered 302"),
+        (lambda: answering(200, bytes(MAX_BYTES + 1)), f"more than {MAX_BYTES} bytes"),
+    ],
+)
+async def test_address_that_answers_something_else_is_told(
+    handler: Callable[[], type[BaseHTTPRequestHandler]], complaint: str
+) -> None:
+    """OSError with the reason; a redirect is not followed, and a long answer not read to its end."""
+    with serving(handler()) as url, pytest.raises(OSError, match=complaint):
+        await fetch_json(url)
+
+
+async def test_address_is_asked_over_a_real_socket(signers: tuple[Signer, Signer]) -> None:
+    """The document as it stands there; nobody listening is an OSError."""
+    body = json.dumps({"keys": [signers[0].jwk]}).encode()
+    with serving(answering(200, body)) as url:
+        assert await fetch_json(url) == body
+    with pytest.raises(OSError, match="it cannot be asked"):
+        await fetch_json(url)
+
+
+async def test_shared_secret_in_a_key_set_signs_nothing(tmp_path: Path, signers: tuple[Signer, Signer]) -> None:
+    """Even where the set lists it: the algorithms of secrets do not go with an address."""
+    provider = Provider(*signers)
+    tokens = verifier(tmp_path, f'jwks_url = "{URL}"\n', provider.keys)
+    with pytest.raises(Unauthenticated, match="algorithm"):
+        await tokens.caller(jwt.encode(claims(), SHARED, "HS256", {"kid": "one"}))
