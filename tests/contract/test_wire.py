@@ -10,7 +10,7 @@ import pytest_asyncio
 from server.backends.triton_runtime import find_triton
 from server.core.backend import Relay
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
-from tests.contract import wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
+from tests.contract import wire_generate_cases, wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
 from tests.contract.wire_case import Difference, GrpcCase, HttpCase, post
 from tests.contract.wire_engines import Engines, Told, both_engines, told_by_grpc, told_by_http, without
 from tests.contract.wire_models import write_models
@@ -25,6 +25,7 @@ HTTP_CASES = [
     *wire_http_binary_cases.RAW,
     *wire_http_binary_cases.COMPRESSED,
     *wire_http_binary_cases.CLASSES,
+    *wire_generate_cases.GENERATE,
 ]
 GRPC_CASES = [*wire_grpc_cases.READS, *wire_grpc_cases.INFERS]
 

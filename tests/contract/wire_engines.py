@@ -70,7 +70,11 @@ def told_by_http(answer: HttpAnswer) -> Told:
     headers = {name.decode(): value.decode() for name, value in answer.headers if name in HEADERS_THAT_MATTER}
     body = _inflated(answer.body, headers.get("content-encoding", ""))
     length = int(headers.get("inference-header-content-length", len(body)))
-    content = _json(body[:length])
+    if headers.get("content-type", "").startswith("text/event-stream"):
+        events = body.removesuffix(b"\n\n").split(b"\n\n")
+        content: Any = [_json(event.removeprefix(b"data: ")) for event in events]
+    else:
+        content = _json(body[:length])
     if isinstance(content, dict) and "outputs" in content and "model_version" in content:
         _place_bytes(content["outputs"], body[length:])
         content["outputs"].sort(key=lambda output: output["name"])

@@ -10,6 +10,7 @@ import msgspec
 from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.errors import plain_error
+from server.backends.embedded.wire.generate import as_answer, generated, read_generate
 from server.backends.embedded.wire.grpc_messages import metadata_message
 from server.backends.embedded.wire.http_raw import raw_tensor
 from server.backends.embedded.wire.http_request import header_length_of, read_infer
@@ -25,7 +26,7 @@ from server.backends.embedded.wire.inference import (
 from server.backends.embedded.wire.json_messages import json_of_message
 from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
 from server.core.compression import inflate
-from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
+from server.core.errors import BackendFailed, InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter
 from server.core.model import ModelState
 from server.core.relay import HttpAnswer, HttpCall
@@ -143,9 +144,26 @@ class HttpRoutes:
         await self._engine.unload(visit.model)
         return HttpAnswer(200, (JSON_TYPE,), b"")
 
-    async def generate(self, _: Visit) -> HttpAnswer:
-        """Raises NotSupported."""
-        raise NotSupported("the embedded engine has no generate endpoint; post tensors to …/infer")
+    async def generate(self, visit: Visit) -> HttpAnswer:
+        return await self._generated(visit, is_stream=False)
+
+    async def generate_stream(self, visit: Visit) -> HttpAnswer:
+        """The whole stream: one event, since no model here answers more than once."""
+        return await self._generated(visit, is_stream=True)
+
+    async def _generated(self, visit: Visit, *, is_stream: bool) -> HttpAnswer:
+        """What the model says against the request comes in the form of an answer, and as Triton's 400."""
+        config = self._engine.config_message(visit.model, visit.version)
+        if (visit.header(b"content-encoding") or b"identity") != b"identity":
+            raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")
+        body = visit.call.body
+        ask = await in_thread(len(body), read_generate, body, config)
+        try:
+            response = await infer(self._engine, ask, model=visit.model, version=visit.version, deadline=visit.deadline)
+        except BackendFailed as error:
+            return as_answer(msgspec.json.encode({"error": error.message}), status=400, is_stream=is_stream)
+        text = await in_thread(response_bytes(response), generated, response)
+        return as_answer(text, status=200, is_stream=is_stream)
 
     async def trace_settings(self, _: Visit) -> HttpAnswer:
         """Raises NotSupported."""
@@ -176,7 +194,8 @@ _ROUTES: tuple[tuple[str, re.Pattern[bytes], Callable[[HttpRoutes, Visit], Await
         ("POST", _REPOSITORY + rb"/index", HttpRoutes.index),
         ("POST", _REPOSITORY + rb"/models/(?P<model>[^/]+)/load", HttpRoutes.load),
         ("POST", _REPOSITORY + rb"/models/(?P<model>[^/]+)/unload", HttpRoutes.unload),
-        ("POST", _MODEL + rb"/generate(?:_stream)?", HttpRoutes.generate),
+        ("POST", _MODEL + rb"/generate", HttpRoutes.generate),
+        ("POST", _MODEL + rb"/generate_stream", HttpRoutes.generate_stream),
         ("GET", rb"/v2(?:/models/[^/]+)?/trace/setting", HttpRoutes.trace_settings),
         ("GET", rb"/v2/logging", HttpRoutes.log_settings),
         ("POST", rb"/v2(?:/models/[^/]+)?/trace/setting", HttpRoutes.trace_settings),

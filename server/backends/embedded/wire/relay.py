@@ -1,5 +1,7 @@
 """EmbeddedRelay: the KServe v2 wire over the embedded engine, as Triton would answer it."""
 
+from collections.abc import AsyncGenerator
+
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.errors import ANSWERED, grpc_error, http_error
 from server.backends.embedded.wire.grpc_methods import GrpcMethods
@@ -30,7 +32,9 @@ class EmbeddedRelay:
             return http_error(error)
 
     async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        raise NotSupported("the embedded engine does not generate; send tensors to the model's /infer")
+        """See Relay: the whole answer as one piece, since no model here answers more than once."""
+        answer = await self.http(call, deadline=deadline)
+        return HttpStream(answer.status, answer.headers, _one_piece(answer.body))
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         raise NotSupported("the embedded engine does not stream; send each request with ModelInfer")
@@ -41,3 +45,7 @@ class EmbeddedRelay:
             return GrpcAnswer(0, await self._grpc.answer(call.method, call.message, deadline))
         except ANSWERED as error:
             return grpc_error(error)
+
+
+async def _one_piece(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
