@@ -175,7 +175,7 @@ class DataPlane:
     ) -> HttpAnswer:
         """As relay_http, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
-        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), until):
+        async with self._passage(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._relay.http(call, deadline=until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
@@ -186,7 +186,7 @@ class DataPlane:
     ) -> GrpcAnswer:
         """As relay_grpc, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
-        async with self._passage(Verb.INFER, asked.head, caller, self._size_of(asked), until):
+        async with self._passage(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._relay.grpc(call, deadline=until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
@@ -256,10 +256,10 @@ class DataPlane:
         self._metrics.relayed(self.model_label(model_name), seconds)
         self._watch.note_served(model_name)
 
-    def may_be_decoupled(self, model_name: str) -> bool:
-        """Whether a request may have any number of answers: of a model of that kind, or one that is not known here."""
+    def is_decoupled(self, model_name: str) -> bool | None:
+        """Whether a request to that model may have any number of answers; None where its config is not known here."""
         known = self._watch.models.get(model_name)
-        return known is None or known.config is None or known.config.is_decoupled
+        return None if known is None or known.config is None else known.config.is_decoupled
 
     async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         """Labelled results in source pixels. Raises of the InferenceError tree."""
@@ -273,7 +273,7 @@ class DataPlane:
             self._watch.note_served(request.model_name)
             return response
 
-    def _size_of(self, asked: EncodedCall[C]) -> int:
+    def size_of(self, asked: EncodedCall[C]) -> int:
         """Bytes in flight: the images and, where it can be told, the tensor that they become."""
         place = self._images.input_of(asked.head.model_name)
         rows = len(asked.images) * place.row_bytes if place is not None else 0

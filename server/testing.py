@@ -14,6 +14,7 @@ from server.backends.embedded.wire.grpc_messages import (
     index_message,
     metadata_message,
 )
+from server.backends.embedded.wire.grpc_stream import OrderedStream
 from server.core.backend import GrpcStream
 from server.core.errors import (
     BackendFailed,
@@ -56,7 +57,8 @@ class FakeBackend:
 
     answer: computes the outputs of an inference; without one they are zeros of the declared shapes (1 where a
     dimension varies, the first input's rows where the model has a batch dimension).
-    mode and http_answer may be changed at any time. calls, grpc_calls, http_calls: what came, in order.
+    mode and http_answer may be changed at any time. calls, grpc_calls, http_calls, streams (their metadata): what
+    came, in order.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class FakeBackend:
         self.calls: list[InferRequest] = []
         self.grpc_calls: list[GrpcCall] = []
         self.http_calls: list[HttpCall] = []
+        self.streams: list[GrpcMetadata] = []
         self.cancelled = 0
         self.release = asyncio.Event()
         self._configs = {config.name: config for config in models}
@@ -158,7 +161,10 @@ class FakeBackend:
         raise NotSupported("the fake engine does not generate")
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        raise NotSupported("the fake engine does not stream")
+        """Answers in order, as ModelInfer would be answered."""
+        self._require_reachable()
+        self.streams.append(metadata)
+        return OrderedStream(lambda message: self._serve("ModelInfer", message, deadline), deadline=deadline)
 
     async def _serve(self, method: str, message: bytes, deadline: float | None) -> bytes:
         if method == "ModelInfer":

@@ -19,7 +19,6 @@ from server.core.errors import (
     DeadlineExceeded,
     InferenceError,
     ModelNotReady,
-    NotSupported,
 )
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState
@@ -83,7 +82,7 @@ class TritonBackend:
         return await self._http.stream(call, deadline=deadline)
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        raise NotSupported("this gateway does not serve streamed inference; send each request with ModelInfer")
+        return self._grpc.open_stream(method, metadata, deadline=deadline)
 
     # Backend
 
@@ -92,7 +91,11 @@ class TritonBackend:
         started = time.monotonic()
         try:
             answer = await self._grpc.ask(
-                "ModelInfer", message, deadline=request.deadline, patience_s=self._patience.call_s
+                "ModelInfer",
+                message,
+                deadline=request.deadline,
+                patience_s=self._patience.call_s,
+                metadata=request.metadata,
             )
         except BackendFailed as error:
             version = f" version {request.model_version}" if request.model_version else ""

@@ -1,12 +1,16 @@
 """The engine's gRPC port: bytes in, bytes out, and gRPC's status codes turned into our errors in one place."""
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import grpc
 
+from server.backends.http2_calls import CallBroken
 from server.backends.patience import Patience
+from server.backends.triton_stream import TritonStream
+from server.backends.triton_unary import UnaryCalls, is_plain_address
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -27,7 +31,10 @@ MAX_REASON_LENGTH = 500
 
 _LONG_METHODS = (SERVICE + "ModelInfer", SERVICE + "RepositoryModelLoad")
 _RESERVED_METADATA = frozenset(("user-agent", "te", "content-type", "host"))
+# On a stream it makes Triton 2.51 end the call under a decoupled model that still answers, which ends Triton (SIGSEGV).
+_FATAL_ON_STREAMS = frozenset(("triton_grpc_error",))
 _CONNECTION_TEXTS = ("failed to connect", "Stream removed", "Socket closed", "Connection reset", "Cancelling all calls")
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _TRACEBACK_MARK = "\n\nAt:\n"
 
 
@@ -52,6 +59,8 @@ class TritonGrpc:
             if is_tls
             else grpc.aio.insecure_channel(address, options)
         )
+        is_plain = not is_tls and is_plain_address(address)
+        self._unary = UnaryCalls(address, patience) if is_plain else None
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def relay(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
@@ -67,18 +76,22 @@ class TritonGrpc:
         code: int = outcome.code.value[0]
         return GrpcAnswer(code, details=outcome.details, trailing_metadata=outcome.trailing_metadata)
 
-    async def ask(self, method: str, message: bytes, *, deadline: float | None, patience_s: float) -> bytes:
+    async def ask(
+        self, method: str, message: bytes, *, deadline: float | None, patience_s: float, metadata: GrpcMetadata = ()
+    ) -> bytes:
         """The answer's message. method: a name of GRPCInferenceService. Raises of the InferenceError tree.
 
         patience_s: the time allowed where there is no deadline.
         """
-        outcome = await self._call(GrpcCall(SERVICE + method, message), self._until(deadline, patience_s))
+        outcome = await self._call(GrpcCall(SERVICE + method, message, metadata), self._until(deadline, patience_s))
         if isinstance(outcome, GrpcAnswer):
             return outcome.message
         raise error_of(outcome.code, outcome.details)
 
     async def aclose(self) -> None:
-        """Close the connection; calls in flight fail."""
+        """Close the connections; calls in flight fail."""
+        if self._unary is not None:
+            self._unary.close()
         await self._channel.close(None)
 
     @staticmethod
@@ -90,6 +103,8 @@ class TritonGrpc:
         started = time.monotonic()
         if until <= started:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
+        if self._unary is not None:
+            return await self._call_plainly(self._unary, call, until, started)
         running = self._method(call.method)(
             call.message, timeout=until - started, metadata=_forwarded(call.metadata) if call.metadata else None
         )
@@ -104,21 +119,68 @@ class TritonGrpc:
             raise DeadlineExceeded(f"the engine did not answer within {until - started:.3f} s")
         return failure
 
+    async def _call_plainly(
+        self, unary: UnaryCalls, call: GrpcCall, until: float, started: float
+    ) -> GrpcAnswer | Failure:
+        """The same over our own connection."""
+        timeout_s = until - started
+        metadata = _forwarded(call.metadata) if call.metadata else ()
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await unary.call(call.method, call.message, metadata, timeout_s)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
+        except CallBroken as error:
+            raise BackendUnavailable(
+                f"no connection to the engine at {self._address}: {one_line(str(error))}"
+            ) from error
+        if reply.code == 0:
+            return GrpcAnswer(0, reply.message, trailing_metadata=reply.trailing_metadata)
+        code = _CODES.get(reply.code, grpc.StatusCode.UNKNOWN)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() >= until - DEADLINE_SLACK_S:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s")
+        return Failure(code, reply.details, reply.trailing_metadata, is_connection=False)
+
     def _method(self, path: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
         method = self._methods.get(path)
         if method is None:
             method = self._methods[path] = self._channel.unary_unary(path, None, None)
         return method
 
+    def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> TritonStream:
+        """A bidirectional call, without an end of its own where there is no deadline. Raises DeadlineExceeded.
+
+        It is sent without the metadata `triton_grpc_error`.
+        """
+        timeout_s = None if deadline is None else deadline - time.monotonic()
+        if timeout_s is not None and timeout_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the stream could be opened to the engine")
+        forwarded = tuple((key, value) for key, value in _forwarded(metadata) if key not in _FATAL_ON_STREAMS)
+        call = self._channel.stream_stream(method, None, None)(None, timeout_s, forwarded)
+
+        def judge(code: grpc.StatusCode, details: str, trailing: GrpcMetadata) -> GrpcAnswer:
+            if code is grpc.StatusCode.OK:
+                return GrpcAnswer(0, trailing_metadata=trailing)
+            if self._is_broken(code, details):
+                raise BackendUnavailable(f"the engine's stream broke at {self._address}: {one_line(details)}")
+            is_late = deadline is not None and time.monotonic() >= deadline - DEADLINE_SLACK_S
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED and is_late:
+                raise DeadlineExceeded(f"the stream's deadline passed, {timeout_s:.3f} s after it was opened")
+            return GrpcAnswer(code.value[0], details=details, trailing_metadata=trailing)
+
+        return TritonStream(call, judge)
+
     def _failure(self, error: grpc.aio.AioRpcError) -> Failure:
-        """The engine speaks over a connection that is READY; where it is not, or gRPC says so itself, it broke."""
         details = error.details() or ""
         trailing: Iterable[tuple[str, str | bytes]] | None = error.trailing_metadata()  # type: ignore[assignment]
-        is_connection = error.code() is grpc.StatusCode.UNAVAILABLE and (
+        return Failure(error.code(), details, _metadata(trailing), self._is_broken(error.code(), details))
+
+    def _is_broken(self, code: grpc.StatusCode, details: str) -> bool:
+        """The engine speaks over a connection that is READY; where it is not, or gRPC says so itself, it broke."""
+        return code is grpc.StatusCode.UNAVAILABLE and (
             self._channel.get_state() is not grpc.ChannelConnectivity.READY
             or any(text in details for text in _CONNECTION_TEXTS)
         )
-        return Failure(error.code(), details, _metadata(trailing), is_connection)
 
 
 def error_of(code: grpc.StatusCode, details: str) -> InferenceError:

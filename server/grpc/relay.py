@@ -54,7 +54,7 @@ class CallRelay:
             nonlocal head, deadline
             scan = scan_infer(message)
             head = scan.head
-            deadline = _earlier(_deadline(context), _parameter_deadline(head, started))
+            deadline = _earlier(deadline_of(context), parameter_deadline(head, started))
             if scan.classified_outputs:
                 await self._plane.refuse_classification_of_bytes(head, scan.classified_outputs)
             call, caller = _call(method, message, context), caller_of(context)
@@ -82,7 +82,7 @@ class CallRelay:
         async def work() -> GrpcAnswer:
             head = InferHead(model_of(message))
             return await self._plane.relay_grpc(
-                verb, head, _call(method, message, context), caller=caller_of(context), deadline=_deadline(context)
+                verb, head, _call(method, message, context), caller=caller_of(context), deadline=deadline_of(context)
             )
 
         return await self.answer(work, context)
@@ -154,7 +154,7 @@ def _call(method: str, message: bytes, context: Context) -> GrpcCall:
     return GrpcCall(method, message, metadata_of(context))
 
 
-def _deadline(context: Context) -> float | None:
+def deadline_of(context: Context) -> float | None:
     """The client's gRPC deadline as monotonic seconds; None for none, and for one more than a day away."""
     remaining_s = context.time_remaining()
     if remaining_s is None or remaining_s > MAX_DEADLINE_S:
@@ -164,7 +164,7 @@ def _deadline(context: Context) -> float | None:
     return time.monotonic() + remaining_s
 
 
-def _parameter_deadline(head: InferHead, started: float) -> float | None:
+def parameter_deadline(head: InferHead, started: float) -> float | None:
     """The v2 parameter `timeout`, microseconds from the request's arrival; 0 stands for none."""
     if not head.timeout_us:
         return None

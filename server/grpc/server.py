@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -10,8 +10,10 @@ from server.access.door import Door
 from server.dataplane import DataPlane
 from server.grpc.gate import Gate
 from server.grpc.health import Health
+from server.grpc.reflection import reflection_handlers
 from server.grpc.relay import CallRelay
 from server.grpc.servicer import inference_handlers
+from server.grpc.stream import StreamLimits, StreamRelay
 from server.metrics import Metrics
 
 MIN_PING_INTERVAL_MS = 5_000
@@ -28,29 +30,38 @@ class AddressTaken(OSError):
 class GrpcLimits:
     """max_message_bytes: of a request, as it arrives and decompressed; at most INT32_MAX, Triton's own limit.
 
-    max_streams: calls at once on one client's connection; further ones wait in the client.
+    max_calls: at once on one client's connection, streams among them; further ones wait in the client.
     """
 
     max_message_bytes: int = 64 << 20
-    max_streams: int = 1024
+    max_calls: int = 1024
+    streams: StreamLimits = field(default_factory=StreamLimits)
 
 
 class GrpcServer:
     """A front that serves. `port` is the one that it listens on."""
 
-    def __init__(self, server: grpc.aio.Server, port: int, relay: CallRelay, health: Health) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, port: int, *, relay: CallRelay, streams: StreamRelay, health: Health
+    ) -> None:
         self.port = port
         self._server = server
         self._relay = relay
+        self._streams = streams
         self._health = health
 
     async def stop(self, grace_s: float) -> bool:
-        """Take no new calls, let the running ones end. Whether all did; those that did not get UNAVAILABLE."""
+        """Take no new calls, let the running ones end. Whether all did; those that did not get UNAVAILABLE.
+
+        A stream takes no further requests, and ends when those that it has are answered.
+        """
         self._health.end_watches()
+        self._streams.drain()
         stopping = asyncio.create_task(self._server.stop(grace_s + ABORT_MARGIN_S))
         done, _ = await asyncio.wait({stopping}, timeout=grace_s)
         if not done:
             self._relay.cut()
+            self._streams.cut()
         await stopping
         return bool(done)
 
@@ -66,8 +77,11 @@ async def serve(
     gates = () if door is None else (Gate(door, record),)
     server = grpc.aio.server(options=_options(limits), interceptors=gates)
     relay = CallRelay(plane, record)
+    streams = StreamRelay(plane, record, limits.streams)
     health = Health(plane)
-    server.add_generic_rpc_handlers((inference_handlers(plane, relay), health.handlers()))
+    server.add_generic_rpc_handlers(
+        (inference_handlers(plane, relay, streams), health.handlers(), reflection_handlers())
+    )
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -75,7 +89,7 @@ async def serve(
             f"cannot listen on {address} for gRPC; stop what holds it, or choose another port with --grpc-port"
         ) from error
     await server.start()
-    return GrpcServer(server, port, relay, health)
+    return GrpcServer(server, port, relay=relay, streams=streams, health=health)
 
 
 def is_news(record: logging.LogRecord) -> bool:
@@ -90,7 +104,7 @@ def _options(limits: GrpcLimits) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", limits.max_streams),
+        ("grpc.max_concurrent_streams", limits.max_calls),
         ("grpc.keepalive_time_ms", CLIENT_SILENCE_MS),
         ("grpc.keepalive_timeout_ms", PONG_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", PONG_TIMEOUT_MS),

@@ -18,6 +18,7 @@ from server.grpc.codec import (
 )
 from server.grpc.gate import caller_of
 from server.grpc.relay import CallRelay, Context
+from server.grpc.stream import StreamRelay
 from server.grpc.trace import traced
 
 SERVICE = "inference.GRPCInferenceService"
@@ -32,10 +33,11 @@ _READS = {
 }
 _CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLOAD}
 _SETTINGS = ("TraceSetting", "LogSettings")
-_NO_STREAMS = "this gateway does not serve streamed inference; send each request with ModelInfer"
 
 
-def inference_handlers(plane: DataPlane, relay: CallRelay) -> "grpc.GenericRpcHandler[bytes, bytes]":
+def inference_handlers(
+    plane: DataPlane, relay: CallRelay, streams: StreamRelay
+) -> "grpc.GenericRpcHandler[bytes, bytes]":
     """The service's methods over raw bytes."""
     methods: dict[str, Method] = {
         "ServerLive": _server_live,
@@ -51,7 +53,9 @@ def inference_handlers(plane: DataPlane, relay: CallRelay) -> "grpc.GenericRpcHa
     if plane.tracer is not None:
         methods = {name: traced(plane.tracer, name, method) for name, method in methods.items()}
     handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
-    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(partial(_refused, _NO_STREAMS))
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        partial(streams.serve, f"/{SERVICE}/ModelStreamInfer")
+    )
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 

@@ -1,21 +1,23 @@
 """The gRPC front on a real port, over a plane that hands everything to a fake engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from server.admission import Admission, AdmissionLimits
+from server.core.backend import GrpcStream
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import EncodedCall, ImageInput
 from server.core.errors import InvalidRequest
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import GrpcAnswer, GrpcCall, InferHead
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.dataplane import Readiness, Verb
 from server.grpc.server import GrpcLimits, GrpcServer, serve
@@ -54,7 +56,10 @@ def infer_message(model_name: str = "double", size: int = 1) -> bytes:
 
 
 class FakePlane:
-    """Hands calls to the engine and records them. error: raised instead. answer: given instead."""
+    """Hands calls to the engine and records them. error: raised instead. answer: given instead.
+
+    Of streams: script: the engine's side instead of the engine's own. refused: errors by the model that is asked for.
+    """
 
     blocked_extensions = BLOCKED_EXTENSIONS
     tracer: Tracer | None = None
@@ -70,6 +75,10 @@ class FakePlane:
         self.answer: GrpcAnswer | None = None
         self.unready_reason = ""
         self.image_inputs: dict[str, ImageInput] = {}
+        self.script: GrpcStream | None = None
+        self.refused: dict[str, Exception] = {}
+        self.answered: list[str] = []
+        self.admission = Admission(AdmissionLimits())
         self.entered = asyncio.Event()
 
     def readiness(self) -> Readiness:
@@ -98,6 +107,44 @@ class FakePlane:
         call = asked.with_tensor(tensor_from_numpy("x", sizes))
         return await self.relay_grpc(Verb.INFER, asked.head, call, caller=caller, deadline=deadline)
 
+    @asynccontextmanager
+    async def stream_grpc(
+        self, method: str, metadata: GrpcMetadata, *, caller: Caller = NOBODY, deadline: float | None = None
+    ) -> AsyncIterator[GrpcStream]:
+        if self.error is not None:
+            raise self.error
+        stream = self.script or await self.engine.grpc_stream(method, metadata, deadline=deadline)
+        try:
+            yield stream
+        finally:
+            stream.cancel()
+
+    @contextmanager
+    def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> Iterator[None]:
+        if head.model_name in self.refused:
+            raise self.refused[head.model_name]
+        self.admission.enter(size_bytes)
+        self.entered.set()
+        try:
+            yield
+        finally:
+            self.admission.leave(size_bytes)
+
+    def is_decoupled(self, model_name: str) -> bool | None:
+        return model_name == "repeat" if model_name in ("repeat", "double", "texts") else None
+
+    def stream_answered(self, model_name: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.answered.append(model_name)
+
+    def size_of(self, asked: EncodedCall[GrpcCall]) -> int:
+        return sum(len(image) for image in asked.images)
+
+    async def with_tensor(self, asked: EncodedCall[GrpcCall], deadline: float | None) -> GrpcCall:
+        """The images become one row of their sizes in bytes."""
+        sizes = np.array([[len(image) for image in asked.images]], np.float32)
+        return asked.with_tensor(tensor_from_numpy("x", sizes))
+
     async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
         config = await self.engine.model_config(head.model_name)
         for spec in config.outputs:
@@ -111,6 +158,7 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.done: list[tuple[str, str, str]] = []
         self.reasons: list[str] = []
+        self.left: list[str] = []
         self.gone = asyncio.Event()
 
     def request_done(self, *, model: str, protocol: str, code: str, seconds: float) -> None:
@@ -121,7 +169,7 @@ class FakeRecorder:
         self.reasons.append(reason)
 
     def cancelled(self, protocol: str) -> None:
-        assert protocol == "grpc"
+        self.left.append(protocol)
         self.gone.set()
 
 

@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.errors import ANSWERED, grpc_error, http_error
 from server.backends.embedded.wire.grpc_methods import GrpcMethods
+from server.backends.embedded.wire.grpc_stream import OrderedStream
 from server.backends.embedded.wire.http_routes import HttpRoutes
 from server.core.backend import GrpcStream
 from server.core.errors import NotSupported
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 MAX_BODY_BYTES = 2**31 - 1  # Triton's own; what is less is the transport's to say
 
 
@@ -37,7 +39,10 @@ class EmbeddedRelay:
         return HttpStream(answer.status, answer.headers, _one_piece(answer.body))
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        raise NotSupported("the embedded engine does not stream; send each request with ModelInfer")
+        """Answers one request each, in their order. Raises NotSupported for a method that has no stream."""
+        if method != STREAM_INFER:
+            raise NotSupported(f"the embedded engine has no {method.rpartition('/')[2]} that streams")
+        return OrderedStream(lambda message: self._grpc.infer(message, deadline), deadline=deadline)
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         """See Relay. Cancelling cancels the engine's work."""

@@ -1,0 +1,328 @@
+"""ModelStreamInfer: one stream of the client's, one of the engine's, and every message looked at on its way."""
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import grpc
+
+from server.core.backend import GrpcStream
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
+from server.core.relay import GrpcCall, InferHead
+from server.dataplane import DataPlane
+from server.grpc.codec import scan_infer
+from server.grpc.encoded_images import encoded_call
+from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
+from server.grpc.gate import caller_of, metadata_of
+from server.grpc.relay import Context, deadline_of, parameter_deadline
+from server.grpc.stream_ledger import Refused, Sent, StreamLedger
+from server.grpc.stream_messages import EMPTY_FINAL_ON, StreamAnswer, refusal, scan_answer, wants_empty_final
+from server.logs import get_logger
+from server.metrics import Metrics
+
+PROTOCOL = "grpc-stream"
+ERRORS_AS_STATUS = ("triton_grpc_error", "true")  # metadata: the first error of a model ends the stream with a status
+
+log = get_logger("grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """window: requests of one stream that are not answered; further ones wait in the client.
+
+    max_streams: open at once, of all clients. reader_patience_s: how long an answer may wait for its reader.
+    engine_patience_s: how long the engine may say nothing on a stream that has requests in flight.
+    """
+
+    window: int = 256
+    max_streams: int = 4096
+    reader_patience_s: float = 30.0
+    engine_patience_s: float = 600.0
+
+
+class StreamRelay:
+    """Serves streams. Those that are open end by `drain`, in order, or by `cut`, at once."""
+
+    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits | None = None) -> None:
+        self._plane = plane
+        self._record = record
+        self._limits = limits or StreamLimits()
+        self._open: set[_Session] = set()
+        self._is_draining = False
+
+    async def serve(self, method: str, _: object, context: Context) -> None:
+        """One stream, from its first message to its status."""
+        session = _Session(self._plane, self._record, self._limits, method, context)
+        if len(self._open) >= self._limits.max_streams:
+            code, details, trailing = session.refusal_of(self._full())
+        else:
+            self._open.add(session)
+            if self._is_draining:
+                session.drain()
+            try:
+                code, details, trailing = await session.run()
+            finally:
+                self._open.discard(session)
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    def drain(self) -> None:
+        """Take no further requests; a stream ends when those that it has are answered."""
+        self._is_draining = True
+        for session in self._open:
+            session.drain()
+
+    def cut(self) -> None:
+        """End every stream now, as UNAVAILABLE."""
+        for session in self._open:
+            session.cut()
+
+    def _full(self) -> InferenceError:
+        limit = self._limits.max_streams
+        return Overloaded(f"{len(self._open)} streams are open (limit {limit}); close one, or send by ModelInfer")
+
+
+class _EndsStream(Exception):
+    """The stream is to end with this status."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.details)
+        self.status = status
+
+
+class _Session:
+    """One stream: two pumps side by side, and a ledger between them."""
+
+    def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits, method: str, context: Context) -> None:
+        self._plane = plane
+        self._record = record
+        self._limits = limits
+        self._method = method
+        self._context = context
+        self._caller = caller_of(context)
+        self._metadata = metadata_of(context)
+        self._has_errors_as_status = ERRORS_AS_STATUS in self._metadata
+        self._ledger = StreamLedger(limits.window)
+        self._room = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._whole = asyncio.timeout(None)
+        self._reading: asyncio.Timeout | None = None
+        self._silence: asyncio.Timeout | None = None
+        self._is_draining = False
+        self._is_cut_short = False
+
+    async def run(self) -> Status:
+        """Until one side ends it; how."""
+        status = Status(grpc.StatusCode.CANCELLED, "")
+        try:
+            status = await self._outcome()
+        except asyncio.CancelledError:
+            if len(self._ledger):
+                self._record.cancelled(PROTOCOL)
+            raise
+        finally:
+            self._abandon(status.code)
+        return status
+
+    def drain(self) -> None:
+        """Read no further requests. Say it once."""
+        self._is_draining = True
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
+
+    def cut(self) -> None:
+        """End now."""
+        self._whole.reschedule(asyncio.get_running_loop().time())
+
+    def refusal_of(self, error: InferenceError) -> Status:
+        """The status of what we refuse, counted and told to the log."""
+        self._note(error)
+        return status_of(error)
+
+    async def _outcome(self) -> Status:
+        try:
+            async with self._whole:
+                return await self._relayed()
+        except TimeoutError:
+            return self.refusal_of(
+                BackendUnavailable("this gateway stopped before all answers came; send to another one")
+            )
+        except InferenceError as error:
+            return self.refusal_of(error)
+        except _EndsStream as end:
+            return end.status
+        except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
+            log.exception("a gRPC stream failed unexpectedly")
+            return Status(grpc.StatusCode.INTERNAL, "internal error")
+
+    async def _relayed(self) -> Status:
+        deadline = deadline_of(self._context)
+        async with self._plane.stream_grpc(
+            self._method, self._metadata, caller=self._caller, deadline=deadline
+        ) as engine:
+            await self._context.send_initial_metadata(())  # as Triton does: clients may wait for it before they send
+            await self._pump(engine)
+            answer = await engine.end()
+        if answer.code == 0 and self._is_cut_short:
+            raise BackendUnavailable("this gateway stops and takes no more requests; open the stream to another one")
+        code = CODE_OF_NUMBER.get(answer.code, grpc.StatusCode.UNKNOWN)
+        return Status(code, answer.details, answer.trailing_metadata)
+
+    async def _pump(self, engine: GrpcStream) -> None:
+        """Both ways, until the engine has ended its side or one way failed."""
+        up, down = asyncio.create_task(self._pump_up(engine)), asyncio.create_task(self._pump_down(engine))
+        try:
+            done, _ = await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            if up in done:
+                up.result()
+            await down
+        finally:
+            up.cancel()
+            down.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+
+    # The client's requests
+
+    async def _pump_up(self, engine: GrpcStream) -> None:
+        while (message := await self._next_message()) is not None:
+            await self._take(message, engine)
+        await engine.half_close()
+
+    async def _next_message(self) -> bytes | None:
+        """None when there will be no more: the client has said so, or the gateway drains."""
+        try:
+            async with asyncio.timeout(0 if self._is_draining else None) as self._reading:
+                while not self._ledger.has_room:
+                    self._room.clear()
+                    await self._room.wait()
+                message: object = await self._context.read()
+        except TimeoutError:
+            self._is_cut_short = True
+            return None
+        finally:
+            self._reading = None
+        return message if isinstance(message, bytes) else None
+
+    async def _take(self, message: bytes, engine: GrpcStream) -> None:
+        started = time.monotonic()
+        head = InferHead("")
+        try:
+            scan = scan_infer(message)
+            head = scan.head
+            until = parameter_deadline(head, started)
+            if scan.classified_outputs:
+                await self._plane.refuse_classification_of_bytes(head, scan.classified_outputs)
+            sent, message = await self._admitted(head, message, until, started)
+        except InferenceError as error:
+            self._ledger.refuse(Refused(head.model_name, head.request_id, started, error))
+            await self._tell_due()
+            return
+        self._ledger.send(sent)
+        if self._silence is not None and self._silence.when() is None:
+            self._silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_patience_s)
+        await engine.send(message)
+
+    async def _admitted(
+        self, head: InferHead, message: bytes, until: float | None, started: float
+    ) -> tuple[Sent, bytes]:
+        """The request with its place, and the message as the engine gets it."""
+        image = self._plane.image_input(head.model_name) if head.bytes_inputs else None
+        asked = encoded_call(head, GrpcCall(self._method, message), image) if image is not None else None
+        size_bytes = len(message) if asked is None else self._plane.size_of(asked)
+        is_decoupled = self._plane.is_decoupled(head.model_name)
+        hides_final = is_decoupled is not False and not wants_empty_final(message)
+        with ExitStack() as place:
+            place.enter_context(self._plane.place_on_stream(head, self._caller, size_bytes))
+            if asked is not None:
+                message = (await self._plane.with_tensor(asked, until)).message
+            leave = place.pop_all().close
+        sent = Sent(head.model_name, head.request_id, started, leave, bool(is_decoupled), hides_final)
+        return sent, message + EMPTY_FINAL_ON if hides_final else message
+
+    # The engine's answers
+
+    async def _pump_down(self, engine: GrpcStream) -> None:
+        while (message := await self._receive(engine)) is not None:
+            answer = scan_answer(message)
+            if answer.error and answer.model_name and self._has_errors_as_status:
+                self._settle(answer)
+                raise _EndsStream(Status(grpc.StatusCode.INTERNAL, answer.error))
+            if not (answer.is_empty_final and self._hides(answer)):
+                await self._write(message)
+            self._settle(answer)
+            await self._tell_due()
+
+    async def _receive(self, engine: GrpcStream) -> bytes | None:
+        patience_s = self._limits.engine_patience_s
+        try:
+            async with asyncio.timeout(patience_s if len(self._ledger) else None) as self._silence:
+                return await engine.receive()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the engine said nothing for {patience_s:g} s while {len(self._ledger)} requests were on the stream"
+            ) from None
+        finally:
+            self._silence = None
+
+    def _hides(self, answer: StreamAnswer) -> bool:
+        request = self._ledger.find(answer)
+        return request is not None and request.hides_empty_final
+
+    def _settle(self, answer: StreamAnswer) -> None:
+        """Count the answer, and give its request's place back where it was the last."""
+        request = self._ledger.answered(answer)
+        if request is None or not answer.is_last:
+            return
+        request.leave()
+        if not request.has_failed:
+            self._plane.stream_answered(request.model_name, time.monotonic() - request.started)
+        # Of a request's error on a stream the engine tells the sentence only.
+        code = grpc.StatusCode.UNKNOWN if request.has_failed else grpc.StatusCode.OK
+        self._count(request.model_name, code, request.started)
+
+    async def _tell_due(self) -> None:
+        """Write the refusals whose turn it is, and let the next request in."""
+        for refused in self._ledger.due():
+            status = self.refusal_of(refused.error)
+            self._count(refused.model_name, status.code, refused.started)
+            if self._has_errors_as_status:
+                raise _EndsStream(status)
+            await self._write(refusal(refused.request_id, refused.error.message))
+        if self._ledger.has_room:
+            self._room.set()
+
+    async def _write(self, message: bytes) -> None:
+        """Raises DeadlineExceeded where the client does not read."""
+        patience_s = self._limits.reader_patience_s
+        self._plane.admission.hold(len(message))
+        try:
+            async with self._writing, asyncio.timeout(patience_s):
+                await self._context.write(message)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"an answer waited {patience_s:g} s for its reader; read the answers as they come"
+            ) from None
+        finally:
+            self._plane.admission.release(len(message))
+
+    def _abandon(self, code: grpc.StatusCode) -> None:
+        """Give back the places of what was never answered."""
+        shown = grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code
+        for request in self._ledger.abandon():
+            request.leave()
+            if code is not grpc.StatusCode.CANCELLED:
+                self._count(request.model_name, shown, request.started)
+
+    def _note(self, error: InferenceError) -> None:
+        self._record.rejected(error.reason)
+        log.debug("request refused", reason=error.reason, error=error.message)
+
+    def _count(self, model_name: str, code: grpc.StatusCode, started: float) -> None:
+        self._record.request_done(
+            model=self._plane.model_label(model_name),
+            protocol=PROTOCOL,
+            code=code.name,
+            seconds=time.monotonic() - started,
+        )
