@@ -42,7 +42,7 @@ class Door:
         self.quotas = quotas
         self.failed_reads = 0
         self._options = options
-        self._clock = clock
+        self.now = clock
         self._ring: KeyRing | None = None
         self._usual = Quota()
         self._verifier: TokenVerifier | None = None
@@ -82,7 +82,7 @@ class Door:
         caller = await self._caller(presented.pop()) if presented else self._anonymous()
         if role not in caller.roles:
             raise _denied(caller, role)
-        self.quotas.look(caller, self._clock())
+        self.quotas.look(caller, self.now())
         return caller
 
     async def run(self) -> None:
@@ -158,7 +158,7 @@ class Door:
         if not rules.tokens.jwks_url:
             self._jwks = None
         elif self._jwks is None or self._jwks.url != rules.tokens.jwks_url:
-            self._jwks = JwksKeys(rules.tokens.jwks_url, clock=self._clock)
+            self._jwks = JwksKeys(rules.tokens.jwks_url, clock=self.now)
         return TokenVerifier(replace(rules.tokens, quota=with_share(rules.tokens.quota, usual)), self._jwks)
 
 

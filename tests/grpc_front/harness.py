@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from server.access.door import Door
 from server.admission import Admission, AdmissionLimits
 from server.core.backend import GrpcStream
 from server.core.caller import NOBODY, Caller
@@ -206,10 +207,10 @@ class Front:
 
 
 @asynccontextmanager
-async def serving(limits: GrpcLimits | None = None) -> AsyncIterator[Front]:
+async def serving(limits: GrpcLimits | None = None, door: Door | None = None) -> AsyncIterator[Front]:
     """The front on an ephemeral port, stopped at the end."""
     plane, recorder = FakePlane(FakeBackend(MODELS, answer=double)), FakeRecorder()
-    server = await serve(plane, limits or GrpcLimits(), "127.0.0.1:0", recorder)  # type: ignore[arg-type]
+    server = await serve(plane, limits or GrpcLimits(), "127.0.0.1:0", recorder, door=door)  # type: ignore[arg-type]
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from server.access.door import Door
 from server.admission import Admission, AdmissionLimits
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
@@ -145,9 +146,10 @@ class Front:
     plane: FakePlane = field(default_factory=FakePlane)
     recorder: FakeRecorder = field(default_factory=FakeRecorder)
     limits: RestLimits = field(default_factory=RestLimits)
+    door: Door | None = None
 
     def __post_init__(self) -> None:
-        self.app = create_app(self.plane, self.limits, self.recorder)  # type: ignore[arg-type]
+        self.app = create_app(self.plane, self.limits, self.recorder, door=self.door)  # type: ignore[arg-type]
 
     async def ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
         """One request as an ASGI server hands it over, the body in one piece."""

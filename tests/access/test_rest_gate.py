@@ -1,0 +1,122 @@
+"""Keys over HTTP: asked for before the body, told to nobody, and the role that each endpoint needs."""
+
+import json
+
+import pytest
+import structlog
+
+from server.core.caller import Role
+from server.core.relay import HttpAnswer
+from server.rest.openapi import spellings
+from server.rest.operations import OPERATIONS
+from tests.access.doors import KEYS, ONCE, STRANGER, door
+from tests.rest.harness import VALID_INFER, Client, Front, Headers
+
+INFER = "/v2/models/ident/infer"
+
+
+def bearer(secret: str) -> Headers:
+    return ((b"authorization", f"Bearer {secret}".encode()),)
+
+
+def api_key(secret: str) -> Headers:
+    return ((b"x-api-key", secret.encode()),)
+
+
+@pytest.fixture
+def front() -> Front:
+    return Front(door=door())
+
+
+@pytest.mark.parametrize("headers", [bearer(KEYS[Role.INFER]), api_key(KEYS[Role.INFER])])
+async def test_key_lets_its_request_through_and_stays_behind(front: Front, headers: Headers) -> None:
+    """Either header; the engine gets neither, and every other header as it came."""
+    others = ((b"traceparent", b"00-1-2-01"), (b"x-mine", b"1"))
+    reply = await front.ask("POST", INFER, VALID_INFER, (*headers, *others))
+    assert reply.status == 200
+    (_, _, call, _) = front.plane.relayed[0]
+    assert call.headers == others
+
+
+async def test_scheme_is_read_as_http_has_it(front: Front) -> None:
+    """Its case does not matter, and the same key in both headers is one."""
+    headers = ((b"authorization", f"bEARER  {KEYS[Role.INFER]} ".encode()), *api_key(KEYS[Role.INFER]))
+    assert (await front.ask("POST", INFER, VALID_INFER, headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "text"),
+    [
+        ((), 401, "this needs an API key with the role infer"),
+        (api_key(STRANGER), 401, "the API key is unknown"),
+        (api_key(""), 401, "the API key is unknown"),
+        (bearer(""), 401, "`authorization` is not `Bearer …`"),
+        (((b"authorization", b"Basic cGstc2VjcmV0"),), 401, "`authorization` is not `Bearer …`"),
+        ((*bearer(KEYS[Role.INFER]), *api_key(STRANGER)), 401, "two different keys are sent"),
+        (((b"x-api-key", b"\xff\xfe"),), 401, "the API key is unknown"),
+        (api_key(KEYS[Role.READ]), 403, "'read' has not the role infer"),
+    ],
+)
+async def test_request_that_may_not_is_refused_counted_and_logged_without_a_key(
+    front: Front, headers: Headers, status: int, text: str
+) -> None:
+    """401 says how to show a key; nothing of one is in the answer or the log."""
+    with structlog.testing.capture_logs() as logged:
+        reply = await front.ask("POST", INFER, VALID_INFER, headers)
+    assert (reply.status, reply.headers.get("www-authenticate")) == (status, "Bearer" if status == 401 else None)
+    assert text in json.loads(reply.body)["error"]
+    assert front.plane.relayed == []
+    assert front.recorder.reasons == ["unauthenticated" if status == 401 else "permission_denied"]
+    assert front.recorder.done == [("ident", "http", str(status))]
+    assert "pk-secret" not in reply.body.decode() + str(logged)
+    assert [line["event"] for line in logged] == ["request refused"]
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+async def test_request_without_a_key_is_refused_before_its_body(front: Front, framing: str) -> None:
+    """The answer is there while not a byte of the body has been sent, and no 100 Continue asks for one."""
+    async with front.served() as port, Client.connected(port) as client:
+        await client.send(f"POST {INFER} HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\n{framing}\r\n\r\n".encode())
+        first = await client.reader.readline()
+    assert first.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_every_operation_needs_the_role_that_the_description_says(front: Front) -> None:
+    """With the key of that role it passes the gate; with those of the two others it is refused, 403; without, 401."""
+    front.plane.answer = HttpAnswer(200, (), b'{"name":"x","version":"1","extensions":[]}')
+    for operation in OPERATIONS:
+        path = spellings(operation.path)[-1].format(model="ident", version="1", repository="r", region="r")
+        nameless = await front.ask(operation.method, path)
+        assert (nameless.status == 401) == (operation.role is not None), path
+        for role, secret in KEYS.items():
+            reply = await front.ask(operation.method, path, b"", api_key(secret))
+            is_allowed = operation.role in (None, role)
+            assert (reply.status == 403) == (not is_allowed), (operation.method, path, role)
+            assert reply.status != 401, path
+
+
+async def test_what_is_open_without_a_key_is_open_and_the_rest_is_not() -> None:
+    """The waived roles are those of a caller without a key, and the description says so."""
+    front = Front(door=door(Role.READ))
+    assert (await front.ask("GET", "/v2/models/ident")).status == 200
+    assert (await front.ask("POST", INFER, VALID_INFER)).status == 401
+    described = json.loads((await front.ask("GET", "/openapi.json")).body)["paths"]
+    assert {} in described["/v2/models/{model}"]["get"]["security"]
+    assert {} not in described["/v2/models/{model}/infer"]["post"]["security"]
+
+
+async def test_unknown_path_is_404_and_wrong_method_405_without_a_key(front: Front) -> None:
+    """What does not exist needs no key."""
+    assert (await front.ask("GET", "/v3")).status == 404
+    assert (await front.ask("DELETE", INFER)).status == 405
+
+
+async def test_used_up_rate_is_429_before_the_body_and_says_when(front: Front) -> None:
+    """Retry-After in whole seconds; the others go on."""
+    assert front.door is not None
+    caller = await front.door.admit([ONCE], Role.INFER)
+    front.door.quotas.take(caller, front.door.now())
+    reply = await front.ask("POST", INFER, VALID_INFER, api_key(ONCE))
+    assert (reply.status, reply.headers["retry-after"]) == (429, "3600")
+    assert "'once' has sent its 1 requests per 3600 s" in json.loads(reply.body)["error"]
+    assert (await front.ask("POST", INFER, VALID_INFER, api_key(KEYS[Role.INFER]))).status == 200
