@@ -1,4 +1,4 @@
-"""Unary gRPC calls over one HTTP/2 connection to an engine, written for what they cost: a third of grpc.aio's CPU.
+"""Unary gRPC calls over one HTTP/2 connection to an engine, written for what they cost: half of grpc.aio's CPU or less.
 
 For an engine that is reached without TLS. Streams, and everything that the gateway serves, are grpc.aio's.
 """
