@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace import Tracer as SdkTracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from server.tracing.outbox import SpanOutbox
+from server.tracing.outbox import INTERVAL_S, SpanOutbox
 from server.tracing.trace import PARENT_HEADERS, EngineSpan, Trace, TraceHeaders
 
 EXPORT_TIMEOUT_S = 3.0
@@ -28,11 +28,11 @@ class OtelTracer:
     OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_EXPORTER_OTLP_HEADERS hold as well.
     """
 
-    def __init__(self, endpoint: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, endpoint: str, tell: Callable[[str], None], *, interval_s: float = INTERVAL_S) -> None:
         """tell: called from a thread, with why, when the collector is lost, and with "" when it is back."""
         logging.getLogger("opentelemetry.exporter").addFilter(lambda _: False)  # `tell` says it once, not each time
         exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
-        self._outbox = SpanOutbox(exporter, tell)
+        self._outbox = SpanOutbox(exporter, tell, interval_s=interval_s)
         named = Resource({"service.name": "penstock"}).merge(OTELResourceDetector().detect())
         provider = TracerProvider(resource=named, shutdown_on_exit=False)
         provider.add_span_processor(self._outbox)
