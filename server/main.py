@@ -126,7 +126,8 @@ def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> Shar
         return NoSharedMemory()
     if settings.engine_is_external and not is_loopback(urlsplit(settings.engine).hostname or ""):
         return NoSharedMemory(ELSEWHERE)
-    traits = EngineTraits(is_ours=not settings.engine_is_external, takes_offsets=settings.engine_is_embedded)
+    is_embedded = settings.engine_is_embedded
+    traits = EngineTraits(not settings.engine_is_external, takes_offsets=is_embedded, has_cuda=not is_embedded)
     return SharedMemory(
         relay,
         traits,
