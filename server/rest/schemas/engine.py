@@ -79,10 +79,10 @@ class LogSettings(msgspec.Struct):
 
 
 class LogChange(msgspec.Struct):
-    """What is to change."""
+    """What is to change; null leaves a setting as it is."""
 
-    log_info: bool | UnsetType = UNSET
-    log_warning: bool | UnsetType = UNSET
-    log_error: bool | UnsetType = UNSET
-    log_verbose_level: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    log_info: bool | UnsetType | None = UNSET
+    log_warning: bool | UnsetType | None = UNSET
+    log_error: bool | UnsetType | None = UNSET
+    log_verbose_level: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
     log_format: str | UnsetType | None = UNSET

@@ -1,0 +1,54 @@
+"""What schemathesis is told besides the description: models that exist, and which 5xx is the one that is promised.
+
+Loaded by the process that asks (SCHEMATHESIS_HOOKS); nothing here is random, so that a seed repeats a run.
+"""
+
+import zlib
+from typing import Any
+
+import schemathesis
+
+MODELS = ("identity_fp32", "identity_bytes", "slow", "people", "street", "broken")
+VERSIONS = ("1", "1", "2")
+INPUT = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2.5]}
+ENCODINGS = {"", "identity", "gzip", "deflate"}
+
+
+def _dice(value: object, sides: int) -> int:
+    """The same for the same value."""
+    return zlib.crc32(repr(value).encode()) % sides
+
+
+@schemathesis.hook
+def map_path_parameters(_: Any, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Two of three calls go to a model of the repository."""
+    if path_parameters and "model" in path_parameters and _dice(path_parameters, 3):
+        path_parameters["model"] = MODELS[_dice(path_parameters["model"], len(MODELS))]
+        if "version" in path_parameters:
+            path_parameters["version"] = VERSIONS[_dice(path_parameters["version"], len(VERSIONS))]
+    return path_parameters
+
+
+@schemathesis.hook
+def map_body(context: Any, body: Any) -> Any:
+    """Half of the inferences have an input that a model takes, so that the rest of them is looked at."""
+    if isinstance(body, dict) and context.operation.path.endswith("/infer") and _dice(body, 2):
+        body["inputs"] = [INPUT]
+    return body
+
+
+@schemathesis.check
+def no_surprising_server_error(_: Any, response: Any, case: Any) -> None:
+    """504 for a deadline that was asked for, 501 for an odd compression, 503 for a model that the run unloaded."""
+    headers = {name.lower(): str(value) for name, value in (case.headers or {}).items()}
+    body = case.body if isinstance(case.body, dict) else {}
+    parameters = body.get("parameters")
+    has_deadline = "x-request-timeout-ms" in headers or (isinstance(parameters, dict) and parameters.get("timeout"))
+    is_odd_encoding = headers.get("content-encoding", "") not in ENCODINGS
+    is_unloaded = "is not at ready state" in response.text
+    allowed = {504: bool(has_deadline), 501: is_odd_encoding, 503: is_unloaded}
+    status = response.status_code
+    if status >= 500 and not allowed.get(status, False):
+        raise AssertionError(f"{status} {response.text[:500]}")
+    if "Traceback" in response.text:
+        raise AssertionError(f"a traceback in the answer: {response.text[:500]}")

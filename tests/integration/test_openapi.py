@@ -1,0 +1,83 @@
+"""schemathesis asks the real stack everything that its description holds, and much that it forbids."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.integration.web import call, post_json
+from tests.tiny_models import write_tiny_repository
+
+HOOKS = "tests.integration.api_hooks"
+CHECKS = (
+    "no_surprising_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+    "allow_header_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+)
+
+
+@pytest.fixture(scope="module")
+def own_stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """One that nobody else uses: its models come and go, its settings change."""
+    home = tmp_path_factory.mktemp("home")
+    write_tiny_repository(home / "models")
+    running = start_stack(home, "--allow-client-shm")
+    yield running
+    stop_stack(running)
+
+
+def ask_everything(stack: RunningStack, folder: Path, *, examples: int, seed: int) -> subprocess.CompletedProcess[str]:
+    """schemathesis as a program; what it found is in its output."""
+    arguments = ["run", f"{stack.http_url}/openapi.json", "--phases", "examples,coverage,fuzzing"]
+    arguments += ["--checks", ",".join(CHECKS), "--max-examples", str(examples), "--seed", str(seed), "--no-color"]
+    arguments += ["--continue-on-failure", "--warnings", "off", "--request-timeout", "20"]
+    return subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", *arguments],
+        cwd=folder,
+        env=dict(os.environ, PYTHONPATH=str(CHECKOUT), SCHEMATHESIS_HOOKS=HOOKS, PYTHONWARNINGS="ignore"),
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+
+
+def assert_unharmed(stack: RunningStack) -> None:
+    """The engine was not restarted, nothing is in flight, no bug of ours was logged, and the models serve again."""
+    assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+    post_json(f"{stack.http_url}/v2/repository/models/identity_fp32/load", {})
+    body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+    assert post_json(f"{stack.http_url}/v2/models/identity_fp32/infer", body).status == 200
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    assert "\npenstock_inflight_requests 0.0" in text
+    assert "penstock_engine_restarts_total 0.0" in text
+    assert "penstock_gateway_restarts_total 0.0" in text
+    assert not stack.logged("request failed|failed unexpectedly|Traceback")
+
+
+def test_description_holds_what_the_extensions_promise(own_stack: RunningStack) -> None:
+    """Shared memory, trace and log settings are on, and described; every operation has its role's security."""
+    api = json.loads(call("GET", f"{own_stack.http_url}/openapi.json").body)
+    paths = set(api["paths"])
+    assert {"/v2/systemsharedmemory/region/{region}/register", "/v2/logging", "/v2/trace/setting"} <= paths
+    assert {"/v2/models/{model}/generate_stream", "/v2/models/{model}/versions/{version}/infer"} <= paths
+    assert all("security" in operation for path in api["paths"].values() for operation in path.values())
+
+
+def test_schemathesis_finds_no_server_error_and_no_violation(own_stack: RunningStack, tmp_path: Path) -> None:
+    """Whatever the description allows or forbids: statuses, types, headers and bodies are those that it tells of."""
+    found = ask_everything(own_stack, tmp_path, examples=10, seed=7)
+    assert found.returncode == 0, found.stdout[-8000:] + found.stderr[-2000:]
+    assert int(re.search(r"(\d+) generated", found.stdout)[1]) > 500  # type: ignore[index]
+    assert_unharmed(own_stack)
