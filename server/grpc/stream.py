@@ -17,7 +17,7 @@ from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
 from server.grpc.gate import caller_of, metadata_of
 from server.grpc.relay import Context, deadline_of, parameter_deadline
 from server.grpc.stream_ledger import Refused, Sent, StreamLedger
-from server.grpc.stream_messages import EMPTY_FINAL_ON, StreamAnswer, refusal, scan_answer, wants_empty_final
+from server.grpc.stream_messages import EMPTY_FINAL_ON, StreamAnswer, addressed, refusal, scan_answer, wants_empty_final
 from server.logs import get_logger
 from server.metrics import Metrics
 
@@ -207,15 +207,14 @@ class _Session:
 
     async def _take(self, message: bytes, engine: GrpcStream) -> None:
         started = time.monotonic()
-        head = InferHead("")
         try:
             scan = scan_infer(message)
-            head = scan.head
-            until = parameter_deadline(head, started)
+            until = parameter_deadline(scan.head, started)
             if scan.classified_outputs:
-                await self._plane.refuse_classification_of_bytes(head, scan.classified_outputs)
-            sent, message = await self._admitted(head, message, until, started)
+                await self._plane.refuse_classification_of_bytes(scan.head, scan.classified_outputs)
+            sent, message = await self._admitted(scan.head, message, until, started)
         except InferenceError as error:
+            head = addressed(message)
             self._ledger.refuse(Refused(head.model_name, head.request_id, started, error))
             await self._tell_due()
             return

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tritonclient.grpc import service_pb2
 
 from server.core.errors import InvalidRequest
+from server.core.relay import InferHead
 from server.grpc.wire import LENGTH, VARINT, WireReader
 
 FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
@@ -16,6 +17,7 @@ EMPTY_FINAL_ON: bytes = service_pb2.ModelInferRequest(
 _ERROR, _RESPONSE = 1, 2
 _MODEL, _VERSION, _ID, _PARAMETERS, _OUTPUTS, _RAW = 1, 2, 3, 4, 5, 6
 _BOOL_PARAM = 1
+_REQUEST_MODEL, _REQUEST_ID = 1, 3
 
 
 @dataclass(slots=True)
@@ -78,6 +80,19 @@ def _scan_response(reader: WireReader, start: int, end: int, answer: StreamAnswe
         elif number in (_OUTPUTS, _RAW):
             answer.has_outputs = True
             return  # fields are written in their numbers' order
+
+
+def addressed(message: bytes) -> InferHead:
+    """Model and id of a ModelInferRequest, as far as they can be read: for the answer to one that is refused."""
+    texts = {_REQUEST_MODEL: "", _REQUEST_ID: ""}
+    reader = WireReader(message)
+    try:
+        for number, wire_type, start, end in reader.fields():
+            if number in texts and wire_type == LENGTH:
+                texts[number] = reader.text(start, end)
+    except InvalidRequest:
+        pass  # what is broken has been told
+    return InferHead(texts[_REQUEST_MODEL], request_id=texts[_REQUEST_ID])
 
 
 def wants_empty_final(message: bytes) -> bool:

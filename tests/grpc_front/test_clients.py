@@ -1,8 +1,8 @@
 """The unmodified tritonclient, synchronous and asyncio, talks to the front as it talks to Triton."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as sync_client
@@ -85,20 +85,27 @@ async def test_client_timeout_parameter_reaches_the_plane_as_deadline(front: Fro
     assert deadline is not None
 
 
-async def test_client_stream_and_shared_memory_are_refused_with_a_sentence(front: Front) -> None:
-    """What is not served yet says so, and what to do instead."""
+async def test_client_shared_memory_is_refused_with_a_sentence(front: Front) -> None:
+    """What is off says so, and what to do instead."""
     client = aio_client.InferenceServerClient(front.address)
     try:
         with pytest.raises(InferenceServerException, match="start the gateway with --allow-client-shm"):
             await client.register_system_shared_memory("r", "/r", 8)
-
-        async def requests():  # type: ignore[no-untyped-def]
-            yield {"model_name": "double", "inputs": inputs(aio_client)}
-
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await anext(client.stream_infer(requests()))
     finally:
         await client.close()
 
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "send each request with ModelInfer" in (refused.value.details() or "")
+
+async def test_client_stream_yields_answers_in_order(front: Front) -> None:
+    """tritonclient's own stream: three requests, three results by their ids."""
+    client = aio_client.InferenceServerClient(front.address)
+
+    async def requests() -> AsyncIterator[dict[str, object]]:
+        for number in range(3):
+            yield {"model_name": "double", "inputs": inputs(aio_client), "request_id": str(number)}
+
+    try:
+        results = [pair async for pair in client.stream_infer(requests())]
+    finally:
+        await client.close()
+
+    assert [(result.get_response().id, error) for result, error in results] == [("0", None), ("1", None), ("2", None)]
