@@ -19,7 +19,7 @@ from server.rest.limits import RestLimits
 from server.rest.models import refused
 from server.rest.routes import Row
 from server.rest.schemas.engine import CudaRegion, SystemRegion
-from server.shared_memory.region import CudaWish, Kind, Region, SystemWish, Wish
+from server.shared_memory.region import HANDLE_BYTES, CudaWish, Kind, Region, SystemWish, Wish
 
 T = TypeVar("T")
 _PATHS = {Kind.SYSTEM: "/v2/systemsharedmemory", Kind.CUDA: "/v2/cudasharedmemory"}
@@ -124,6 +124,8 @@ def _cuda_wish(name: str, body: bytes) -> Wish:
         handle = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(_NO_HANDLE) from error
+    if len(handle) != HANDLE_BYTES:
+        raise InvalidRequest(_NO_HANDLE)
     return CudaWish(name, handle, asked.device_id, _given(asked.byte_size, "byte_size"))
 
 

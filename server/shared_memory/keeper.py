@@ -8,18 +8,27 @@ from dataclasses import dataclass
 
 from server.core.backend import Relay
 from server.core.caller import Caller
-from server.core.errors import InferenceError, InvalidRequest, RegionNotFound
+from server.core.errors import InferenceError, InvalidRequest, NotSupported, RegionNotFound
 from server.core.relay import RegionUse
 from server.logs import get_logger
 from server.shared_memory import connections, engine_calls
 from server.shared_memory.names import check_region_name, segment_of
-from server.shared_memory.region import CudaWish, Kind, OpenSegment, Region, Segment, SystemWish, Wish
+from server.shared_memory.region import (
+    HANDLE_BYTES,
+    CudaWish,
+    Kind,
+    OpenSegment,
+    Region,
+    Segment,
+    SystemWish,
+    Wish,
+    kind_of,
+)
 from server.shared_memory.registry import Registry, RegistryLimits
 
 SWEEP_S = 1.0
 DRAIN_S = 5.0
 _DRAIN_STEP_S = 0.05
-_HANDLE_BYTES = 64
 _MAX_BYTES = 2**63 - 1
 log = get_logger("shared_memory")
 
@@ -29,11 +38,12 @@ class EngineTraits:
     """What must be known of the engine.
 
     is_ours: nobody else registers anything there. takes_offsets: a region may begin inside its segment; Triton 2.51
-    adds such an offset twice, and so reads and writes memory of its own.
+    adds such an offset twice, and so reads and writes memory of its own. has_cuda: it takes regions of a GPU's memory.
     """
 
     is_ours: bool
     takes_offsets: bool
+    has_cuda: bool = True
 
 
 class SharedMemory:
@@ -80,6 +90,7 @@ class SharedMemory:
 
     async def unregister(self, kind: Kind, name: str, caller: Caller) -> None:
         """What the caller may use by that name, else nothing, is unregistered: now, or when no request uses it."""
+        self._require(kind)
         with suppress(RegionNotFound):
             self._check_generation()
             for region in self._registry.status(kind, caller, name):
@@ -88,6 +99,7 @@ class SharedMemory:
 
     async def unregister_own(self, kind: Kind, caller: Caller) -> None:
         """Everything of that kind which the caller registered, and nothing else."""
+        self._require(kind)
         self._check_generation()
         await self._note_gone()
         for region in self._registry.own(kind, caller):
@@ -96,6 +108,7 @@ class SharedMemory:
 
     def status(self, kind: Kind, caller: Caller, name: str = "") -> list[Region]:
         """What the caller may use, or one of it. Raises RegionNotFound in Triton's words."""
+        self._require(kind)
         self._check_generation()
         return self._registry.status(kind, caller, name)
 
@@ -152,11 +165,16 @@ class SharedMemory:
 
     # inside
 
+    def _require(self, kind: Kind) -> None:
+        if kind is Kind.CUDA and not self._traits.has_cuda:
+            raise NotSupported("this engine shares no GPU memory; use system shared memory, or --engine triton")
+
     def _checked(self, wish: Wish) -> Segment | None:
         """The segment, open. Raises InvalidRequest for what the engine must not be asked."""
+        self._require(kind_of(wish))
         check_region_name(wish.name)
         if isinstance(wish, CudaWish):
-            if len(wish.raw_handle) != _HANDLE_BYTES or not 0 < wish.size_bytes <= _MAX_BYTES or wish.device_id < 0:
+            if len(wish.raw_handle) != HANDLE_BYTES or not 0 < wish.size_bytes <= _MAX_BYTES or wish.device_id < 0:
                 raise InvalidRequest("failed to register shared memory region: invalid args")
             return None
         name = segment_of(wish.key)

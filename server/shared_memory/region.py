@@ -7,6 +7,8 @@ from typing import Protocol
 
 from server.core.caller import Caller
 
+HANDLE_BYTES = 64
+
 
 class Kind(StrEnum):
     """Where the memory is: of this machine, or of a GPU."""
@@ -41,7 +43,7 @@ class SystemWish:
 
 @dataclass(frozen=True, slots=True)
 class CudaWish:
-    """What a client wants to register: GPU memory that it exported. raw_handle: a cudaIpcMemHandle_t, 64 bytes."""
+    """What a client wants to register: GPU memory that it exported, by its cudaIpcMemHandle_t."""
 
     name: str
     raw_handle: bytes

@@ -15,6 +15,7 @@ from server.backends.embedded.loaded_opening import open_model
 from server.backends.embedded.model import Model, version_number
 from server.backends.embedded.repository import ModelFolder
 from server.backends.embedded.repository_reader import RepositoryReader
+from server.backends.embedded.shared_regions import SharedRegions
 from server.core.errors import BackendUnavailable, InvalidRequest, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
@@ -43,6 +44,7 @@ class EmbeddedEngine:
         disk_patience_s: float = DISK_PATIENCE_S,
     ) -> None:
         self._max_waiting = max_waiting
+        self.regions = SharedRegions()
         self._models: dict[str, Model] = {}
         self._disk = RepositoryReader(repositories, patience_s=disk_patience_s)
         self._loaders = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
@@ -126,6 +128,7 @@ class EmbeddedEngine:
     async def aclose(self) -> None:
         """Requests that run or wait fail; ends within CLOSE_PATIENCE_S, whatever a run does."""
         self._is_closed = True
+        self.regions.unregister()
         error = self._closed_error()
         leaving = [version for model in self._models.values() for version in model.stop(error)]
         self._loaders.shutdown(wait=False, cancel_futures=True)

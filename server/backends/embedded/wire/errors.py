@@ -12,6 +12,7 @@ from server.core.errors import (
     ModelNotFound,
     ModelNotReady,
     NotSupported,
+    RegionTaken,
     TooLarge,
 )
 from server.core.relay import GrpcAnswer, HttpAnswer
@@ -26,6 +27,7 @@ class Codes(NamedTuple):
 
 _CODES: dict[type[InferenceError], Codes] = {
     InvalidRequest: Codes(400, 3),  # INVALID_ARGUMENT
+    RegionTaken: Codes(400, 6),  # ALREADY_EXISTS
     TooLarge: Codes(413, 8),  # RESOURCE_EXHAUSTED
     ModelNotFound: Codes(404, 5),  # NOT_FOUND
     ModelNotReady: Codes(503, 14),  # UNAVAILABLE

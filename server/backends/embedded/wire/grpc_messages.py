@@ -8,7 +8,8 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.wire.asks import RESERVED_PREFIX, InferAsk, OutputAsk, refuse_shared_memory
+from server.backends.embedded.wire.asks import RESERVED_PREFIX, InferAsk, OutputAsk
+from server.backends.embedded.wire.shared_tensors import grpc_region
 from server.backends.triton_messages import parameters_of
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.infer import InferRequest, InferResponse, Parameter
@@ -86,13 +87,20 @@ def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
                 f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
             )
     _check_parameters(parameters_of(request.parameters))
-    raw = request.raw_input_contents
+    raw = iter(request.raw_input_contents)
+    is_raw = bool(request.raw_input_contents)
     inputs = []
-    for index, tensor in enumerate(request.inputs):
-        _refuse_region(tensor.name, parameters_of(tensor.parameters))
-        inputs.append(_tensor(request.model_name, tensor, raw[index] if index < len(raw) else None, is_raw=bool(raw)))
+    shared = {}
+    for tensor in request.inputs:
+        region = grpc_region(tensor.name, parameters_of(tensor.parameters))
+        if region is not None:
+            shared[tensor.name] = region
+            datatype = _datatype(request.model_name, tensor)
+            inputs.append(Tensor(tensor.name, datatype, tuple(tensor.shape), memoryview(b"")))
+            continue
+        inputs.append(_tensor(request.model_name, tensor, next(raw, None), is_raw=is_raw))
     outputs = {output.name: _output(output) for output in request.outputs}
-    return InferAsk(request.id, tuple(inputs), tuple(outputs.values()))
+    return InferAsk(request.id, tuple(inputs), tuple(outputs.values()), shared=shared)
 
 
 def encode_response(response: InferResponse) -> bytes:
@@ -176,24 +184,17 @@ def _datatype(model_name: str, tensor: service_pb2.ModelInferRequest.InferInputT
 
 def _output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor) -> OutputAsk:
     parameters = parameters_of(output.parameters)
-    _refuse_region(output.name, parameters)
+    region = grpc_region(output.name, parameters)
     if "classification" not in parameters:
-        return OutputAsk(output.name)
+        return OutputAsk(output.name, region=region)
+    if region is not None:
+        raise InvalidRequest("output can't set both 'shared_memory_region' and 'classification'")
     classes = parameters["classification"]
     if isinstance(classes, bool) or not isinstance(classes, int):
         raise InvalidRequest("invalid value type for 'classification' parameter, expected int64_param")
     if classes <= 0:
         raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")
     return OutputAsk(output.name, classes)
-
-
-def _refuse_region(tensor_name: str, parameters: Mapping[str, Parameter]) -> None:
-    if "shared_memory_region" in parameters and "shared_memory_byte_size" not in parameters:
-        raise InvalidRequest(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter "
-            f"for tensor '{tensor_name}'"
-        )
-    refuse_shared_memory(parameters)
 
 
 def _check_parameters(parameters: Mapping[str, Parameter]) -> None:

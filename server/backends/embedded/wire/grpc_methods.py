@@ -17,13 +17,13 @@ from server.backends.embedded.wire.grpc_messages import (
 )
 from server.backends.embedded.wire.inference import (
     CONFIG,
-    in_thread,
     infer,
     refuse_load_parameter,
     refuse_repository,
     response_bytes,
 )
 from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
+from server.backends.embedded.wire.threads import in_thread
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 
 Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]
@@ -97,6 +97,25 @@ class GrpcMethods:
             raise InvalidRequest(error.message) from error
         return b""
 
+    async def register(self, message: bytes, _: float | None) -> bytes:
+        request = parsed_request(service_pb2.SystemSharedMemoryRegisterRequest, message)
+        offset, size_bytes = request.offset, request.byte_size
+        self._engine.regions.register(request.name, request.key, offset=offset, size_bytes=size_bytes)
+        return b""
+
+    async def unregister(self, message: bytes, _: float | None) -> bytes:
+        request = parsed_request(service_pb2.SystemSharedMemoryUnregisterRequest, message)
+        self._engine.regions.unregister(request.name)
+        return b""
+
+    async def regions(self, message: bytes, _: float | None) -> bytes:
+        request = parsed_request(service_pb2.SystemSharedMemoryStatusRequest, message)
+        answer = service_pb2.SystemSharedMemoryStatusResponse()
+        for region in self._engine.regions.listed(request.name):
+            told = answer.regions[region.name]
+            told.name, told.key, told.offset, told.byte_size = region.name, region.key, region.offset, region.size_bytes
+        return serialised(answer)
+
     async def unload(self, message: bytes, _: float | None) -> bytes:
         request = parsed_request(service_pb2.RepositoryModelUnloadRequest, message)
         refuse_repository(request.repository_name)
@@ -133,5 +152,8 @@ _METHODS: Mapping[str, Answer] = {
         "RepositoryIndex": GrpcMethods.index,
         "RepositoryModelLoad": GrpcMethods.load,
         "RepositoryModelUnload": GrpcMethods.unload,
+        "SystemSharedMemoryRegister": GrpcMethods.register,
+        "SystemSharedMemoryUnregister": GrpcMethods.unregister,
+        "SystemSharedMemoryStatus": GrpcMethods.regions,
     }.items()
 }

@@ -11,10 +11,10 @@ from server.backends.embedded.wire.asks import (
     RESERVED_PREFIX,
     InferAsk,
     OutputAsk,
-    refuse_shared_memory,
     unreadable,
 )
 from server.backends.embedded.wire.json_tensors import tensor_data
+from server.backends.embedded.wire.shared_tensors import http_region
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.tensor import Datatype, Tensor
@@ -79,9 +79,10 @@ def read_infer(body: bytes, header_length: int | None, model_name: str) -> Infer
     request = _parsed(body[:length] if length < len(body) else body)
     _check_parameters(request.parameters)
     inputs = _inputs(request.inputs, memoryview(body)[length:], model_name)
+    shared = {entry.name: use for entry in request.inputs if (use := http_region(entry.parameters)) is not None}
     outputs = {output.name: _output(output) for output in request.outputs}
     is_binary = request.parameters.get("binary_data_output") is True
-    return InferAsk(request.id, inputs, tuple(outputs.values()), is_binary)
+    return InferAsk(request.id, inputs, tuple(outputs.values()), is_binary, shared=shared)
 
 
 def _parsed(text: bytes) -> _Request:
@@ -124,10 +125,11 @@ def _input(entry: _Input, binary: memoryview, model_name: str) -> tuple[Tensor, 
     """The tensor, and the binary data behind it."""
     text, size = bytes(entry.data), entry.parameters.get("binary_data_size")
     _check_source(entry, has_data=bool(text))
-    refuse_shared_memory(entry.parameters)
     if entry.shape and min(entry.shape) < 0:
         raise unreadable("shape", "attempt to access JSON non-unsigned-integer as unsigned-integer")
     datatype, shape = _datatype(entry), tuple(entry.shape)
+    if http_region(entry.parameters) is not None:
+        return Tensor(entry.name, datatype, shape, memoryview(b"")), binary
     if size is None:
         count = Tensor(entry.name, datatype, shape, memoryview(b"")).element_count
         data = tensor_data(text, datatype, name=entry.name, element_count=count)
@@ -158,14 +160,17 @@ def _datatype(entry: _Input) -> Datatype:
 
 
 def _output(entry: _Output) -> OutputAsk:
-    refuse_shared_memory(entry.parameters)
+    region = http_region(entry.parameters)
+    for other in ("binary_data", "classification") if region is not None else ():
+        if entry.parameters.get(other):
+            raise InvalidRequest(f"Output can't set both 'shared_memory_region' and '{other}'")
     classes, is_binary = entry.parameters.get("classification", 0), entry.parameters.get("binary_data", False)
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
         reason = "attempt to access JSON non-unsigned-integer as unsigned-integer"
         raise InvalidRequest(f"Unable to set 'classification': {reason}")
     if not isinstance(is_binary, bool):
         raise unreadable("binary_data", "attempt to access JSON non-boolean as boolean")
-    return OutputAsk(entry.name, classes, is_binary)
+    return OutputAsk(entry.name, classes, is_binary, region)
 
 
 def _check_parameters(parameters: Mapping[str, Parameter]) -> None:

@@ -17,7 +17,6 @@ from server.backends.embedded.wire.http_request import header_length_of, read_in
 from server.backends.embedded.wire.http_response import JSON_TYPE, accepted_encoding, infer_answer
 from server.backends.embedded.wire.inference import (
     CONFIG,
-    in_thread,
     infer,
     refuse_load_parameter,
     refuse_repository,
@@ -25,6 +24,7 @@ from server.backends.embedded.wire.inference import (
 )
 from server.backends.embedded.wire.json_messages import json_of_message
 from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
+from server.backends.embedded.wire.threads import in_thread
 from server.core.compression import inflate
 from server.core.errors import BackendFailed, InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter

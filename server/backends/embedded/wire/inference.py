@@ -1,34 +1,31 @@
 """One inference through the engine, whichever protocol it came by."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
 
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.asks import InferAsk
 from server.backends.embedded.wire.classification import classified
+from server.backends.embedded.wire.shared_tensors import to_shared_outputs, with_shared_inputs
+from server.backends.embedded.wire.threads import in_thread
 from server.core.errors import InvalidRequest, NotSupported
 from server.core.infer import InferRequest, InferResponse
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 CONFIG, FILE_PREFIX = "config", "file:"
-_THREAD_FROM_BYTES = 1 << 17  # of JSON, about two milliseconds
 
 
 async def infer(
     engine: EmbeddedEngine, ask: InferAsk, *, model: str, version: str, deadline: float | None
 ) -> InferResponse:
     """The engine's answer, with classes in place of the outputs that were asked for as such."""
+    ask = await with_shared_inputs(engine.regions, ask)
     wanted = tuple(output.name for output in ask.outputs)
     request = InferRequest(model, ask.inputs, version, ask.id, wanted, deadline=deadline)
     if not any(output.classes for output in ask.outputs):
-        return await engine.infer(request)
+        return await to_shared_outputs(engine.regions, await engine.infer(request), ask)
     has_batch = engine.config_message(model, version).max_batch_size > 0  # now: it may be unloaded during the run
     labels = {output.name: engine.labels(model, version, output.name) for output in ask.outputs}
-    response = await engine.infer(request)
+    response = await to_shared_outputs(engine.regions, await engine.infer(request), ask)
     return await in_thread(response_bytes(response), _with_classes, response, ask, labels, has_batch=has_batch)
 
 
@@ -47,13 +44,6 @@ def _with_classes(
 def response_bytes(response: InferResponse) -> int:
     """Of all its tensors."""
     return sum(tensor.data.nbytes for tensor in response.outputs)
-
-
-async def in_thread(size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """work(…), in a thread where so many bytes would hold up the event loop."""
-    if size_bytes < _THREAD_FROM_BYTES:
-        return work(*args, **kwargs)
-    return await asyncio.to_thread(work, *args, **kwargs)
 
 
 def refuse_load_parameter(name: str) -> None:

@@ -5,6 +5,7 @@ EXTENSIONS = (
     "classification",
     "model_repository",
     "model_configuration",
+    "system_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
