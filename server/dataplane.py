@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -14,7 +13,7 @@ from server.admission import Admission
 from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import GrpcStream, Relay
-from server.core.caller import NOBODY, Caller, Role
+from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import C, EncodedCall, ImageInput
 from server.core.errors import (
@@ -23,10 +22,10 @@ from server.core.errors import (
     InvalidRequest,
     NotSupported,
     Overloaded,
-    PermissionDenied,
 )
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
+from server.core.verb import Verb, require_role
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
 from server.shared_memory.absent import NoSharedMemory
@@ -39,30 +38,6 @@ T = TypeVar("T")
 UNKNOWN_MODEL = "unknown"
 SLO_PARAMETER = "slo_p99_ms"
 _NOTHING_HELD = nullcontext()
-
-
-class Verb(StrEnum):
-    """What a relayed call does, as far as the gateway cares.
-
-    configure: trace and log settings are changed. share: shared memory is registered or unregistered.
-    """
-
-    INFER = "infer"
-    READ = "read"
-    LOAD = "load"
-    UNLOAD = "unload"
-    CONFIGURE = "configure"
-    SHARE = "share"
-
-
-ROLE_OF: dict[Verb, Role] = {
-    Verb.INFER: Role.INFER,
-    Verb.READ: Role.READ,
-    Verb.LOAD: Role.ADMIN,
-    Verb.UNLOAD: Role.ADMIN,
-    Verb.CONFIGURE: Role.ADMIN,
-    Verb.SHARE: Role.ADMIN,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +200,7 @@ class DataPlane:
 
         The block may raise as the stream does.
         """
-        _require_role(Verb.INFER, caller)
+        require_role(Verb.INFER, caller)
         self._require_engine()
         try:
             with self._cuttable():
@@ -295,7 +270,7 @@ class DataPlane:
         self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
     ) -> AsyncIterator[None]:
         """The way in and out of the engine's side: engine up, place taken, time left, failures counted."""
-        _require_role(verb, caller)
+        require_role(verb, caller)
         if self._quotas is not None:
             self._quotas.take(caller, time.monotonic())
         self._require_engine()
@@ -390,11 +365,6 @@ class DataPlane:
             await self._watch.note_loaded(model_name)
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
-
-
-def _require_role(verb: Verb, caller: Caller) -> None:
-    if ROLE_OF[verb] not in caller.roles:
-        raise PermissionDenied(f"this needs the role {ROLE_OF[verb]}; use an API key that has it")
 
 
 def refuse_special_name(model_name: str) -> None:

@@ -34,6 +34,7 @@ def filled() -> Metrics:
     metrics.read("shared_memory_regions", lambda: 2)
     metrics.read("shared_memory_bytes", lambda: 4096)
     metrics.read("shared_memory_expired_total", lambda: {("lease",): 1.0})
+    metrics.read("spans_dropped_total", lambda: 6)
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
     return metrics

@@ -66,8 +66,8 @@ def test_scan_of_binary_inputs_takes_sizes_that_add_up() -> None:
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
 def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
     """A header length of 0, or an empty body, is a raw binary request."""
-    assert scan(body, 0) == InferScan(MODEL)
-    assert scan(b"") == InferScan(MODEL)
+    assert scan(body, 0) == InferScan(MODEL, is_raw=True)
+    assert scan(b"") == InferScan(MODEL, is_raw=True)
 
 
 @pytest.mark.parametrize(
