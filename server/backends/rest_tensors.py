@@ -2,6 +2,7 @@
 
 import http
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ from server.backends.triton_http import TritonHttp, origin_of
 from server.core.errors import BackendFailed, InferenceError, InvalidRequest, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelMetadata, TensorSpec
-from server.core.relay import HttpAnswer, HttpCall
+from server.core.relay import HttpAnswer, HttpCall, HttpHeaders
 from server.core.tensor import Datatype, Tensor
 
 T = TypeVar("T")
@@ -69,7 +70,9 @@ _REFUSAL = msgspec.json.Decoder(_Refusal)
 class RestTensors:
     """A server by its http:// address. Make it inside the running loop. Raises of the InferenceError tree only."""
 
-    def __init__(self, url: str, *, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, *, patience: Patience | None = None, headers: HttpHeaders = ()) -> None:
+        """headers: go with every call, names in lower case."""
+        self._headers = headers
         self._http = TritonHttp(origin_of(url), max_connections=1, patience=patience or Patience())
 
     async def aclose(self) -> None:
@@ -92,6 +95,7 @@ class RestTensors:
         return decode_answer(await self._ask(encode_request(request), deadline=request.deadline))
 
     async def _ask(self, call: HttpCall, *, deadline: float | None = None) -> HttpAnswer:
+        call = replace(call, headers=(*call.headers, *self._headers))
         answer = await self._http.relay(call, deadline=deadline)
         if answer.status == http.HTTPStatus.OK:
             return answer

@@ -105,7 +105,8 @@ class InProcess:
 @asynccontextmanager
 async def through_gateway(gateway: Gateway) -> AsyncIterator[Way]:
     """The gateway that runs there; its models are as they are."""
-    tensors = RestTensors(gateway.url)
+    identity = tuple((name.encode(), value.encode()) for name, value in gateway.identity.items())
+    tensors = RestTensors(gateway.url, headers=identity)
     try:
         yield ThroughGateway(gateway, tensors)
     finally:

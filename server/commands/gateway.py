@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +16,7 @@ INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
 INDEX_TIMEOUT_S = 5.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
+API_KEY_HEADER = "x-api-key"
 EMBEDDED_ENGINE = "penstock-embedded"
 _WAYS_ON = "start it with `make up`, or give its address with --url"
 T = TypeVar("T")
@@ -117,9 +118,13 @@ _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway by its http:// address. Every call raises NothingAnswers and GatewayError."""
+    """A gateway by its http:// address. Every call raises NothingAnswers and GatewayError.
+
+    api_key: goes with every call; empty for none.
+    """
 
     url: str
+    api_key: str = field(default="", repr=False)
 
     def infer_image(
         self, model_name: str, image: bytes, content_type: str, *, timeout_ms: int | None = None
@@ -152,6 +157,11 @@ class Gateway:
         """Take the model out of service."""
         self._post(f"/v2/repository/models/{quote(model_name, safe='')}/unload", b"", {}, LOAD_TIMEOUT_S)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """The header that says who asks, where somebody does."""
+        return {API_KEY_HEADER: self.api_key} if self.api_key else {}
+
     def _post(self, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
         return self._ask("POST", target, body, headers, timeout_s)
 
@@ -161,7 +171,7 @@ class Gateway:
             with suppress(
                 BrokenPipeError, ConnectionResetError
             ):  # refused before the body was read: the answer is there
-                connection.request(method, prefix + target, body, dict(headers))
+                connection.request(method, prefix + target, body, {**headers, **self.identity})
             response = connection.getresponse()
             answer = response.read()
         except (ConnectionRefusedError, socket.gaierror) as error:
@@ -209,6 +219,8 @@ def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, nam
         return GatewayError(f"what answers at {url} is no gateway ({text}): check the address")
     if response.status == http.HTTPStatus.NOT_FOUND:
         return UnknownModel(text)
+    if response.status == http.HTTPStatus.UNAUTHORIZED:
+        return GatewayError(f"{url} asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY")
     wait_s = response.headers.get("retry-after")
     return GatewayError(f"{text} (retry after {wait_s} s)" if wait_s else text)
 

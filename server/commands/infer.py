@@ -9,7 +9,7 @@ import cv2
 import typer
 
 from server.commands.captions import CaptionedBox
-from server.commands.defaults import gateway_url
+from server.commands.defaults import ApiKey, gateway_of
 from server.commands.drawing import draw_boxes, draw_lines
 from server.commands.gateway import Gateway, GatewayError, ImageAnswer, ImageResult, NothingAnswers, UnknownModel
 from server.commands.model_rows import in_short
@@ -27,6 +27,7 @@ def infer(
     model: Annotated[str, typer.Argument(help="a model of the running gateway")],
     files: Annotated[list[Path], typer.Argument(help="pictures (JPEG, PNG, WebP), or folders of them")],
     url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON line a picture, and nothing else")] = False,
     draw: Annotated[Path | None, typer.Option(help="draw into this file, or into this folder")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=1, help="deadline of each request")] = None,
@@ -39,7 +40,7 @@ def infer(
     report: Report = JsonLines() if as_json else Tables()
     pictures, is_complete = _find(files, report)
     targets = _targets(draw, pictures)
-    question = _Question(Gateway(gateway_url(url)), model, timeout_ms, threshold)
+    question = _Question(gateway_of(url, api_key), model, timeout_ms, threshold)
     for picture, target in zip(pictures, targets, strict=True):
         is_complete = _one(question, picture, target, report) and is_complete
     if not is_complete:

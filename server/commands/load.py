@@ -15,7 +15,7 @@ from loadtest.order import MAX_IN_FLIGHT, Order
 from loadtest.scenario_files import read_scenario, scenario_names
 from loadtest.swarm.command import locust_arguments
 from server.commands import load_options as flags
-from server.commands.defaults import gateway_url
+from server.commands.defaults import ApiKey, gateway_url
 from server.commands.load_end import say_comparison, write_reports
 from server.commands.load_knee import knee
 from server.commands.load_run import run_to_its_end
@@ -35,6 +35,7 @@ def run(
     images: flags.Images = None,
     image_path: flags.ImagePath = "",
     header: flags.Header = None,
+    api_key: ApiKey = "",
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the phases that are judged")] = None,
     rate: Annotated[float | None, typer.Option(help="requests a second in the phases that are judged")] = None,
     replay: Annotated[
@@ -71,7 +72,12 @@ def run(
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(
-            gateway_url(target), flag="--target", grpc_address=grpc, image_path=image_path, headers=header or ()
+            gateway_url(target),
+            flag="--target",
+            grpc_address=grpc,
+            image_path=image_path,
+            headers=header or (),
+            api_key=api_key,
         ),
         beside=flags.endpoint_or_fail(beside, flag="--beside", headers=header or ()) if beside else None,
         rounds=rounds,

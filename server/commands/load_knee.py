@@ -12,7 +12,7 @@ from loadtest.results import State
 from loadtest.session import judged
 from loadtest.targets import UNITS, Target
 from server.commands import load_options as flags
-from server.commands.defaults import gateway_url
+from server.commands.defaults import ApiKey, gateway_url
 from server.commands.load_end import end_run
 from server.commands.load_run import composed
 from server.commands.load_watch import watch_for
@@ -28,6 +28,7 @@ def knee(
     images: flags.Images = None,
     image_path: flags.ImagePath = "",
     header: flags.Header = None,
+    api_key: ApiKey = "",
     slo_p99_ms: flags.SloP99 = None,
     error_share: Annotated[float, typer.Option(min=0, max=1, help="errors that a rate may have")] = 0.01,
     seconds: Annotated[float, typer.Option(help="of a trial, or longer at low rates; thrice to confirm")] = 5.0,
@@ -57,7 +58,12 @@ def knee(
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(
-            gateway_url(target), flag="--target", grpc_address=grpc, image_path=image_path, headers=header or ()
+            gateway_url(target),
+            flag="--target",
+            grpc_address=grpc,
+            image_path=image_path,
+            headers=header or (),
+            api_key=api_key,
         ),
         processes=processes,
         seed=seed,

@@ -107,9 +107,11 @@ def targets_or_fail(
 
 
 def endpoint_or_fail(
-    url: str, *, flag: str, grpc_address: str = "", image_path: str = "", headers: Sequence[str] = ()
+    url: str, *, flag: str, grpc_address: str = "", image_path: str = "", headers: Sequence[str] = (), api_key: str = ""
 ) -> Endpoint:
     """The server that the flags name; exit code 2 where an address is none.
+
+    api_key: goes with every request, unless the headers say who asks.
 
     user:password@ in the URL becomes a header, so that no report and no sentence repeats it.
     """
@@ -122,6 +124,9 @@ def endpoint_or_fail(
         fail(f"{flag} {url}: an address such as http://127.0.0.1:8000 is needed")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     given_headers = [_header(text) for text in headers]
+    says_who = {"authorization", "x-api-key"} & {name.lower() for name, _ in given_headers}
+    if api_key and not says_who:
+        given_headers.append(_header(f"x-api-key: {api_key}"))
     if parts.username is not None and not any(name.lower() == "authorization" for name, _ in given_headers):
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         given_headers.append(("Authorization", f"Basic {b64encode(user.encode()).decode()}"))
@@ -160,6 +165,8 @@ def command_line() -> str:
     """What was typed, for the report; a header's value and what stands before a URL's @ may be a secret."""
     words = ["penstock", *(re.sub(r"://[^/?#]*@", "://…@", word) for word in sys.argv[1:])]
     for place, word in enumerate(words):
+        if words[place - 1] == "--api-key" or word.startswith("--api-key="):
+            words[place] = re.sub(r"(^--api-key=)?.*", r"\1…", word, count=1)
         if words[place - 1] == "--header" or word.startswith("--header="):
             words[place] = re.sub(r"(:\s*).*", r"\1…", word)
     return shlex.join(words)

@@ -17,7 +17,7 @@ from server.catalogue.catalogue import read_catalogue
 from server.catalogue.errors import CatalogueError
 from server.catalogue.installed import InstalledModel
 from server.catalogue.placing import repository_of
-from server.commands.defaults import gateway_url, settings_or_fail
+from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, NothingAnswers
 from server.commands.local_models import installed_models, unknown_model
 from server.commands.terminal import fail, say_failure, stoppable, table_console
@@ -37,6 +37,7 @@ def check(
         list[str] | None, typer.Argument(metavar="NAME", help="models; without one, all on this machine")
     ] = None,
     url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    api_key: ApiKey = "",
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]", show_default=False)] = None,
     shape: Annotated[
         list[str] | None,
@@ -59,7 +60,7 @@ def check(
     if record and not names:
         fail("--record wants the names of the models whose answers are right today")
     subjects = _subjects(names or [], settings)
-    around = _surroundings(gateway_url(url), shapes)
+    around = _surroundings(gateway_of(url, api_key), shapes)
     with stoppable("no model was changed"):
         rows = asyncio.run(_check_all(subjects, around, is_recording=record))
     if as_json:
@@ -104,10 +105,9 @@ def _subjects(names: list[str], settings: Settings) -> "list[Subject]":
     ]
 
 
-def _surroundings(url: str, shapes: dict[str, tuple[int, ...]]) -> "Surroundings":
+def _surroundings(gateway: Gateway, shapes: dict[str, tuple[int, ...]]) -> "Surroundings":
     from server.commands.check_question import Surroundings
 
-    gateway = Gateway(url)
     try:
         return Surroundings(gateway, gateway.repository_index(), shapes)
     except NothingAnswers:

@@ -14,7 +14,7 @@ from server.catalogue.errors import CatalogueError
 from server.catalogue.placing import repository_of
 from server.catalogue.pull import Pulled
 from server.catalogue.pull import pull as pull_model
-from server.commands.defaults import gateway_url, settings_or_fail
+from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
 from server.commands.gateway import EMBEDDED_ENGINE, Gateway, GatewayError, IndexRow
 from server.commands.local_models import installed_models, load_failure, load_where_one_runs, unknown_model
 from server.commands.model_check import check
@@ -32,12 +32,13 @@ Name = Annotated[str, typer.Argument(help="the model's name")]
 @app.command("list", short_help="What is here, in the catalogue and in the running gateway.")
 def list_models(
     url: Url = None,
+    api_key: ApiKey = "",
     home: Home = None,
     as_json: Annotated[bool, typer.Option("--json", help="an array of objects, and nothing else")] = False,
 ) -> None:
     """List the models of this machine, of the catalogue and of the running gateway, with their state there."""
     settings = settings_or_fail(home)
-    gateway = Gateway(gateway_url(url))
+    gateway = gateway_of(url, api_key)
     installed = installed_models(settings)
     index = _index(gateway)
     rows = model_rows(
@@ -64,6 +65,7 @@ def pull(
         typer.Option("--from", help="a folder, a file or an address (a folder's ends in /) instead of the catalogue's"),
     ] = None,
     url: Url = None,
+    api_key: ApiKey = "",
     home: Home = None,
 ) -> None:
     """Fetch a model of the catalogue, verify it, and load it where a gateway runs on this machine."""
@@ -81,15 +83,15 @@ def pull(
             f"your {kept} differs from the catalogue's and was kept; for the catalogue's, remove {path} and pull again"
         )
     try:
-        typer.echo(load_where_one_runs(name, Gateway(gateway_url(url)), settings))
+        typer.echo(load_where_one_runs(name, gateway_of(url, api_key), settings))
     except GatewayError as error:
         fail(str(error), code=1)
 
 
 @app.command(short_help="Load a model, or load it again after a change.")
-def load(name: Name, url: Url = None) -> None:
+def load(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     """Load a model of the gateway's repositories, or load it again after a change."""
-    gateway = Gateway(gateway_url(url))
+    gateway = gateway_of(url, api_key)
     try:
         gateway.load(name)
     except GatewayError as error:
@@ -98,9 +100,9 @@ def load(name: Name, url: Url = None) -> None:
 
 
 @app.command()
-def unload(name: Name, url: Url = None) -> None:
+def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
     """Take a model out of service; it stays on disk."""
-    gateway = Gateway(gateway_url(url))
+    gateway = gateway_of(url, api_key)
     try:
         known = {row.name for row in gateway.repository_index()}
         if name not in known:

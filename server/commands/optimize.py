@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 
 from server.catalogue.installed import InstalledModel
 from server.catalogue.placing import disk_sentence, new_model_folder, repository_of
-from server.commands.defaults import gateway_url, settings_or_fail
+from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
 from server.commands.gateway import Gateway, GatewayError
 from server.commands.local_models import installed_models, load_where_one_runs, unknown_model
 from server.commands.optimize_tables import show
@@ -32,6 +32,7 @@ def optimize(
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers: weights per channel, activations")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, and nothing else")] = False,
     url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    api_key: ApiKey = "",
     home: Annotated[
         Path | None, typer.Option(help="its models/ gets the result [~/.penstock]", show_default=False)
     ] = None,
@@ -49,7 +50,7 @@ def optimize(
     with stoppable("nothing was written"):
         report = _optimise(model, pictures, calibrate, settings.home_path)
     folder = repository_of(settings.home_path) / report.name
-    loaded, is_failure = _load(report.name, Gateway(gateway_url(url)), settings)
+    loaded, is_failure = _load(report.name, gateway_of(url, api_key), settings)
     if as_json:
         from server.optimize.report import as_json as plain
 

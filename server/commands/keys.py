@@ -1,0 +1,91 @@
+"""`penstock keys`: API keys for a gateway that asks for them."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.access.keys import KeyRefused, checked_name, digest_of, new_secret
+from server.access.rules import AccessFileError, read_access_file
+from server.commands.terminal import fail
+from server.core.caller import Role
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _keys() -> None:
+    """Make API keys for a gateway that asks for them."""
+
+
+@app.command(short_help="Make a key; its hash goes into the access file, the key itself is shown once.")
+def new(
+    name: Annotated[str, typer.Argument(help="whose it is, in logs, metrics and refusals")],
+    file: Annotated[Path, typer.Option(help="the access file; made where there is none")],
+    role: Annotated[list[Role] | None, typer.Option(help="what it may do; may be repeated [infer]")] = None,
+    rate: Annotated[str, typer.Option(help='requests, as in "100/second" [as many as it likes]')] = "",
+    share: Annotated[
+        float | None, typer.Option(help="of what may be in flight at once, up to 1 [0.5 beside other keys]")
+    ] = None,
+) -> None:
+    """Make a key and print it: once, since only its hash is kept.
+
+    The access file is TOML, and a gateway reads it again when it changes:
+
+    \b
+    [keys."camera"]
+    sha256 = "…"                  # or, in the clear: key = "20 characters or more"
+    roles = ["infer"]             # out of infer, read, admin
+    rate = "100/second"           # may be left out, as may share = 0.25
+
+    \b
+    [tokens]                      # JSON web tokens, where somebody else says who is who
+    audience = "penstock"
+    issuer = "https://issuer.example/"
+    jwks_url = "https://issuer.example/keys"   # or public_key_file, or secret_file
+    roles_claim = "roles"         # a list, or words; roles = ["infer"] for tokens without it
+    """
+    secret = new_secret()
+    try:
+        table = _table(checked_name(name), secret, role or [Role.INFER], rate=rate, share=share)
+        _append(file, table)
+    except (KeyRefused, AccessFileError) as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{file} cannot be written ({error.strerror}); give --file another place")
+    typer.echo(secret)
+    typer.echo(f"its hash is in {file}; the key itself is not kept, so put it where its user finds it", err=True)
+
+
+def _table(name: str, secret: str, roles: list[Role], *, rate: str, share: float | None) -> str:
+    words = ", ".join(f'"{role}"' for role in dict.fromkeys(roles))
+    lines = [f'[keys."{name}"]', f'sha256 = "{digest_of(secret)}"', f"roles = [{words}]"]
+    if rate:
+        lines.append(f"rate = {json.dumps(rate)}")
+    if share is not None:
+        lines.append(f"share = {share:g}")
+    return "\n".join(lines) + "\n"
+
+
+def _append(file: Path, table: str) -> None:
+    """The file with the table at its end, in one step and only where the whole can be read. Raises AccessFileError."""
+    before = ""
+    if file.exists():
+        read_access_file(file)
+        before = file.read_text().rstrip("\n") + "\n\n"
+    mode = file.stat().st_mode & 0o777 if before else 0o600
+    handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(before + table)
+        os.chmod(draft, mode)
+        try:
+            read_access_file(Path(draft))
+        except AccessFileError as error:
+            raise AccessFileError(str(error).replace(draft, str(file), 1)) from error
+        os.replace(draft, file)
+    finally:
+        Path(draft).unlink(missing_ok=True)

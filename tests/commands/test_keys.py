@@ -1,0 +1,133 @@
+"""`penstock keys new`: a key is shown once, its hash is kept; and commands that show a key to the gateway."""
+
+import http.server
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from server.access.door import AccessOptions, Door
+from server.access.quotas import Quotas
+from server.access.rules import read_access_file
+from server.cli import build_app
+from server.commands.load_options import command_line
+from server.core.caller import Quota, Role
+from tests.web_server import serving
+
+
+def keys(*words: str) -> tuple[int, str, str]:
+    answer = CliRunner().invoke(build_app(["keys"]), ["keys", "new", *words])
+    return answer.exit_code, answer.stdout, answer.stderr
+
+
+async def test_made_key_opens_a_door_of_its_file_and_is_kept_nowhere(tmp_path: Path) -> None:
+    """Standard output has the key and nothing else; the file has its hash, and is its user's alone."""
+    file = tmp_path / "access.toml"
+    code, shown, told = keys("camera", "--file", str(file), "--rate", "5/second", "--share", "0.25")
+    assert (code, shown.count("\n")) == (0, 1)
+    secret = shown.strip()
+    assert secret not in file.read_text() + told
+    assert file.stat().st_mode & 0o777 == 0o600
+    door = Door(AccessOptions(file), Quotas(max_requests=1, max_bytes=1))
+    caller = await door.admit([secret], Role.INFER)
+    assert (caller.key_name, caller.roles, caller.quota) == ("camera", {Role.INFER}, Quota(5, 1.0, 0.25))
+
+
+def test_second_key_goes_behind_the_first_and_what_stood_there_stays(tmp_path: Path) -> None:
+    """Comments too, and the file's mode; a name is taken once."""
+    file = tmp_path / "access.toml"
+    keys("a.b", "--file", str(file))
+    file.write_text("# ours\n" + file.read_text())
+    file.chmod(0o640)
+    assert keys("ops", "--file", str(file), "--role", "read", "--role", "admin")[0] == 0
+    assert file.read_text().startswith("# ours\n")
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert [(key.name, sorted(key.roles)) for key in read_access_file(file).keys] == [
+        ("a.b", ["infer"]),
+        ("ops", ["admin", "read"]),
+    ]
+    before = file.read_bytes()
+    code, shown, told = keys("ops", "--file", str(file))
+    assert (code, shown) == (2, "")
+    assert f"{file}: not valid TOML: Cannot declare ('keys', 'ops') twice" in told
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("a b",), "a key is named 'a b'"),
+        (("a", "--rate", "often"), "rate of the key 'a' is 'often'"),
+        (("a", "--rate", '1/second"\n[x]'), "rate of the key 'a' is"),
+        (("a", "--share", "2"), "share of the key 'a' is 2"),
+        (("a", "--role", "root"), "root"),
+    ],
+)
+def test_key_that_cannot_be_is_refused_and_nothing_is_written(
+    tmp_path: Path, words: tuple[str, ...], complaint: str
+) -> None:
+    """Exit code 2, one sentence, no file."""
+    code, shown, told = keys(*words, "--file", str(tmp_path / "access.toml"))
+    assert (code, shown) == (2, "")
+    assert complaint in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_in_the_help_is_one_that_can_be_read(tmp_path: Path) -> None:
+    """What a person copies from --help works, but for the ellipsis."""
+    shown = CliRunner().invoke(build_app(["keys"]), ["keys", "new", "--help"]).stdout
+    lines = [line.strip() for line in shown.splitlines()]
+    example = "\n".join(lines[lines.index('[keys."camera"]') :])
+    example = example[: example.index("roles_claim")].replace("…", "0" * 64, 1)
+    assert set(tomllib.loads(example)) == {"keys", "tokens"}
+    file = tmp_path / "access.toml"
+    file.write_text(example)
+    rules = read_access_file(file)
+    assert rules.tokens is not None
+    assert rules.keys[0].name == "camera"
+
+
+class _Asking(http.server.BaseHTTPRequestHandler):
+    """A gateway that wants a key."""
+
+    seen: ClassVar[list[str | None]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.seen.append(self.headers["x-api-key"])
+        body = b"{}" if self.headers["x-api-key"] == "right" else b'{"error":"the API key is unknown"}'
+        self.send_response(200 if body == b"{}" else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_commands_show_the_key_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By flag, else by variable; without one the sentence says how to give it."""
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    _Asking.seen.clear()
+    with serving(_Asking) as url:
+        runner, app = CliRunner(), build_app(["models"])
+        refused = runner.invoke(app, ["models", "load", "m", "--url", url])
+        by_flag = runner.invoke(app, ["models", "load", "m", "--url", url, "--api-key", "right"])
+        by_variable = runner.invoke(app, ["models", "load", "m", "--url", url], env={"PENSTOCK_API_KEY": "right"})
+    assert [answer.exit_code for answer in (refused, by_flag, by_variable)] == [1, 0, 0]
+    assert "asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY" in refused.stderr
+    assert _Asking.seen == [None, "right", "right"]
+
+
+def test_report_of_a_load_test_does_not_repeat_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way it was written."""
+    for words in (["--api-key", "pk-secret"], ["--api-key=pk-secret"], ["--header", "x-api-key: pk-secret"]):
+        monkeypatch.setattr("sys.argv", ["penstock", "load", "run", "image-steady", *words, "--rate", "5"])
+        told = command_line()
+        assert "pk-secret" not in told
+        assert re.search(r"--rate 5$", told)
+        assert len(shlex.split(told)) == 5 + len(words) + 1
