@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +117,28 @@ def test_bad_picture_and_too_many_are_refused_and_named(stack: RunningStack, mod
     assert refused.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
     with pytest.raises(InferenceServerException, match="17 images for model 'street', which takes 16 at once"):
         ask(stack, module, "street", "images", encoded(*[GOLDEN] * 17))
+
+
+@pytest.mark.parametrize("engine", ["triton", "embedded"])
+def test_images_on_a_stream_are_answered_in_order(request: pytest.FixtureRequest, engine: str) -> None:
+    """Pictures, one of them broken, and a tensor: each is answered as alone, in the order of the requests."""
+    stack: RunningStack = request.getfixturevalue("stack" if engine == "triton" else "embedded")
+    wanted = ask(stack, tritonclient.grpc, "street", "images", street_input(GOLDEN))
+    answers: queue.Queue[tuple[object, InferenceServerException | None]] = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(stack.grpc_address) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for number, array in enumerate((encoded(GOLDEN), encoded(GOLDEN[:200]), street_input(GOLDEN))):
+            tensor = tritonclient.grpc.InferInput(
+                "images", list(array.shape), "BYTES" if array.dtype == np.object_ else "FP32"
+            )
+            tensor.set_data_from_numpy(array)
+            client.async_stream_infer("street", [tensor], request_id=str(number))
+        got = [answers.get(timeout=20) for _ in range(3)]
+        client.stop_stream()
+    for result, error in (got[0], got[2]):
+        assert error is None
+        np.testing.assert_array_equal(result.as_numpy("heatmap"), wanted)  # type: ignore[attr-defined]
+    assert "the JPEG image cannot be decoded" in str(got[1][1])
 
 
 def test_json_base64_and_raw_bodies_are_served(stack: RunningStack) -> None:
