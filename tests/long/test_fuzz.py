@@ -1,13 +1,12 @@
 """Many more random cases than `make test` tries, against what reads a stranger's bytes.
 
 Each case starts from something valid and damages a few bytes. Whatever comes is read or refused as InvalidRequest;
-any other exception, or a case that takes a second, fails.
+any other exception, a case that takes a second, or memory that grows, fails.
 """
 
 import json
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -18,42 +17,66 @@ from server.core.errors import InvalidRequest
 from server.core.relay import InferHead
 from server.grpc import codec as grpc_codec
 from server.rest import codec as rest_codec
+from server.rest.parts import files_of
+from server.shared_memory.names import check_region_name, segment_of
 from server.vision.decode import decode
 from server.vision.spec import ColorFormat
+from tests.damage import MIB, Run, damaged, damaged_json
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-DURATION_S = 60.0
 SLOW_CASE_S = 1.0
 MAX_PIXELS = 4_000_000
-
-
-def damaged(seed: bytes, chance: random.Random) -> bytes:
-    """A few bytes changed, cut out, doubled or put in."""
-    data = bytearray(seed)
-    for _ in range(chance.randint(1, 8)):
-        at = chance.randrange(len(data) + 1)
-        match chance.randrange(4):
-            case 0:
-                data[at : at + 1] = bytes([chance.randrange(256)])
-            case 1:
-                del data[at : at + chance.randint(1, 16)]
-            case 2:
-                data[at:at] = data[at : at + chance.randint(1, 64)]
-            case _:
-                data[at:at] = chance.randbytes(chance.randint(1, 8))
-    return bytes(data)
+MAX_GROWTH_BYTES = 96 * MIB
+DEPTH = 64
+BOUNDARY = b"3f9"
+FORM = f"multipart/form-data; boundary={BOUNDARY.decode()}"
 
 
 def rest_seeds() -> list[bytes]:
     tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2.5], [3e9, -4]]}
     words = {"name": "w", "shape": [1], "datatype": "BYTES", "data": ['a"\\\u00e9']}
     output = {"name": "y", "parameters": {"classification": 3, "binary_data": True}}
-    binary = {"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}
+    shared = {"shared_memory_region": "r", "shared_memory_byte_size": 16, "shared_memory_offset": 8}
+    placed = {"name": "x", "shape": [4], "datatype": "FP32", "parameters": shared}
     requests: list[dict[str, object]] = [
         {"id": "1", "inputs": [tensor, words], "outputs": [output], "parameters": {"timeout": 5}},
-        {"inputs": [binary]},
+        {"inputs": [placed], "outputs": [{"name": "y", "parameters": shared}]},
     ]
     return [json.dumps(request).encode() for request in requests]
+
+
+def rest_binary_seeds() -> list[bytes]:
+    """Four bytes follow the JSON."""
+    one = {"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}
+    none = {"name": "y", "shape": [0], "datatype": "INT64", "parameters": {"binary_data_size": 0}}
+    output = {"name": "z", "parameters": {"binary_data": True}}
+    return [
+        json.dumps(request).encode() for request in ({"inputs": [one]}, {"inputs": [one, none], "outputs": [output]})
+    ]
+
+
+def generate_seeds() -> list[bytes]:
+    request = {
+        "text_input": 'a"b',
+        "x": [1.5, float("nan")],
+        "stream": False,
+        "parameters": {"temperature": 0.5},
+        "id": "7",
+    }
+    return [json.dumps(request).encode(), b"{}", b'{"x": [[1, 2], [3, 4]]}']
+
+
+def settings_seeds() -> list[bytes]:
+    requests: list[dict[str, object]] = [
+        {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": None},
+        {"log_info": True, "log_verbose_level": 1, "log_format": "default"},
+    ]
+    return [json.dumps(request).encode() for request in requests]
+
+
+def repository_seeds() -> list[bytes]:
+    parameters = {"config": '{"name": "m"}', "file:1/model.py": "eA==", "unload_dependents": True}
+    return [json.dumps({"parameters": parameters}).encode(), b'{"ready": true}']
 
 
 def grpc_seeds() -> list[bytes]:
@@ -62,7 +85,35 @@ def grpc_seeds() -> list[bytes]:
     request.outputs.add(name="y").parameters["classification"].int64_param = 2
     request.parameters["timeout"].int64_param = 9
     request.raw_input_contents.append(bytes(16))
-    return [request.SerializeToString()]
+    placed = service_pb2.ModelInferRequest(model_name="m")
+    place = placed.inputs.add(name="x", datatype="FP32", shape=[1, 4]).parameters
+    place["shared_memory_region"].string_param = "r"
+    place["shared_memory_byte_size"].int64_param = 16
+    return [request.SerializeToString(), placed.SerializeToString()]
+
+
+def grpc_repository_seeds() -> list[bytes]:
+    request = service_pb2.RepositoryModelLoadRequest(model_name="m")
+    request.parameters["config"].string_param = "{}"
+    request.parameters["file:1/model.py"].bytes_param = b"x"
+    return [request.SerializeToString(), service_pb2.ModelReadyRequest(name="m", version="1").SerializeToString()]
+
+
+def grpc_settings_seeds() -> list[bytes]:
+    trace = service_pb2.TraceSettingRequest(model_name="m")
+    trace.settings["trace_level"].value.extend(["TIMESTAMPS", "TENSORS"])
+    log = service_pb2.LogSettingsRequest()
+    log.settings["log_info"].bool_param = True
+    return [trace.SerializeToString(), log.SerializeToString()]
+
+
+def form_seeds() -> list[bytes]:
+    part = b'--%s\r\nContent-Disposition: form-data; name="a"; filename="b"\r\nContent-Type: image/png\r\n\r\nx\r\n'
+    return [part % BOUNDARY * 2 + b"--%s--\r\n" % BOUNDARY]
+
+
+def name_seeds() -> list[bytes]:
+    return [b"region_0", b"/segment", b"/penstock_1", "\u00e9\u4e2d".encode(), b"../shm/x", b"sem.x"]
 
 
 def image_seeds() -> list[bytes]:
@@ -75,45 +126,86 @@ def image_seeds() -> list[bytes]:
 
 
 def scan_rest(data: bytes) -> object:
-    return rest_codec.scan_infer(data, None, InferHead("m"), 64)
+    return rest_codec.scan_infer(data, None, InferHead("m"), DEPTH)
 
 
 def scan_rest_binary(data: bytes) -> object:
-    return rest_codec.scan_infer(data + bytes(4), len(data), InferHead("m"), 64)
+    return rest_codec.scan_infer(data + bytes(4), len(data), InferHead("m"), DEPTH)
+
+
+def scan_generate(data: bytes) -> object:
+    return rest_codec.scan_generate(data, InferHead("m"), DEPTH)
+
+
+def scan_settings(data: bytes) -> object:
+    return rest_codec.scan_settings(data, DEPTH)
+
+
+def scan_repository(data: bytes) -> object:
+    return rest_codec.scan_repository_call(data, DEPTH)
+
+
+def read_form(data: bytes) -> object:
+    return files_of(data, FORM, 100)
+
+
+def read_name(data: bytes) -> object:
+    """As gRPC gives it, and as a path does; a name that is taken names one file of /dev/shm and no other place."""
+    text = data.decode(errors="surrogateescape")
+    check_region_name(text)
+    segment = segment_of(text)
+    assert "/" not in segment
+    assert segment not in ("", ".", "..")
+    assert not segment.startswith(("penstock_", "triton_python_backend_", "sem."))
+    return segment
 
 
 def decode_picture(data: bytes) -> object:
     return decode(data, ColorFormat.BGR, max_pixels=MAX_PIXELS)
 
 
-TARGETS: dict[str, tuple[Callable[[], list[bytes]], Callable[[bytes], object]]] = {
-    "rest": (rest_seeds, scan_rest),
-    "rest binary": (rest_seeds, scan_rest_binary),
-    "grpc": (grpc_seeds, grpc_codec.scan_infer),
-    "grpc repository": (grpc_seeds, grpc_codec.scan_repository_request),
-    "images": (image_seeds, decode_picture),
+Seeds = Callable[[], Sequence[bytes]]
+Read = Callable[[bytes], object]
+TARGETS: dict[str, tuple[int, Seeds, Read]] = {
+    "rest": (180_000, rest_seeds, scan_rest),
+    "rest binary": (120_000, rest_binary_seeds, scan_rest_binary),
+    "rest generate": (100_000, generate_seeds, scan_generate),
+    "rest settings": (60_000, settings_seeds, scan_settings),
+    "rest repository": (80_000, repository_seeds, scan_repository),
+    "rest form": (80_000, form_seeds, read_form),
+    "grpc": (180_000, grpc_seeds, grpc_codec.scan_infer),
+    "grpc repository": (80_000, grpc_repository_seeds, grpc_codec.scan_repository_request),
+    "grpc settings": (60_000, grpc_settings_seeds, grpc_codec.scan_settings),
+    "shared memory names": (60_000, name_seeds, read_name),
+    "images": (40_000, image_seeds, decode_picture),
 }
+JSON_TARGETS = {"rest", "rest binary", "rest generate", "rest settings", "rest repository"}
+
+
+def test_all_targets_together_are_a_million_cases() -> None:
+    """With those against the running stack some more."""
+    assert sum(cases for cases, _, _ in TARGETS.values()) >= 1_000_000
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_damaged_input_is_read_or_refused(target: str) -> None:
-    """No exception but InvalidRequest, and no case that hangs, in a minute of them; the seed is printed on failure."""
-    seeds, read = TARGETS[target]
+    """No exception but InvalidRequest, no case that hangs, no growth; the seed is printed on failure."""
+    cases, seeds, read = TARGETS[target]
     valid = seeds()
-    number = random.SystemRandom().randrange(1 << 32)
-    chance = random.Random(number)
-    cases = refused = 0
-    until = time.monotonic() + DURATION_S
-    while time.monotonic() < until:
-        data = damaged(chance.choice(valid), chance)
+    run = Run(target, cases)
+    refused = 0
+    while run.done < cases:
+        damage = damaged_json if target in JSON_TARGETS and run.done % 2 else damaged
+        data = damage(run.chance.choice(valid), run.chance)
         started = time.monotonic()
         try:
             read(data)
         except InvalidRequest:
             refused += 1
         except Exception as error:
-            raise AssertionError(f"seed {number}, case {cases}: {error!r} for {data!r}") from error
-        assert time.monotonic() - started < SLOW_CASE_S, f"seed {number}, case {cases} is slow: {data!r}"
-        cases += 1
-    print(f"{target}: {cases} cases, {refused} refused, seed {number}")  # noqa: T201
+            raise AssertionError(f"{run}: {error!r} for {data!r}") from error
+        assert time.monotonic() - started < SLOW_CASE_S, f"{run}: slow: {data!r}"
+        run.step()
+    print(f"{run}, {refused} refused")  # noqa: T201
     assert cases > refused > 0
+    assert run.grown_bytes() < MAX_GROWTH_BYTES
