@@ -1,0 +1,189 @@
+"""Who owns, uses and loses which region: the rules, over a clock that stands still."""
+
+import pytest
+
+from server.core.caller import Caller
+from server.core.errors import InvalidRequest, Overloaded, QuotaExceeded, RegionNotFound, RegionTaken
+from server.core.relay import RegionUse
+from server.shared_memory.region import Kind, Region, SystemWish
+from server.shared_memory.registry import LINGER_S, ORPHAN_S, Loss, Registry, RegistryLimits, may_use
+
+ALICE, BOB = Caller("alice", address="127.0.0.1"), Caller("bob", address="127.0.0.1")
+HERE = Caller(address="127.0.0.1")
+OVER_GRPC = Caller(connection="ipv4:127.0.0.1:4000", address="127.0.0.1")
+OTHER_GRPC = Caller(connection="ipv4:127.0.0.1:4001", address="127.0.0.1")
+ALICE_OVER_GRPC = Caller("alice", connection="ipv4:127.0.0.1:4002", address="127.0.0.1")
+ELSEWHERE = Caller(address="192.0.2.7")
+LEASE_S = 100.0
+
+
+def registry(**limits: int) -> Registry:
+    return Registry(RegistryLimits(lease_s=LEASE_S, **limits))
+
+
+def claim(regions: Registry, name: str, owner: Caller, now: float = 0.0) -> Region:
+    region = Region(SystemWish(name, f"/{name}", 0, 64), owner)
+    regions.claim(region, now)
+    return region
+
+
+@pytest.mark.parametrize(
+    ("caller", "owner", "is_allowed"),
+    [
+        (ALICE, ALICE_OVER_GRPC, True),
+        (ALICE, BOB, False),
+        (HERE, ALICE, False),
+        (ALICE, HERE, False),
+        (OVER_GRPC, OTHER_GRPC, True),
+        (HERE, OVER_GRPC, True),
+        (Caller(address="::1"), HERE, True),
+        (Caller(address="::ffff:127.0.0.1"), HERE, True),
+        (Caller(address="::ffff:192.0.2.7"), ELSEWHERE, True),
+        (ELSEWHERE, HERE, False),
+    ],
+)
+def test_region_is_used_by_the_same_key_else_from_the_same_address(
+    caller: Caller, owner: Caller, is_allowed: bool
+) -> None:
+    """Clients open several connections, and speak both protocols; a key is told from everybody else."""
+    assert may_use(caller, owner) is is_allowed
+
+
+def test_region_of_another_owner_is_unknown_in_tritons_words() -> None:
+    """Neither found nor listed; its name is taken all the same."""
+    regions = registry()
+    claim(regions, "r", ALICE)
+    with pytest.raises(RegionNotFound, match=r"^Unable to find shared memory region: 'r'$"):
+        regions.find(RegionUse("r", 0, 8), BOB)
+    with pytest.raises(RegionNotFound, match=r"^Unable to find system shared memory region: 'r'$"):
+        regions.status(Kind.SYSTEM, BOB, "r")
+    assert regions.status(Kind.SYSTEM, BOB) == []
+    with pytest.raises(RegionTaken, match=r"^shared memory region 'r' already in manager$"):
+        claim(regions, "r", BOB)
+
+
+def test_own_regions_are_a_connections_not_its_neighbours() -> None:
+    """Unregister-all of one connection leaves those of the others, and of HTTP; a key's are its own wherever from."""
+    regions = registry()
+    for name, owner in (("mine", OVER_GRPC), ("next", OTHER_GRPC), ("http", HERE), ("alice", ALICE)):
+        claim(regions, name, owner)
+    assert [region.name for region in regions.own(Kind.SYSTEM, OVER_GRPC)] == ["mine"]
+    assert [region.name for region in regions.own(Kind.SYSTEM, HERE)] == ["http"]
+    assert [region.name for region in regions.own(Kind.SYSTEM, ALICE_OVER_GRPC)] == ["alice"]
+    assert regions.own(Kind.CUDA, OVER_GRPC) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (RegionUse("r", 64, 1), "Invalid offset for"),
+        (RegionUse("r", -1, 8), "Invalid offset for"),
+        (RegionUse("r", 2**64 - 8, 8), "Invalid offset for"),
+        (RegionUse("r", 60, 8), "Invalid offset \\+ byte size for"),
+        (RegionUse("r", 0, 65), "Invalid offset \\+ byte size for"),
+        (RegionUse("r", 0, 0), "Invalid offset \\+ byte size for"),
+        (RegionUse("r", 16, -1), "Invalid offset \\+ byte size for"),
+        (RegionUse("r", 16, 2**64 - 1), "Invalid offset \\+ byte size for"),
+    ],
+)
+def test_part_beyond_its_region_is_refused_in_tritons_words(use: RegionUse, words: str) -> None:
+    """The last two, whose sum wraps around 2^64, end Triton 2.51."""
+    regions = registry()
+    claim(regions, "r", HERE)
+    with pytest.raises(InvalidRequest, match=words):
+        regions.find(use, HERE)
+
+
+def test_part_to_the_last_byte_is_found() -> None:
+    """A region ends where it ends, not a byte earlier; a size that is not given is the engine's to miss."""
+    regions = registry()
+    region = claim(regions, "r", HERE)
+    assert regions.find(RegionUse("r", 56, 8), HERE) is region
+    assert regions.find(RegionUse("r", 0, None), HERE) is region
+
+
+def test_region_that_nobody_uses_goes_with_its_lease() -> None:
+    """Use renews it; what went is counted."""
+    regions = registry()
+    region = claim(regions, "r", HERE)
+    regions.enter(["r"], 90.0)
+    regions.leave([region], 91.0, is_answered=True)
+    assert regions.due(189.0) == []
+    assert regions.due(190.0) == [region]
+    with pytest.raises(RegionNotFound):
+        regions.find(RegionUse("r", 0, 8), HERE)
+    regions.forget(region)
+    assert regions.due(190.0) == []
+    assert regions.lost == {Loss.LEASE: 1, Loss.CONNECTION: 0}
+    assert len(regions) == 0
+
+
+def test_region_in_use_is_never_due() -> None:
+    """Neither by its lease nor by being retired: Triton dies when memory goes from under an inference."""
+    regions = registry()
+    region = claim(regions, "r", HERE)
+    regions.enter(["r"], 0.0)
+    assert regions.due(LEASE_S * 2) == []
+    regions.retire(region)
+    assert regions.due(LEASE_S * 2) == []
+    assert regions.is_leaving("r")
+    regions.leave([region], LEASE_S * 2, is_answered=True)
+    assert regions.due(LEASE_S * 2) == [region]
+
+
+def test_region_of_a_request_given_up_lingers() -> None:
+    """A caller that left does not stop what Triton does over HTTP; its memory stays a while."""
+    regions = registry()
+    region = claim(regions, "r", HERE)
+    regions.enter(["r"], 0.0)
+    regions.leave([region], 1.0, is_answered=False)
+    regions.retire(region)
+    assert regions.due(LINGER_S) == []
+    assert regions.due(1.0 + LINGER_S) == [region]
+
+
+def test_region_of_a_gone_connection_goes_at_once_unless_it_is_used() -> None:
+    """A client that comes back over another connection, and uses it, keeps it; and may clear it away."""
+    regions = registry()
+    used, left = claim(regions, "used", OVER_GRPC), claim(regions, "left", OVER_GRPC)
+    assert regions.connections() == {OVER_GRPC.connection}
+    regions.disconnect({OVER_GRPC.connection}, 10.0)
+    assert regions.connections() == set()
+    regions.enter(["used"], 11.0)
+    regions.leave([used], 11.0, is_answered=True)
+    assert {region.name for region in regions.own(Kind.SYSTEM, OTHER_GRPC)} == {"used", "left"}
+    assert regions.due(10.0 + ORPHAN_S) == [left]
+    assert regions.lost[Loss.CONNECTION] == 1
+
+
+def test_region_of_a_key_outlives_its_connection() -> None:
+    """Who has a key is known again; only the lease counts."""
+    regions = registry()
+    claim(regions, "r", ALICE_OVER_GRPC)
+    assert regions.connections() == set()
+    regions.disconnect({ALICE_OVER_GRPC.connection}, 0.0)
+    assert regions.due(ORPHAN_S) == []
+
+
+def test_regions_are_bounded_for_one_and_for_all() -> None:
+    """One client cannot take what all may have."""
+    regions = registry(max_regions=3, max_regions_of_one=2)
+    claim(regions, "a", ALICE)
+    claim(regions, "b", ALICE)
+    with pytest.raises(QuotaExceeded, match="has 2 shared memory regions"):
+        claim(regions, "c", ALICE)
+    claim(regions, "c", BOB)
+    with pytest.raises(Overloaded, match="3 shared memory regions are registered"):
+        claim(regions, "d", HERE)
+
+
+def test_regions_of_a_restarted_engine_are_forgotten() -> None:
+    """A request that began before ends without touching the new ones of the same name."""
+    regions = registry()
+    old = claim(regions, "r", HERE)
+    regions.enter(["r"], 0.0)
+    assert regions.forget_all() == [old]
+    new = claim(regions, "r", HERE)
+    regions.leave([old], 1.0, is_answered=False)
+    regions.retire(new)
+    assert regions.due(1.0) == [new]
