@@ -1,21 +1,27 @@
 """`penstock up --otlp-endpoint …`: traces of the real stack in an OTLP receiver, and a stack that has lost its own."""
 
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from server.backends.triton_ports import pick_free_ports
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, own_metrics
+from tests.integration.living import triton_of
 from tests.integration.web import call
 from tests.tracing.collector import Collector, Got, collecting
 
 GOLDEN = (CHECKOUT / "model_repository" / "street" / "golden.jpg").read_bytes()
+PORT_FLAGS = ("--http-port", "--grpc-port", "--metrics-port")
 CALLER_ID = "b7ad6b7169203331"
 
 pytestmark = pytest.mark.xdist_group("tracing")
@@ -110,8 +116,47 @@ def test_health_and_the_gateways_own_calls_make_no_traces(traced: RunningStack, 
         assert call("GET", f"{traced.http_url}/v2/health/ready", None, parent_of("6" * 32)).status == 200
     ask_identity(tritonclient.http, traced.http_url.removeprefix("http://"), parent_of("7" * 32))
     collector.of_trace("7" * 32, 3)
-    assert not [span for span in collector.spans if "health" in span.name or span.trace_id == "6" * 32]
-    assert {span.trace_id[0] * 32 for span in collector.spans} == {span.trace_id for span in collector.spans}
+    ours = [span for span in collector.spans if span.service == "penstock"]
+    assert not [span for span in ours if "health" in span.name or span.trace_id == "6" * 32]
+    assert all(span.trace_id == span.trace_id[0] * 32 for span in ours)
+
+
+@contextmanager
+def tracing_triton(like: psutil.Process, collector: Collector) -> Iterator[tuple[str, str]]:
+    """A second Triton, by the command line of a running one, that sends spans of its own; its two addresses."""
+    words = like.cmdline()
+    ports = dict(zip(PORT_FLAGS, pick_free_ports("127.0.0.1", len(PORT_FLAGS)), strict=True))
+    for flag, port in ports.items():
+        words[words.index(flag) + 1] = str(port)
+    words += ["--trace-config", "mode=opentelemetry", "--trace-config", "rate=1"]
+    words += ["--trace-config", "level=TIMESTAMPS", "--trace-config", "opentelemetry,bsp_schedule_delay=100"]
+    words += ["--trace-config", f"opentelemetry,url={collector.url}/v1/traces"]
+    process = subprocess.Popen(
+        words, env=like.environ(), cwd=like.cwd(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield f"http://127.0.0.1:{ports['--http-port']}", f"127.0.0.1:{ports['--grpc-port']}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_triton_hangs_its_own_spans_under_ours(traced: RunningStack, collector: Collector, tmp_path: Path) -> None:
+    """A real Triton in its OpenTelemetry mode: HTTP, gRPC and pictures, its request is a child of our call."""
+    with tracing_triton(triton_of(traced), collector) as (http_url, grpc_address):
+        external = ("--engine", http_url, "--engine-grpc", grpc_address, "--models", "identity_fp32,street")
+        stack = start_stack(tmp_path, *external, "--otlp-endpoint", collector.url)
+        try:
+            ask_identity(tritonclient.http, stack.http_url.removeprefix("http://"), parent_of("a" * 32))
+            ask_identity(tritonclient.grpc, stack.grpc_address, parent_of("b" * 32))
+            call("POST", f"{stack.http_url}/v2/models/street/image", GOLDEN, parent_of("c" * 32))
+            for trace_id, count in (("a" * 32, 6), ("b" * 32, 6), ("c" * 32, 9)):
+                spans = collector.of_trace(trace_id, count)
+                (ours,) = [span for span in spans if span.name == "engine"]
+                (theirs,) = [span for span in spans if span.name == "InferRequest"]
+                assert theirs.parent_id == ours.span_id
+        finally:
+            assert stop_stack(stack) == 0
 
 
 def test_collector_that_is_away_costs_no_request_and_its_spans_are_counted(

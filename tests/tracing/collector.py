@@ -1,6 +1,8 @@
 """An OTLP/HTTP receiver of a few lines, and the spans that it got."""
 
+import base64
 import gzip
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -8,7 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+_IDS = re.compile(rb'("(?:traceId|spanId|parentSpanId)"\s*:\s*")([0-9a-fA-F]+)"')
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ def collecting(*, holds: bool = False, status: int = 200) -> Iterator[Collector]
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
                 assert self.path == "/v1/traces"
-                collector.spans += _spans(ExportTraceServiceRequest.FromString(body))
+                is_json = self.headers.get("content-type", "").startswith("application/json")
+                message = _from_json(body) if is_json else ExportTraceServiceRequest.FromString(body)
+                collector.spans += _spans(message)
             self.send_response(collector.status)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -83,6 +90,16 @@ def collecting(*, holds: bool = False, status: int = 200) -> Iterator[Collector]
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+def _from_json(body: bytes) -> ExportTraceServiceRequest:
+    """As Triton sends it. OTLP's JSON has ids in hex, where protobuf's own has base64."""
+    message: ExportTraceServiceRequest = Parse(_IDS.sub(_as_base64, body), ExportTraceServiceRequest())
+    return message
+
+
+def _as_base64(found: re.Match[bytes]) -> bytes:
+    return found[1] + base64.b64encode(bytes.fromhex(found[2].decode())) + b'"'
 
 
 def _spans(message: ExportTraceServiceRequest) -> Iterator[Got]:
