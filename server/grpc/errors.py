@@ -21,7 +21,7 @@ from server.core.errors import (
     TooLarge,
     Unauthenticated,
 )
-from server.core.relay import GrpcMetadata
+from server.core.relay import GrpcAnswer, GrpcMetadata
 
 RETRY_AFTER_KEY = "retry-after"
 
@@ -42,6 +42,8 @@ TABLE: dict[type[InferenceError], grpc.StatusCode] = {
     BackendFailed: grpc.StatusCode.INTERNAL,
     InferenceError: grpc.StatusCode.INTERNAL,
 }
+# What gRPC says in the engine, as INTERNAL, of a message that is no such message.
+_UNREADABLE = "Unable to parse request"
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -51,6 +53,13 @@ class Status(NamedTuple):
     code: grpc.StatusCode
     details: str
     trailing_metadata: GrpcMetadata = ()
+
+
+def code_of(answer: GrpcAnswer) -> grpc.StatusCode:
+    """The engine's own code, but INVALID_ARGUMENT for a message that it could not read."""
+    code = CODE_OF_NUMBER.get(answer.code, grpc.StatusCode.UNKNOWN)
+    is_callers_mistake = code is grpc.StatusCode.INTERNAL and answer.details == _UNREADABLE
+    return grpc.StatusCode.INVALID_ARGUMENT if is_callers_mistake else code
 
 
 def status_of(error: InferenceError) -> Status:

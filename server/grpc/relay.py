@@ -14,7 +14,7 @@ from server.core.relay import GrpcAnswer, GrpcCall, InferHead
 from server.dataplane import DataPlane, Verb
 from server.grpc.codec import scan_infer
 from server.grpc.encoded_images import encoded_call
-from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
+from server.grpc.errors import Status, code_of, status_of
 from server.grpc.gate import caller_of, metadata_of
 from server.logs import get_logger
 from server.metrics import Metrics
@@ -122,8 +122,7 @@ class CallRelay:
         except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
             log.exception("a gRPC call failed unexpectedly")
             return Outcome(Status(grpc.StatusCode.INTERNAL, "internal error"))
-        code = CODE_OF_NUMBER.get(answer.code, grpc.StatusCode.UNKNOWN)
-        return Outcome(Status(code, answer.details, answer.trailing_metadata), answer.message)
+        return Outcome(Status(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
 
     @contextmanager
     def _cuttable(self) -> Iterator[asyncio.Timeout]:

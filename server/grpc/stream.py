@@ -13,7 +13,7 @@ from server.core.relay import GrpcCall, InferHead
 from server.dataplane import DataPlane
 from server.grpc.codec import scan_infer
 from server.grpc.encoded_images import encoded_call
-from server.grpc.errors import CODE_OF_NUMBER, Status, status_of
+from server.grpc.errors import Status, code_of, status_of
 from server.grpc.gate import caller_of, metadata_of
 from server.grpc.relay import Context, deadline_of, parameter_deadline
 from server.grpc.stream_ledger import Refused, Sent, StreamLedger
@@ -167,7 +167,7 @@ class _Session:
             answer = await engine.end()
         if answer.code == 0 and self._is_cut_short:
             raise BackendUnavailable("this gateway stops and takes no more requests; open the stream to another one")
-        code = CODE_OF_NUMBER.get(answer.code, grpc.StatusCode.UNKNOWN)
+        code = code_of(answer)
         return Status(code, answer.details, answer.trailing_metadata)
 
     async def _pump(self, engine: GrpcStream) -> None:

@@ -84,6 +84,18 @@ async def test_error_of_the_plane_becomes_its_status(
     assert front.recorder.done == [("double", "grpc", code.name)]
 
 
+@pytest.mark.parametrize(
+    ("details", "code"), [("Unable to parse request", Code.INVALID_ARGUMENT), ("out of memory", Code.INTERNAL)]
+)
+async def test_message_that_the_engine_cannot_read_is_the_callers_mistake(
+    front: Front, details: str, code: grpc.StatusCode
+) -> None:
+    """INVALID_ARGUMENT with the engine's text, where gRPC there says INTERNAL; another INTERNAL stays one."""
+    front.plane.answer = GrpcAnswer(13, details=details)
+    refused = await refusal(front)
+    assert (refused.code(), refused.details()) == (code, details)
+
+
 def test_table_has_every_class_of_the_tree() -> None:
     """A new error class has a row, or a parent other than the root that has one."""
     for kind in InferenceError.__subclasses__():
