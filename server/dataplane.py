@@ -282,14 +282,14 @@ class DataPlane:
                 return
             if until is not None and until <= time.monotonic():
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
-            self.admission.enter(size_bytes)
+            self._enter(caller, size_bytes)
             try:
                 if self.tracer is not None:
                     trace_arrival()
                 with self._held(head, caller), self._cuttable():
                     yield
             finally:
-                self.admission.leave(size_bytes)
+                self._leave(caller, size_bytes)
         except BackendUnavailable:
             self._watch.suspect()
             raise
