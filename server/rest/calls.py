@@ -14,7 +14,8 @@ from server.core.relay import HttpAnswer, HttpCall, InferHead
 # log format that it does not know, by these texts.
 _UNREADABLE = re.compile(
     rb'\{"error":"(Unable to (parse|set)|failed to parse the request JSON|attempt to (access|get)|'
-    rb"Expected JSON object for keyword|invalid argument for --log_format|failed to load '[^\"]*', failed to poll)"
+    rb"Expected JSON object for keyword|invalid argument for --log_format|failed to load '[^\"]*', failed to poll|"
+    rb"unexpected error on creating Triton parameter)"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -1,0 +1,129 @@
+"""Loads and unloads through the gateway: what they change, and that the bare Triton answers the same."""
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.core.relay import HttpCall
+from tests.backends import onnx_models
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.contract.raw_http import RawAnswer, ask
+from tests.contract.wire_case import get, infer_x, post
+from tests.contract.wire_loads import CONFIG
+from tests.contract.wire_models import write_models
+
+pytestmark = pytest.mark.xdist_group("repository")
+
+INDEX, SPARE = "/v2/repository/index", "/v2/repository/models/spare"
+BRAND_NEW = "/v2/repository/models/brand_new"
+# Triton calls these its own failure (500).
+UNREADABLE = (b"failed to load", b"attempt to access", b"unexpected error on creating", b"attempt to get members")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """A stack of its own, since its models come and go."""
+    home = tmp_path_factory.mktemp("home")
+    write_models(home / "models")
+    stack = start_stack(home, "--models", "spare,plain")
+    yield stack
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+@pytest.fixture(scope="module")
+def plus_one(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model file that answers x + 1, in base64."""
+    folder = tmp_path_factory.mktemp("files")
+    onnx_models.save(onnx_models.plus(1), folder, "plus", config="")
+    return base64.b64encode((folder / "plus" / "1" / "model.onnx").read_bytes()).decode()
+
+
+def load(target: str, config: Any = None, **files: object) -> HttpCall:
+    """A load with overrides. files: name → base64, __ for what a keyword cannot hold."""
+    given = {} if config is None else {"config": config if isinstance(config, str) else json.dumps(config)}
+    named = {f"file:{name.replace('__', '/')}.onnx": text for name, text in files.items()}
+    return post(f"{target}/load", {"parameters": given | named})
+
+
+def told(url: str, calls: list[HttpCall]) -> list[RawAnswer]:
+    """The answers, one after the other."""
+    return [ask(url, call) for call in calls]
+
+
+def until_gone(url: str, model: str) -> None:
+    """Triton unloads in its own time."""
+    until = time.monotonic() + 20
+    while ask(url, get(f"/v2/models/{model}/ready")).status == 200 or b"UNLOADING" in ask(url, post(INDEX)).body:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def same(ours: list[RawAnswer], theirs: list[RawAnswer]) -> None:
+    """Equal, but that what Triton calls its own failure is the client's here, and that errors are JSON by type."""
+    for mine, other in zip(ours, theirs, strict=True):
+        is_clients = other.status == 500 and any(text in other.body for text in UNREADABLE)
+        assert mine.status == (400 if is_clients else other.status)
+        assert mine.body == other.body
+
+
+def test_unload_and_load_change_what_is_served(running: RunningStack) -> None:
+    """Both answer as the bare Triton does, the model is 404 in between, and is ready for the gateway again at once."""
+    steps: dict[str, list[RawAnswer]] = {}
+    for url in (running.http_url, running.engine_http_url):
+        steps[url] = told(url, [post(f"{SPARE}/unload")])
+        until_gone(url, "spare")
+        gone = [infer_x("spare"), get("/v2/models/spare"), get("/v2/models/spare/ready"), post(f"{SPARE}/unload")]
+        steps[url] += told(url, [*gone, post(f"{SPARE}/load"), infer_x("spare"), post(INDEX, {"ready": True})])
+    same(*steps.values())
+    assert [answer.status for answer in steps[running.http_url]] == [200, 404, 404, 400, 200, 200, 200, 200]
+
+
+def test_load_with_a_config_and_a_file_serves_them(running: RunningStack, plus_one: str) -> None:
+    """A model that is in no repository is made of what comes with its load, and is gone with its unload."""
+    shown = [get("/v2/models/brand_new"), get("/v2/models/brand_new/config"), infer_x("brand_new")]
+    calls = [load(BRAND_NEW, CONFIG, **{"2__model": plus_one}), *shown, post(f"{BRAND_NEW}/unload")]
+    steps = {}
+    for url in (running.http_url, running.engine_http_url):
+        steps[url] = told(url, calls)
+        until_gone(url, "brand_new")
+        steps[url] += told(url, [post(f"{BRAND_NEW}/load"), infer_x("brand_new")])
+    same(*steps.values())
+    ours = steps[running.http_url]
+    assert [answer.status for answer in ours] == [200, 200, 200, 200, 200, 400, 404]
+    assert json.loads(ours[1].body)["versions"] == ["2"]
+    assert json.loads(ours[3].body)["outputs"][0]["data"] == [2.0, 3.0, 4.0]
+
+
+def test_load_that_cannot_be_leaves_what_serves(running: RunningStack, plus_one: str) -> None:
+    """Each refusal is Triton's, in its words, or comes before Triton; the model answers on."""
+    refused = [
+        load(SPARE, "{"),
+        load(SPARE, CONFIG | {"name": "other"}),
+        load(SPARE, **{"1__model": plus_one}),
+        load(SPARE, CONFIG, **{"model": plus_one}),
+        load(SPARE, CONFIG, **{"1__model": 5}),
+        post(f"{SPARE}/load", {"parameters": {"nonsense": "x"}}),
+        post(f"{SPARE}/load", {"parameters": {"config": 5}}),
+        post("/v2/repository/models/nobody/load"),
+        post("/v2/repository/here/models/spare/load"),
+    ]
+    ours, theirs = told(running.http_url, refused), told(running.engine_http_url, refused)
+    same(ours, theirs)
+    assert {answer.status for answer in ours} <= {400, 501}
+    assert ask(running.http_url, infer_x("spare")).status == 200
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "1/../../x", "1/" + "x" * 256])
+def test_load_with_a_file_elsewhere_never_reaches_the_engine(running: RunningStack, plus_one: str, name: str) -> None:
+    """400 that names the file."""
+    before = len(running.logged("loading: spare"))
+    body = {"parameters": {"config": json.dumps(CONFIG), f"file:{name}": plus_one}}
+    answer = ask(running.http_url, post(f"{SPARE}/load", body))
+    assert answer.status == 400
+    assert b"model file" in answer.body
+    assert len(running.logged("loading: spare")) == before
