@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from server.core.backend import Relay
 from server.core.caller import Caller
-from server.core.errors import InferenceError, InvalidRequest, NotSupported, RegionNotFound
+from server.core.errors import BackendFailed, InferenceError, InvalidRequest, NotSupported, RegionNotFound
 from server.core.relay import RegionUse
 from server.logs import get_logger
 from server.shared_memory import connections, engine_calls
@@ -89,22 +89,32 @@ class SharedMemory:
             raise
 
     async def unregister(self, kind: Kind, name: str, caller: Caller) -> None:
-        """What the caller may use by that name, else nothing, is unregistered: now, or when no request uses it."""
+        """What the caller may use by that name, else nothing. Raises BackendFailed where a request uses it."""
         self._require(kind)
-        with suppress(RegionNotFound):
-            self._check_generation()
-            for region in self._registry.status(kind, caller, name):
-                self._registry.retire(region)
-        await self._take_back_in_turn()
+        async with self._turn:
+            await self._renew()
+            with suppress(RegionNotFound):
+                for region in self._registry.status(kind, caller, name):
+                    await self._unregister(region)
 
     async def unregister_own(self, kind: Kind, caller: Caller) -> None:
-        """Everything of that kind which the caller registered, and nothing else."""
+        """Everything of that kind which the caller registered, and nothing else.
+
+        Raises BackendFailed, in Triton's words, where requests use some of it; the rest is unregistered.
+        """
         self._require(kind)
-        self._check_generation()
         await self._note_gone()
-        for region in self._registry.own(kind, caller):
-            self._registry.retire(region)
-        await self._take_back_in_turn()
+        kept: list[str] = []
+        async with self._turn:
+            await self._renew()
+            for region in self._registry.own(kind, caller):
+                try:
+                    await self._unregister(region)
+                except BackendFailed:
+                    kept.append(region.name)
+        if kept:
+            names = "".join(f"{name} ," for name in kept)
+            raise BackendFailed(f"Failed to unregister the following {kind} shared memory regions: {names}")
 
     def status(self, kind: Kind, caller: Caller, name: str = "") -> list[Region]:
         """What the caller may use, or one of it. Raises RegionNotFound in Triton's words."""
@@ -219,16 +229,25 @@ class SharedMemory:
             self._registry.retire(region)
             raise
 
+    async def _unregister(self, region: Region) -> None:
+        """Raises BackendFailed in Triton's words where a request uses it."""
+        if self._registry.is_used(region, time.monotonic()):
+            raise BackendFailed(f"Cannot unregister shared memory region '{region.name}', it is currently in use.")
+        await engine_calls.unregister(self._relay, region.kind, region.name)
+        if region in self._registry:
+            self._registry.forget(region)
+            _close(region)
+
     async def _take_back_in_turn(self) -> None:
         async with self._turn:
             await self._renew()
             await self._take_back()
 
     async def _take_back(self) -> None:
+        """What is due, but for what the engine itself still uses."""
         for region in self._registry.due(time.monotonic()):
-            await engine_calls.unregister(self._relay, region.kind, region.name)
-            self._registry.forget(region)
-            _close(region)
+            with suppress(BackendFailed):
+                await self._unregister(region)
 
     def _check_generation(self) -> None:
         """Forget the regions of an engine that is gone."""

@@ -11,7 +11,7 @@ from server.core.relay import RegionUse
 from server.shared_memory.region import Kind, Region
 
 ORPHAN_S = 5.0
-LINGER_S = 30.0
+LINGER_S = 2.0
 
 
 class Loss(StrEnum):
@@ -32,7 +32,7 @@ class RegistryLimits:
 
 @dataclass(slots=True)
 class _Entry:
-    """uses: requests that run over it. busy_until: an engine may work on it till then for a request given up.
+    """uses: requests that run over it. busy_until: till then a request that was given up may still touch it.
 
     is_orphan: its owner's connection is gone. is_leaving: nobody may use it any more.
     """
@@ -51,7 +51,7 @@ class _Entry:
 class Registry:
     """The regions of one engine, which have one space of names.
 
-    A region that is in use is never handed out for removal: taking memory from under a running inference kills Triton.
+    A region that is in use is never handed out for removal. Triton refuses that itself; the embedded engine does not.
     """
 
     def __init__(self, limits: RegistryLimits) -> None:
@@ -117,7 +117,8 @@ class Registry:
 
     def retire(self, region: Region) -> None:
         """Nobody may use it any more; `due` hands it out when nobody does."""
-        self._entries[region.name].is_leaving = True
+        if region in self:  # the engine may have been restarted meanwhile
+            self._entries[region.name].is_leaving = True
 
     def due(self, now: float) -> list[Region]:
         """What is to be removed from the engine now, and then forgotten: retired, or its lease is over."""
@@ -158,6 +159,10 @@ class Registry:
     def size_bytes(self) -> int:
         """Of all regions together."""
         return sum(entry.region.wish.size_bytes for entry in self._entries.values())
+
+    def is_used(self, region: Region, now: float) -> bool:
+        """Whether a request runs over it."""
+        return region in self and not self._entries[region.name].is_idle(now)
 
     def is_orphan(self, region: Region) -> bool:
         """Whether its owner's connection is gone."""

@@ -119,7 +119,7 @@ def test_region_that_nobody_uses_goes_with_its_lease() -> None:
 
 
 def test_region_in_use_is_never_due() -> None:
-    """Neither by its lease nor by being retired: Triton dies when memory goes from under an inference."""
+    """Neither by its lease nor by being retired."""
     regions = registry()
     region = claim(regions, "r", HERE)
     regions.enter(["r"], 0.0)
@@ -127,18 +127,20 @@ def test_region_in_use_is_never_due() -> None:
     regions.retire(region)
     assert regions.due(LEASE_S * 2) == []
     assert regions.is_leaving("r")
+    assert regions.is_used(region, LEASE_S * 2)
     regions.leave([region], LEASE_S * 2, is_answered=True)
     assert regions.due(LEASE_S * 2) == [region]
 
 
 def test_region_of_a_request_given_up_lingers() -> None:
-    """A caller that left does not stop what Triton does over HTTP; its memory stays a while."""
+    """What runs in a thread ends later than its caller."""
     regions = registry()
     region = claim(regions, "r", HERE)
     regions.enter(["r"], 0.0)
     regions.leave([region], 1.0, is_answered=False)
     regions.retire(region)
     assert regions.due(LINGER_S) == []
+    assert not regions.is_used(region, 1.0 + LINGER_S)
     assert regions.due(1.0 + LINGER_S) == [region]
 
 
