@@ -1,0 +1,152 @@
+"""Every way through the data plane asks for the caller's role and takes of its quota, and gives its share back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+from server.access.quotas import Quotas
+from server.admission import Admission, AdmissionLimits
+from server.backends.watch import EngineWatch, WatchOptions
+from server.core.caller import Caller, Quota, Role
+from server.core.errors import InferenceError, NotSupported, Overloaded, PermissionDenied, QuotaExceeded
+from server.core.relay import GrpcCall, HttpCall, InferHead
+from server.core.verb import ROLE_OF
+from server.dataplane import DataPlane, Verb
+from server.image_flow import ImageFlow
+from server.metrics import Metrics
+from server.testing import FakeBackend, FakeMode
+from server.vision.pool import DecodePool
+from tests.grpc_front.harness import MODELS, double, infer_message
+
+HEAD = InferHead("double")
+HTTP = HttpCall("POST", b"/v2/models/double/infer", (), b"{}")
+GRPC = GrpcCall("/inference.GRPCInferenceService/ModelInfer", infer_message())
+CAMERA = Caller("camera", roles=frozenset((Role.INFER,)), quota=Quota(share=0.25))
+
+
+@dataclass
+class Rig:
+    plane: DataPlane
+    backend: FakeBackend
+    quotas: Quotas
+    admission: Admission
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """Four places; a quarter of them is one."""
+    backend = FakeBackend(MODELS, answer=double)
+    watch = EngineWatch(backend, WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60))
+    admission, quotas, metrics = Admission(AdmissionLimits(4)), Quotas(max_requests=4, max_bytes=1 << 20), Metrics()
+    images = ImageFlow(backend=backend, watch=watch, pool=DecodePool(workers=1), metrics=metrics)
+    plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics, quotas=quotas)
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        await watch.first_ready.wait()
+    yield Rig(plane, backend, quotas, admission)
+    assert quotas.in_flight() == {}
+    assert admission.statistics().requests == 0
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def by_http(plane: DataPlane, caller: Caller) -> None:
+    await plane.relay_http(Verb.INFER, HEAD, HTTP, caller=caller)
+
+
+async def by_grpc(plane: DataPlane, caller: Caller) -> None:
+    await plane.relay_grpc(Verb.INFER, HEAD, GRPC, caller=caller)
+
+
+async def by_http_stream(plane: DataPlane, caller: Caller) -> None:
+    async with plane.stream_http(HEAD, HTTP, caller=caller):
+        raise AssertionError("the fake engine does not generate")
+
+
+async def on_a_stream(plane: DataPlane, caller: Caller) -> None:
+    async with plane.stream_grpc(GRPC.method, (), caller=caller):
+        with plane.place_on_stream(HEAD, caller, 10):
+            await asyncio.sleep(0)
+
+
+WAYS = (by_http, by_grpc, by_http_stream, on_a_stream)
+Way = Callable[[DataPlane, Caller], Awaitable[None]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_inference_needs_its_role(rig: Rig, way: Way) -> None:
+    """Also where a transport forgot to ask."""
+    with pytest.raises(PermissionDenied, match="this needs the role infer"):
+        await way(rig.plane, Caller("viewer", roles=frozenset((Role.READ, Role.ADMIN))))
+
+
+@pytest.mark.parametrize("verb", set(Verb) - {Verb.INFER})
+async def test_every_verb_needs_its_role(rig: Rig, verb: Verb) -> None:
+    """Over both protocols; reading is not changing."""
+    others = frozenset(Role) - {ROLE_OF[verb]}
+    for way in (
+        rig.plane.relay_http(verb, HEAD, HTTP, caller=Caller("a", roles=others)),
+        rig.plane.relay_grpc(verb, HEAD, GRPC, caller=Caller("a", roles=others)),
+    ):
+        with pytest.raises(PermissionDenied, match=f"this needs the role {ROLE_OF[verb]}"):
+            await way
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_caller_whose_share_is_taken_is_refused_and_another_is_not(rig: Rig, way: Way) -> None:
+    """One of its requests runs; its next is refused at once, whichever way it comes."""
+    rig.backend.mode = FakeMode.SLOW
+    running = asyncio.create_task(by_http(rig.plane, CAMERA))
+    while not rig.quotas.in_flight():
+        await asyncio.sleep(0)
+    with pytest.raises(QuotaExceeded, match="'camera' has 1 requests in flight"):
+        await way(rig.plane, CAMERA)
+    other = asyncio.create_task(by_http(rig.plane, Caller("other", quota=Quota(share=0.25))))
+    while len(rig.quotas.in_flight()) < 2:
+        await asyncio.sleep(0)
+    rig.backend.release.set()
+    await asyncio.gather(running, other)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_share_is_given_back_however_a_request_ends(rig: Rig, way: Way) -> None:
+    """Well, or refused by the engine's side; the fixture looks."""
+    for _ in range(3):
+        with suppress(NotSupported):
+            await way(rig.plane, CAMERA)
+    rig.backend.mode = FakeMode.UNAVAILABLE
+    with suppress(InferenceError):
+        await way(rig.plane, CAMERA)
+
+
+async def test_share_is_given_back_where_the_gateway_is_full_and_by_who_leaves(rig: Rig) -> None:
+    """A place of all is missing, or the client cancels."""
+    for _ in range(4):
+        rig.admission.enter(1)
+    with pytest.raises(Overloaded):
+        await by_http(rig.plane, CAMERA)
+    assert rig.quotas.in_flight() == {}
+    for _ in range(4):
+        rig.admission.leave(1)
+    rig.backend.mode = FakeMode.SLOW
+    leaving = asyncio.create_task(by_http(rig.plane, CAMERA))
+    while not rig.quotas.in_flight():
+        await asyncio.sleep(0)
+    leaving.cancel()
+    with suppress(asyncio.CancelledError):
+        await leaving
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_request_is_one_of_the_rate(rig: Rig, way: Way) -> None:
+    """On a stream too, each by itself."""
+    caller = Caller("camera", quota=Quota(rate=3, period_s=3600.0))
+    for _ in range(3):
+        with suppress(NotSupported):
+            await way(rig.plane, caller)
+    with pytest.raises(QuotaExceeded, match="has sent its 3 requests"):
+        await way(rig.plane, caller)
