@@ -18,6 +18,11 @@ class _Held:
 
     requests: int = 0
     size_bytes: int = 0
+    receiving_bytes: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.requests and not self.receiving_bytes
 
 
 class Quotas:
@@ -86,12 +91,40 @@ class Quotas:
         held = self._held[caller.key_name]
         held.requests -= 1
         held.size_bytes -= size_bytes
-        if not held.requests:
+        if held.is_idle:
             del self._held[caller.key_name]
+
+    def receive(self, caller: Caller, size_bytes: int, *, before: int) -> None:
+        """So many bytes of a caller's body have come, more will follow; `received` gives them back.
+
+        before: bytes of the same body that came earlier. Raises QuotaExceeded at its share, though not for a body that
+        is its only one.
+        """
+        held = self._held.get(caller.key_name) or _Held()
+        max_bytes = int(self._max_bytes * (caller.quota or _NO_QUOTA).share)
+        if held.receiving_bytes + size_bytes > max_bytes and held.receiving_bytes > before:
+            raise QuotaExceeded(
+                f"{_subject(caller)} has {held.receiving_bytes} bytes of bodies on their way "
+                f"(its share is {max_bytes}); retry after {SHARE_RETRY_AFTER_S} s",
+                retry_after_s=SHARE_RETRY_AFTER_S,
+            )
+        held.receiving_bytes += size_bytes
+        self._held[caller.key_name] = held
+
+    def received(self, caller: Caller, size_bytes: int) -> None:
+        """These bytes are of a body that is whole now, or gone."""
+        held = self._held[caller.key_name]
+        held.receiving_bytes -= size_bytes
+        if held.is_idle:
+            del self._held[caller.key_name]
+
+    def receiving_bytes(self) -> int:
+        """Bytes of bodies that are on their way now, of all callers."""
+        return sum(held.receiving_bytes for held in self._held.values())
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight by the caller's name, of those that have any; "" stands for all without a key."""
-        return {name: held.requests for name, held in self._held.items()}
+        return {name: held.requests for name, held in self._held.items() if held.requests}
 
     def _wait_s(self, name: str, quota: Quota, now: float) -> float:
         """Until the bucket has one token; 0 where it has one."""

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from starlette.requests import Request
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope
 
 from server.access.credentials import CREDENTIAL_NAMES, credentials_of
 from server.access.door import Door
-from server.core.caller import Caller, Role
+from server.access.quotas import Quotas
+from server.core.caller import NOBODY, Caller, Role
 
 _CALLER = "penstock.caller"
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
@@ -31,6 +32,37 @@ class Gate:
             return
         caller = await self._door.admit(credentials, role)
         scope[_CALLER] = replace(caller, address=_address(scope))
+
+    def incoming(self, scope: Scope, receive: Receive) -> "Incoming":
+        """The body of a request that was let in."""
+        return Incoming(self._door.quotas, scope.get(_CALLER, NOBODY), receive)
+
+
+class Incoming:
+    """A body on its way: while more of it is to come, what came counts against its caller's share."""
+
+    def __init__(self, quotas: Quotas, caller: Caller, receive: Receive) -> None:
+        self._quotas = quotas
+        self._caller = caller
+        self._receive = receive
+        self._size_bytes = 0
+
+    async def receive(self) -> Message:
+        """The next message. Raises QuotaExceeded where the caller has too many bytes on their way already."""
+        message = await self._receive()
+        if message.get("more_body", False):
+            size_bytes = len(message["body"])
+            self._quotas.receive(self._caller, size_bytes, before=self._size_bytes)
+            self._size_bytes += size_bytes
+        else:
+            self.give_back()
+        return message
+
+    def give_back(self) -> None:
+        """The body is whole, or nobody waits for it any more."""
+        if self._size_bytes:
+            self._quotas.received(self._caller, self._size_bytes)
+            self._size_bytes = 0
 
 
 def caller_of(request: Request) -> Caller:

@@ -100,6 +100,24 @@ def test_share_lets_one_big_request_through() -> None:
         kept.enter(caller(share=0.1), 1)
 
 
+def test_share_bounds_bodies_on_their_way_apart_from_what_is_in_flight() -> None:
+    """Half of a thousand bytes, though a caller's only body may be longer; another caller has its own."""
+    asked, kept = caller(share=0.5), quotas()
+    kept.receive(asked, 400, before=0)
+    kept.receive(asked, 400, before=400)
+    with pytest.raises(QuotaExceeded, match=r"'camera' has 800 bytes of bodies on their way \(its share is 500\)"):
+        kept.receive(asked, 1, before=0)
+    kept.receive(caller("other", share=0.5), 500, before=0)
+    kept.enter(asked, 1)
+    kept.received(asked, 800)
+    kept.receive(asked, 1, before=0)
+    assert kept.in_flight() == {"camera": 1}
+    kept.leave(asked, 1)
+    kept.received(asked, 1)
+    kept.received(caller("other"), 500)
+    assert kept.in_flight() == {}
+
+
 def test_flood_of_one_leaves_the_others_their_places() -> None:
     """However often one tenant tries, with half as its share, another finds a place in what all have together."""
     kept, admission = quotas(), Admission(AdmissionLimits(10, 1000))

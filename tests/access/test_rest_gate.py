@@ -1,5 +1,6 @@
 """Keys over HTTP: asked for before the body, told to nobody, and the role that each endpoint needs."""
 
+import asyncio
 import json
 
 import pytest
@@ -120,3 +121,28 @@ async def test_used_up_rate_is_429_before_the_body_and_says_when(front: Front) -
     assert (reply.status, reply.headers["retry-after"]) == (429, "3600")
     assert "'once' has sent its 1 requests per 3600 s" in json.loads(reply.body)["error"]
     assert (await front.ask("POST", INFER, VALID_INFER, api_key(KEYS[Role.INFER]))).status == 200
+
+
+async def test_slow_bodies_of_one_key_fill_its_own_share_only(front: Front) -> None:
+    """The second body over the share is 429 while it comes; another key's goes through; all is given back."""
+    assert front.door is not None
+    quotas = front.door.quotas
+    head = "POST {} HTTP/1.1\r\nHost: t\r\nx-api-key: {}\r\nContent-Length: {}\r\n\r\n"
+    half = 300_000  # of a share of 524,288 bytes
+    infer, admin = KEYS[Role.INFER], KEYS[Role.ADMIN]
+    async with front.served() as port, Client.connected(port) as first, Client.connected(port) as second:
+        await first.send(head.format(INFER, infer, 2 * half).encode() + bytes(half))
+        async with asyncio.timeout(10):
+            while quotas.receiving_bytes() < half:
+                await asyncio.sleep(0.01)
+            await second.send(head.format(INFER, infer, 2 * half).encode() + bytes(half))
+            refused = await second.reply()
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert "bytes of bodies on their way (its share is 524288)" in json.loads(refused.body)["error"]
+            async with Client.connected(port) as other:
+                load = "/v2/repository/models/ident/load"
+                await other.send(head.format(load, admin, 2).encode() + b"{}")
+                assert (await other.reply()).status == 200
+            await first.close()
+            while quotas.receiving_bytes():
+                await asyncio.sleep(0.01)
