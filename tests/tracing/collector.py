@@ -94,7 +94,9 @@ def collecting(*, holds: bool = False, status: int = 200) -> Iterator[Collector]
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
     """As Triton sends it. OTLP's JSON has ids in hex, where protobuf's own has base64."""
-    message: ExportTraceServiceRequest = Parse(_IDS.sub(_as_base64, body), ExportTraceServiceRequest())
+    message: ExportTraceServiceRequest = Parse(
+        _IDS.sub(_as_base64, body), ExportTraceServiceRequest(), ignore_unknown_fields=True
+    )
     return message
 
 
