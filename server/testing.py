@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -23,7 +23,6 @@ from server.core.errors import (
     InferenceError,
     ModelNotFound,
     ModelNotReady,
-    NotSupported,
 )
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
@@ -72,6 +71,7 @@ class FakeBackend:
         self.http_calls: list[HttpCall] = []
         self.streams: list[GrpcMetadata] = []
         self.cancelled = 0
+        self.open_streams = 0
         self.release = asyncio.Event()
         self._configs = {config.name: config for config in models}
         self._loaded = set(self._configs)
@@ -158,7 +158,19 @@ class FakeBackend:
             return GrpcAnswer(UNIMPLEMENTED, details=str(error))
 
     async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        raise NotSupported("the fake engine does not generate")
+        """`http_answer` in one piece, whatever was asked. open_streams counts those not yet read or closed."""
+        answer = await self.http(call, deadline=deadline)
+        self.open_streams += 1
+        chunks = self._one_piece(answer.body)
+        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        return HttpStream(answer.status, answer.headers, chunks)
+
+    async def _one_piece(self, body: bytes) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b""
+            yield body
+        finally:
+            self.open_streams -= 1
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """Answers in order, as ModelInfer would be answered."""

@@ -44,7 +44,9 @@ class TracedRelay:
         except BaseException:
             span.end(is_error=True)
             raise
-        return replace(stream, chunks=_until_end(stream, span))
+        chunks = _until_end(stream, span)
+        await anext(chunks)  # an empty one: from here on closing the generator reaches its finally
+        return replace(stream, chunks=chunks)
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         trace = current_trace.get()
@@ -68,6 +70,7 @@ class TracedRelay:
 async def _until_end(stream: HttpStream, span: EngineSpan) -> AsyncGenerator[bytes, None]:
     is_error = True
     try:
+        yield b""
         async for chunk in stream.chunks:
             yield chunk
         is_error = stream.status >= _HTTP_ERROR
