@@ -176,8 +176,15 @@ def _require_tracing(endpoint: str) -> None:
         raise ValueError(f"otlp_endpoint is {endpoint!r}; the collector's address looks like http://host:4318")
     if "@" in endpoint:
         raise ValueError("otlp_endpoint holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
-    if importlib.util.find_spec("opentelemetry") is None:
+    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
         raise ValueError("otlp_endpoint needs OpenTelemetry; install it with `pip install 'penstock[otel]'`")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is what it would stand in
+        return False
 
 
 def _require_known_user(path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.watch import EngineWatch, WatchOptions
+from server.core.encoded_images import EncodedCall
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -101,7 +102,8 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
-    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo), answer=answer)
+    hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
+    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo, hasty), answer=answer)
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
     watch = EngineWatch(backend, options)
     admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()
@@ -208,6 +210,29 @@ async def test_request_without_deadline_gets_the_models_slo(rig: Rig) -> None:
     with pytest.raises(DeadlineExceeded):
         await rig.plane.relay_http(Verb.INFER, InferHead("hasty"), CALL)
     assert time.monotonic() - started < 1.0
+
+
+async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_takes(rig: Rig) -> None:
+    """In flight are the files and the tensor; the model's SLO is the deadline of all of it."""
+    files = (picture(255), picture(0))
+    made: list[Tensor] = []
+
+    def with_tensor(tensor: Tensor) -> HttpCall:
+        made.append(tensor)
+        seen.append(rig.admission.statistics().size_bytes)
+        return CALL
+
+    seen: list[int] = []
+    reply = await rig.plane.relay_http_images(EncodedCall(InferHead("classes"), files, with_tensor))
+    assert reply.status == 200
+    assert made[0].shape == (2, 3, 8, 8)
+    assert seen == [sum(map(len, files)) + 2 * 3 * 8 * 8 * 4]
+    rig.backend.mode = FakeMode.SLOW
+    hasty = EncodedCall(InferHead("hasty-classes"), files, lambda _: CALL)
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await rig.plane.relay_http_images(hasty)
+    assert time.monotonic() - started < 5.0
 
 
 async def test_cancelled_caller_gives_its_place_back(rig: Rig) -> None:

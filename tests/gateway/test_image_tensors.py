@@ -1,5 +1,6 @@
 """Encoded images as tensors: rows, limits and refusals, over real decoders and a fake engine."""
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from server.backends.watch import EngineWatch, WatchOptions
 from server.core.encoded_images import ImageInput
-from server.core.errors import InvalidRequest, TooLarge, UndecodableImage, UnsupportedMedia
+from server.core.errors import DeadlineExceeded, InvalidRequest, TooLarge, UndecodableImage, UnsupportedMedia
 from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Array, Datatype
 from server.image_flow import ImageFlow, ImageRequest
@@ -116,6 +117,13 @@ async def test_tensor_over_its_limit_is_too_large(rig: Rig, monkeypatch: pytest.
         await rig.tensor("batches", picture(1), picture(1), picture(1))
     with pytest.raises(TooLarge, match="send fewer or smaller"):
         await rig.tensor("own", picture(1, width=40, height=40))
+
+
+async def test_images_past_their_deadline_are_given_up_while_they_are_decoded(rig: Rig) -> None:
+    """The deadline is kept on the way to the engine, too."""
+    late = ImageRequest("batches", "", (picture(1),), time.monotonic() - 1.0)
+    with pytest.raises(DeadlineExceeded, match="while the image was decoded"):
+        await rig.images.tensor(late, "batches")
 
 
 def test_only_models_that_describe_images_have_an_image_input(rig: Rig) -> None:

@@ -41,6 +41,9 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_ENGINE": "http://h:99999"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE": "http://[::1"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc goes with an engine given by URL"),
+        ({"PENSTOCK_OTLP_ENDPOINT": "collector:4318"}, "the collector's address looks like http://host:4318"),
+        ({"PENSTOCK_OTLP_ENDPOINT": "http://"}, "the collector's address looks like http://host:4318"),
+        ({"PENSTOCK_OTLP_ENDPOINT": "http://a:secret@h:1"}, "holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS"),
         ({"PENSTOCK_HTTP_PORT": "9000"}, "port 9000 is given twice"),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],
@@ -123,6 +126,13 @@ def test_engine_triton_where_it_cannot_run_is_refused_with_the_other_engines(no_
     """Who asks for Triton does not get something else in silence."""
     with pytest.raises(CannotStart, match=r"make up.* or use --engine embedded .* --engine URL"):
         choose_engine(read_settings({"engine": "triton", **no_triton}, environ={}))
+
+
+def test_collector_without_the_extra_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything starts, and without a word of Python."""
+    monkeypatch.setattr("server.settings.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"pip install 'penstock\[otel\]'"):
+        read_settings({"otlp_endpoint": "http://h:4318"}, environ={})
 
 
 @pytest.mark.parametrize("engine", ["embedded", "http://h:1"])
