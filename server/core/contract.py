@@ -6,6 +6,8 @@ from server.core.errors import NotSupported
 BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
 # Triton 2.51 multiplies a shape without looking for overflow; FP32 [1, 2^62] without a byte ends the model's process.
 MAX_ELEMENTS = 1 << 40
+# Of inputs, and of outputs, in one request.
+MAX_TENSORS = 1000
 # A longer name of a file in a model load ends Triton 2.51.
 MAX_FILE_NAME_BYTES = 255
 _FILE_SETTINGS = {"trace_file": "trace", "log_file": "log"}

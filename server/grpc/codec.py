@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, refuse_file_setting
+from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, MAX_TENSORS, refuse_file_setting
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
@@ -39,6 +39,7 @@ def scan_infer(message: bytes) -> InferScan:
     classified: list[str] = []
     encoded: list[str] = []
     regions: list[RegionUse] = []
+    input_count, outputs = 0, list[str]()
     for number, wire_type, start, end in reader.fields():
         if wire_type != LENGTH:
             continue
@@ -50,14 +51,28 @@ def scan_infer(message: bytes) -> InferScan:
                 timeout_us = _integer(reader, value)
         elif number == 5:
             name, is_bytes = _scan_input(reader, start, end, regions)
+            input_count += 1
             if is_bytes:
                 encoded.append(name)
         elif number == 6:
             name, is_classified = _scan_output(reader, start, end, regions)
+            outputs.append(name)
             if is_classified:
                 classified.append(name)
+    _check_counts(input_count, outputs)
     head = InferHead(_checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded))
     return InferScan(head, tuple(classified))
+
+
+def _check_counts(input_count: int, outputs: list[str]) -> None:
+    if input_count < 2 and len(outputs) < 2:
+        return
+    for count, kind in ((input_count, "inputs"), (len(outputs), "outputs")):
+        if count > MAX_TENSORS:
+            raise InvalidRequest(f"{count} {kind} (limit {MAX_TENSORS}); send fewer")
+    if len(set(outputs)) < len(outputs):
+        twice = next(name for name in outputs if outputs.count(name) > 1)
+        raise InvalidRequest(f"output {twice[:80]!r} is given twice")
 
 
 def scan_model_name(message: bytes) -> str:

@@ -7,7 +7,7 @@ from types import NoneType
 
 import msgspec
 
-from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, refuse_file_setting
+from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, MAX_TENSORS, refuse_file_setting
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.relay import InferHead, RegionUse
@@ -23,7 +23,6 @@ from server.rest.json_members import (
     shown,
 )
 
-MAX_TENSORS = 1000
 MAX_RANK = 64
 _MAX_DIGITS_OF_SHAPE = 4096
 _FILE_PREFIX = "file:"

@@ -1,11 +1,12 @@
 """The shallow scan reads what protobuf reads, touches no tensor, and survives any bytes."""
 
 import contextlib
+import re
 import time
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
@@ -57,7 +58,7 @@ def requests(draw: st.DrawFn) -> service_pb2.ModelInferRequest:
         tensor = request.inputs.add(name=draw(texts), datatype=draw(texts), shape=shape)
         tensor.contents.fp32_contents.extend(draw(st.lists(st.floats(width=32), max_size=3)))
         request.raw_input_contents.append(draw(st.binary(max_size=300)))
-    for name in draw(st.lists(texts, max_size=3)):
+    for name in draw(st.lists(texts, max_size=3, unique=True)):
         output = request.outputs.add(name=name)
         if draw(st.booleans()):
             output.parameters["classification"].int64_param = draw(int64s)
@@ -85,6 +86,8 @@ def test_scan_concatenated_messages_merge_as_protobuf_merges(
     one: service_pb2.ModelInferRequest, other: service_pb2.ModelInferRequest
 ) -> None:
     """The last of a field wins: nobody can show the gateway one name and the engine another."""
+    names = [output.name for output in (*one.outputs, *other.outputs)]
+    assume(len(set(names)) == len(names))
     message = one.SerializeToString() + other.SerializeToString()
 
     assert scan_infer(message) == as_protobuf_reads(service_pb2.ModelInferRequest.FromString(message))
@@ -257,3 +260,22 @@ def test_metadata_blocked_extensions_are_not_advertised() -> None:
 
     assert (ours.name, ours.version) == ("triton", "2.51.0")
     assert list(ours.extensions) == ["sequence", "trace", "statistics"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "said"),
+    [
+        (1, ["y", "z", "y"], "output 'y' is given twice"),
+        (1, [f"o{number}" for number in range(10_000)], "10000 outputs (limit 1000); send fewer"),
+        (1001, ["y"], "1001 inputs (limit 1000); send fewer"),
+    ],
+)
+def test_scan_of_too_many_or_doubled_tensors_is_refused(inputs: int, outputs: list[str], said: str) -> None:
+    """As over REST; an engine would answer the first of two and hold the rest."""
+    request = service_pb2.ModelInferRequest(model_name="m")
+    for number in range(inputs):
+        request.inputs.add(name=f"x{number}", datatype="FP32", shape=[1])
+    for name in outputs:
+        request.outputs.add(name=name)
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        scan(request)
