@@ -1,4 +1,4 @@
-"""A decoupled model for Triton's python backend: as many answers as it is asked for, as slowly as it is asked to."""
+"""Models for Triton's python backend: a decoupled one, as slow as it is asked to be, and one for BF16."""
 
 from pathlib import Path
 
@@ -47,6 +47,29 @@ output [ { name: "index" data_type: TYPE_INT32 dims: [ 1 ] } ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
 model_transaction_policy { decoupled: true }
 """
+
+
+BF16 = '''"""Answers what it is given; numpy knows no BF16."""
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        copies = [pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack()) for tensor in tensors]
+        return [pb_utils.InferenceResponse([copy]) for copy in copies]
+'''
+BF16_CONFIG = """backend: "python"
+max_batch_size: 0
+input [ { name: "x" data_type: TYPE_BF16 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_BF16 dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+
+
+def write_bf16(repository: Path) -> None:
+    """The model `bf16`: x → y = x."""
+    write_model(repository, "bf16", BF16, BF16_CONFIG)
 
 
 def write_words(repository: Path) -> None:

@@ -1,5 +1,7 @@
 """POST …/generate and …/generate_stream: JSON in, JSON or server-sent events out, relayed as they come."""
 
+import asyncio
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -87,8 +89,11 @@ class _Events(Response):
             if not self._has_begun:
                 raise
             self._record.rejected(error.reason)
-            await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": error.message}))
-            await _send_end(send)
+            await _send_error(send, error.message)
+        except asyncio.CancelledError:  # the grace of a drain is over
+            if self._has_begun:
+                await _send_error(send, "this gateway stopped before the answer ended; send to another one")
+            raise
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         asker = self._asker
@@ -118,6 +123,11 @@ def _headers(stream: HttpStream) -> list[tuple[bytes, bytes]]:
 async def _send_piece(send: Send, piece: bytes) -> None:
     """Returns when the client's side has room for more."""
     await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+async def _send_error(send: Send, text: str) -> None:
+    await _send_piece(send, b"data: %s\n\n" % msgspec.json.encode({"error": text}))
+    await _send_end(send)
 
 
 async def _send_end(send: Send) -> None:

@@ -1,10 +1,12 @@
 """What the gateway and the bare Triton are asked alike, and where their answers may differ, with the reason."""
 
+import gzip
+import zlib
 from collections.abc import Mapping
 
 from server.core.relay import HttpCall
 from tests.contract import wire_generate_cases, wire_http_binary_cases, wire_http_cases
-from tests.contract.wire_case import HttpCase, get, infer, infer_x, post
+from tests.contract.wire_case import HttpCase, Json, get, infer, infer_binary, infer_x, post
 
 PATHS = [
     "/", "/v2/", "//v2", "/V2", "/v2//models/plain", "/v2/models", "/v2/models/", "/v2/models/plain/",
@@ -68,6 +70,25 @@ DECOUPLED = [
     HttpCase("words: accepts gzip", post(_WORDS + "_stream", {"text_input": "hi"}, {"accept-encoding": "gzip"})),
 ]  # fmt: skip
 
+_BF16: Json = {"name": "x", "shape": [2], "datatype": "BF16", "parameters": {"binary_data_size": 4}}
+_ONE_AND_NAN = b"\x80\x3f\xc0\x7f"
+_ALL_BINARY: Json = {"parameters": {"binary_data_output": True}}
+_PACKED = infer_binary("bf16", {"inputs": [_BF16], **_ALL_BINARY}, _ONE_AND_NAN)
+NARROW_AND_PACKED = [
+    HttpCase("BF16 in and out", _PACKED),
+    HttpCase("BF16 out as JSON", infer_binary("bf16", {"inputs": [_BF16]}, _ONE_AND_NAN)),
+    HttpCase("BF16, raw", infer("bf16", _ONE_AND_NAN, {"inference-header-content-length": "0"})),
+    HttpCase("BF16, an odd byte", infer("bf16", _ONE_AND_NAN[:3], {"inference-header-content-length": "0"})),
+    *(
+        HttpCase(f"binary both ways, {encoding}", HttpCall(
+            "POST", _PACKED.target,
+            (*_PACKED.headers, (b"content-encoding", encoding.encode()), (b"accept-encoding", accepted)),
+            pack(_PACKED.body),
+        ))
+        for encoding, accepted, pack in (("gzip", b"deflate", gzip.compress), ("deflate", b"gzip", zlib.compress))
+    ),
+]  # fmt: skip
+
 CASES = [
     *wire_http_cases.READS,
     *wire_http_cases.INFERS,
@@ -80,6 +101,7 @@ CASES = [
     *PLACES,
     *SETTINGS,
     *DECOUPLED,
+    *NARROW_AND_PACKED,
     HttpCase("an odd header", infer("plain", infer_x().body, {"x-odd": "1", "traceparent": "00-ab"})),
 ]
 

@@ -12,7 +12,7 @@ from tests.contract.gateway_cases import CASES, COUNTED, DIFFERENCES, ORDER, OUR
 from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import HttpCase
 from tests.contract.wire_models import write_models
-from tests.words_model import write_words
+from tests.words_model import write_bf16, write_words
 
 pytestmark = pytest.mark.xdist_group("gateway_is_triton")
 
@@ -29,6 +29,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     home = tmp_path_factory.mktemp("home")
     write_models(home / "models")
     write_words(home / "models")
+    write_bf16(home / "models")
     stack = start_stack(home)
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])

@@ -11,6 +11,7 @@ from server.core.caller import NOBODY, Caller
 from server.core.errors import BackendUnavailable
 from server.core.relay import HttpAnswer, HttpCall, HttpHeaders, HttpStream, InferHead
 from server.dataplane import Verb
+from server.rest.listener import HttpListener, bind
 from tests.rest.harness import JSON, Client, FakePlane, Front, request_bytes
 
 STREAM, GENERATE = "/v2/models/ident/generate_stream", "/v2/models/ident/generate"
@@ -123,6 +124,20 @@ async def test_stream_that_breaks_ends_with_an_event_that_says_why(front: Front,
         reply.body == EVENT + EVENT + b'data: {"error":"the connection to the engine broke: closed by the engine"}\n\n'
     )
     assert front.recorder.reasons == ["engine_down"]
+
+
+async def test_stream_that_the_end_of_a_drain_cuts_is_told_so(front: Front, plane: StreamingPlane) -> None:
+    """What came is there, then the reason, then the stream's proper end."""
+    plane.holds = True
+    listener = HttpListener(front.app, bind("127.0.0.1", 0, flag="--http-port"))
+    listener.start()
+    async with Client.connected(listener.port) as client:
+        await client.send(request_bytes("POST", STREAM, ASK))
+        await client.reader.readuntil(EVENT)
+        assert not await listener.stop(0.1)
+        rest = await client.reader.read()
+    assert b'data: {"error":"this gateway stopped before the answer ended; send to another one"}\n\n' in rest
+    assert rest.endswith(b"0\r\n\r\n")
 
 
 async def test_stream_refused_before_it_began_is_an_error_like_any_other(front: Front, plane: StreamingPlane) -> None:
