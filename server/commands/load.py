@@ -38,9 +38,7 @@ def run(
     api_key: ApiKey = "",
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the phases that are judged")] = None,
     rate: Annotated[float | None, typer.Option(help="requests a second in the phases that are judged")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="send when this recording says (records.jsonl)")
-    ] = None,
+    replay: flags.Replay = None,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="repeat all of it; figures get a spread")] = 1,
     slo_p99_ms: flags.SloP99 = None,
     min_rate: flags.MinRate = None,
@@ -69,15 +67,11 @@ def run(
         slo_p99_ms=slo_p99_ms,
     )
     rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
+    headers = flags.identified(header or (), api_key)
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(
-            gateway_url(target),
-            flag="--target",
-            grpc_address=grpc,
-            image_path=image_path,
-            headers=header or (),
-            api_key=api_key,
+            gateway_url(target), flag="--target", grpc_address=grpc, image_path=image_path, headers=headers
         ),
         beside=flags.endpoint_or_fail(beside, flag="--beside", headers=header or ()) if beside else None,
         rounds=rounds,

@@ -55,15 +55,11 @@ def knee(
         flags.above_zero_or_fail(value, flag)
     chosen = flags.changed_or_fail(flags.scenario_or_fail(scenario), model=model, slo_p99_ms=slo_p99_ms)
     rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
+    headers = flags.identified(header or (), api_key)
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(
-            gateway_url(target),
-            flag="--target",
-            grpc_address=grpc,
-            image_path=image_path,
-            headers=header or (),
-            api_key=api_key,
+            gateway_url(target), flag="--target", grpc_address=grpc, image_path=image_path, headers=headers
         ),
         processes=processes,
         seed=seed,

@@ -35,6 +35,9 @@ Images = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="pictures to post instead of generated ones")
 ]
 ImagePath = Annotated[str, typer.Option(help="where pictures are posted; {model} stands for the model")]
+Replay = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="send when this recording says (records.jsonl)")
+]
 Header = Annotated[list[str] | None, typer.Option("--header", metavar="'NAME: VALUE'", help="goes with every request")]
 SloP99 = Annotated[float | None, typer.Option("--slo-p99-ms", help="another SLO than the scenario's")]
 MinRate = Annotated[float | None, typer.Option("--min-rate", help="a target of your own: right answers a second")]
@@ -106,12 +109,16 @@ def targets_or_fail(
     return (*rows, *slo_targets(scenario, documented=rows, min_rate_per_s=min_rate_per_s))
 
 
+def identified(headers: Sequence[str], api_key: str) -> tuple[str, ...]:
+    """The headers, and the API key as one, unless they say already who asks."""
+    says_who = {"authorization", "x-api-key"} & {text.partition(":")[0].strip().lower() for text in headers}
+    return (*headers, f"x-api-key: {api_key}") if api_key and not says_who else tuple(headers)
+
+
 def endpoint_or_fail(
-    url: str, *, flag: str, grpc_address: str = "", image_path: str = "", headers: Sequence[str] = (), api_key: str = ""
+    url: str, *, flag: str, grpc_address: str = "", image_path: str = "", headers: Sequence[str] = ()
 ) -> Endpoint:
     """The server that the flags name; exit code 2 where an address is none.
-
-    api_key: goes with every request, unless the headers say who asks.
 
     user:password@ in the URL becomes a header, so that no report and no sentence repeats it.
     """
@@ -124,9 +131,6 @@ def endpoint_or_fail(
         fail(f"{flag} {url}: an address such as http://127.0.0.1:8000 is needed")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     given_headers = [_header(text) for text in headers]
-    says_who = {"authorization", "x-api-key"} & {name.lower() for name, _ in given_headers}
-    if api_key and not says_who:
-        given_headers.append(_header(f"x-api-key: {api_key}"))
     if parts.username is not None and not any(name.lower() == "authorization" for name, _ in given_headers):
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         given_headers.append(("Authorization", f"Basic {b64encode(user.encode()).decode()}"))

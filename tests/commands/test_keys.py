@@ -14,7 +14,7 @@ from server.access.door import AccessOptions, Door
 from server.access.quotas import Quotas
 from server.access.rules import read_access_file
 from server.cli import build_app
-from server.commands.load_options import command_line
+from server.commands.load_options import command_line, endpoint_or_fail, identified
 from server.core.caller import Quota, Role
 from tests.web_server import serving
 
@@ -131,3 +131,13 @@ def test_report_of_a_load_test_does_not_repeat_the_key(monkeypatch: pytest.Monke
         assert "pk-secret" not in told
         assert re.search(r"--rate 5$", told)
         assert len(shlex.split(told)) == 5 + len(words) + 1
+
+
+def test_load_test_shows_the_key_unless_a_header_says_who_asks() -> None:
+    """And it goes to the server under test as a header of every request."""
+    assert identified((), "k") == ("x-api-key: k",)
+    assert identified(("a: b",), "k") == ("a: b", "x-api-key: k")
+    assert identified(("Authorization: Bearer x",), "k") == ("Authorization: Bearer x",)
+    assert identified(("a: b",), "") == ("a: b",)
+    endpoint = endpoint_or_fail("http://h:1", flag="--target", headers=identified((), "k"))
+    assert endpoint.headers == (("x-api-key", "k"),)
