@@ -26,6 +26,15 @@ from server.stack import (
 OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
+Roles = Annotated[str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")]
+SharesMemory = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-client-shm",
+        help="let clients of this machine share memory with the engine; off, since they then may have it read and "
+        "write any segment that it may, and may end it by cutting one [off]",
+    ),
+]
 
 
 def up(
@@ -46,17 +55,8 @@ def up(
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
-    anonymous: Annotated[
-        str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")
-    ] = None,
-    allow_client_shm: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-client-shm",
-            help="let clients of this machine share memory with the engine; off, since they then may have it read and "
-            "write any segment that it may, and may end it by cutting one [off]",
-        ),
-    ] = None,
+    anonymous: Roles = None,
+    allow_client_shm: SharesMemory = None,
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")
     ] = None,
