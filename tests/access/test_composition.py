@@ -1,0 +1,89 @@
+"""Who needs a key, by the settings: the one place where that is decided, and what the start refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from server.access.keys import new_secret
+from server.core.caller import Role
+from server.main import compose_door
+from server.settings import Settings, SettingsError, read_settings
+from server.stack import CannotStart, check_access
+
+SECRET = new_secret()
+KEYS = {"PENSTOCK_API_KEYS": f"ops:admin:{SECRET}"}
+OPEN, CLOSED = frozenset(Role), frozenset[Role]()
+
+
+def settings(environ: dict[str, str], **flags: object) -> Settings:
+    return read_settings(flags, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "roles"),
+    [
+        ({}, {}, None),
+        ({}, {"anonymous": ("infer", "read", "admin")}, None),
+        ({}, {"anonymous": ("infer", "read")}, {Role.INFER, Role.READ}),
+        ({}, {"anonymous": ("none",)}, CLOSED),
+        (KEYS, {}, CLOSED),
+        (KEYS, {"anonymous": ("read",)}, {Role.READ}),
+        (KEYS, {"anonymous": ("infer", "read", "admin")}, OPEN),
+        ({"PENSTOCK_ANONYMOUS": "infer"}, {}, {Role.INFER}),
+        ({"PENSTOCK_ANONYMOUS": ""}, {}, CLOSED),
+        ({"PENSTOCK_API_KEYS": ""}, {}, None),
+    ],
+)
+def test_door_stands_where_somebody_may_less_than_everything(
+    environ: dict[str, str], flags: dict[str, object], roles: frozenset[Role] | None
+) -> None:
+    """None where all may do all without a key, which then costs nothing; keys close it but for what is waived."""
+    door = compose_door(settings(environ, **flags))
+    assert (door and door.open_to) == roles
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "anonymous", "starts"),
+    [
+        ("127.0.0.1", {}, None, True),
+        ("127.0.0.53", {}, None, True),
+        ("::1", {}, None, True),
+        ("localhost", {}, None, True),
+        ("0.0.0.0", {}, None, False),
+        ("::", {}, None, False),
+        ("10.1.2.3", {}, None, False),
+        ("gateway.example", {}, None, False),
+        ("", {}, None, False),
+        ("0.0.0.0", KEYS, None, True),
+        ("0.0.0.0", {}, ("infer", "read"), True),
+        ("0.0.0.0", {}, ("none",), True),
+    ],
+)
+def test_start_beyond_loopback_needs_keys_or_a_word_on_who_may(
+    host: str, environ: dict[str, str], anonymous: tuple[str, ...] | None, *, starts: bool
+) -> None:
+    """Strangers can do everything only where somebody said so."""
+    chosen = settings(environ, host=host, anonymous=anonymous)
+    if starts:
+        check_access(chosen)
+        return
+    with pytest.raises(CannotStart, match="there are no API keys: make one with `penstock keys new NAME --file"):
+        check_access(chosen)
+
+
+def test_key_of_the_environment_may_not_stand_in_the_file_too(tmp_path: Path) -> None:
+    """By name or by secret: said before anything starts."""
+    file = tmp_path / "access.toml"
+    file.write_text(f'[keys.other]\nkey = "{SECRET}"\nroles = ["infer"]\n')
+    with pytest.raises(CannotStart, match="'ops' and 'other' have the same secret") as refused:
+        check_access(settings(KEYS, access_file=file))
+    assert SECRET not in str(refused.value)
+
+
+def test_keys_are_in_the_settings_as_hashes_and_not_in_the_settings_file(tmp_path: Path) -> None:
+    """What the gateway's process is handed opens nothing; a TOML of settings with keys is refused, unread."""
+    assert SECRET not in settings(KEYS).model_dump_json() + repr(settings(KEYS))
+    file = tmp_path / "penstock.toml"
+    file.write_text(f'grace_s = 1.0\napi_keys = ["ops:admin:{SECRET}"]\n')
+    with pytest.raises(SettingsError, match=f"{file}:2: keys stand in a file of their own; name it as access_file"):
+        read_settings({}, environ={}, file=file)
