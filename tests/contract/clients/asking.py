@@ -1,7 +1,9 @@
 """tritonclient's four clients under one hand: the same call through each, and what each tells, made comparable."""
 
 import asyncio
+import gc
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,10 +61,10 @@ class Asker:
         """A message or a dict, as plain values."""
         return plain(value)
 
-    def infer(self, model: str, inputs: list[Any], **options: Any) -> Told:
+    def infer(self, model: str, inputs: list[Any], *, is_read: bool = True, **options: Any) -> Told:
         """The answer as it stood on the wire, and every output as an array's bytes or items."""
         result = self.__getattr__("infer")(model, inputs, **options)
-        return told_by_result(result)
+        return told_by_result(result, is_read=is_read)
 
 
 @contextmanager
@@ -81,14 +83,19 @@ def asking(kind: str, address: str) -> Iterator[Asker]:
         client = runner.run(connect())
         yield Asker(kind, client, runner)
         runner.run(client.close())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # tritonclient.http.aio leaves the body of health unread
+        del client
+        gc.collect(1)
 
 
-def told_by_result(result: Any) -> Told:
-    """An InferResult's answer: its head, and the outputs' contents by name."""
+def told_by_result(result: Any, *, is_read: bool = True) -> Told:
+    """An InferResult's answer: its head, and the outputs' contents by name, unless they are in shared memory."""
     response = plain(result.get_response())
     response.pop("raw_output_contents", None)
-    names = [output["name"] for output in response.get("outputs", [])]
-    response.get("outputs", []).sort(key=lambda output: output["name"])
+    outputs = response.get("outputs", [])
+    names = [output["name"] for output in outputs if is_read]
+    outputs.sort(key=lambda output: output["name"])
     return response, {name: _contents(result.as_numpy(name)) for name in sorted(names)}
 
 

@@ -112,6 +112,8 @@ CALLS: Calls = {
     ],
     "a trace setting that is none": _ask("update_trace_settings", None, {"nothing": "1"}),
     "a trace rate that is none": _ask("update_trace_settings", None, {"trace_rate": "often"}),
+    "a trace file": _ask("update_trace_settings", None, {"trace_file": "/tmp/penstock-client-trace"}),
+    "a log file": _ask("update_log_settings", {"log_file": "/tmp/penstock-client-log"}),
     "log settings": _ask("get_log_settings"),
     "log verbosity": lambda asker: [
         asker.update_log_settings({"log_verbose_level": 1}),

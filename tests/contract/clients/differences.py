@@ -15,10 +15,10 @@ JSON = {"content-type": "application/json"}
 
 class Answer(NamedTuple):
     """What a client's user sees, and the heads of every answer on the wire: (status, headers) over HTTP, for gRPC
-    the blocks of headers, initial and trailing."""
+    the blocks of headers, initial and trailing; None where they are not promised."""
 
     told: Told
-    heads: list[Told]
+    heads: list[Told] | None
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Difference:
 
 def is_json(answer: Answer) -> Answer:
     """The same, told to be JSON."""
-    return Answer(answer.told, [(status, headers | JSON) for status, headers in answer.heads])
+    return Answer(answer.told, [(status, headers | JSON) for status, headers in answer.heads or ()])
 
 
 def is_ready(answer: Answer) -> Answer:
     """Ready, whatever Triton says; over HTTP with a body."""
-    heads = [head if isinstance(head, dict) else (200, JSON) for head in answer.heads]
+    heads = [head if isinstance(head, dict) else (200, JSON) for head in answer.heads or ()]
     return Answer(True, heads)
 
 
@@ -49,9 +49,36 @@ def says(error: str) -> Callable[[Answer], Answer]:
 
 def alone(answer: Answer) -> Answer:
     """The same to the user; what is sent to one who has gone is not compared."""
-    return Answer(answer.told, [])
+    return Answer(answer.told, None)
 
 
+def refuses(error: str) -> Callable[[Answer], Answer]:
+    """As the client's mistake, with this text, whatever Triton does."""
+
+    def promise(answer: Answer) -> Answer:
+        is_http = isinstance((answer.heads or [{}])[0], tuple)
+        return Answer({"status": "400" if is_http else "StatusCode.INVALID_ARGUMENT", "error": error}, None)
+
+    return promise
+
+
+def is_refused(answer: Answer) -> Answer:
+    """Triton's text as the client's mistake."""
+    return refuses(answer.told["error"])(answer)
+
+
+def opens(answer: Answer) -> Answer:
+    """Initial headers of their own before the trailing ones."""
+    (only,) = answer.heads or ({},)
+    initial = {name: value for name, value in only.items() if not name.startswith("grpc-")}
+    accepts = {"grpc-accept-encoding": "identity, deflate, gzip"}
+    return Answer(answer.told, [initial | accepts, {"grpc-status": only["grpc-status"]}])
+
+
+OFFSET = (
+    "shared memory region '{}' begins at offset {}; Triton reads such a region at the wrong place: register the "
+    "segment from offset 0 on, and give each tensor a shared_memory_offset"
+)
 DIFFERENCES = (
     Difference(
         "health has a JSON body, since KServe's client reads one; Triton's is empty",
@@ -74,6 +101,34 @@ DIFFERENCES = (
         "whoever gave up is not written to any more",
         ("too late",), alone, "grpc",
     ),
+    Difference(
+        "a stream's headers are sent when it is opened; Triton keeps them for the first answer",
+        ("a stream without a request",), opens,
+    ),
+    Difference(
+        "a client's mistake in a log setting is a 400, as over gRPC; a 503 asks for the same again",
+        ("a log format that is none",), is_refused, "http",
+    ),
+    Difference(
+        "a load that the repository cannot serve is the client's mistake; Triton says over HTTP that the server failed",
+        ("load with a file alone", "load with a config that is none", "load of an unknown model"), is_refused, "http",
+    ),
+    Difference(
+        "a region that begins within its segment is refused; Triton 2.51 answers with memory of its own",
+        ("a region with an offset",), refuses(OFFSET.format("later", 4096)),
+    ),
+    Difference(
+        "the same, where the offset is beyond the segment or no page's beginning",
+        ("a region behind its segment",), refuses(OFFSET.format("odd", 1 << 20)),
+    ),
+    Difference(
+        "a key that nobody made is the client's mistake; Triton says that the server failed",
+        ("a region without a segment",), is_refused,
+    ),
+    Difference(
+        "a region without bytes is refused before Triton maps it",
+        ("a region of nothing",), refuses("failed to register shared memory region 'odd': invalid args"),
+    ),
 )  # fmt: skip
 # grpcio writes an empty grpc-message where a call went well; Triton's C++ leaves it out. No client tells them apart.
 EMPTY_MESSAGE = ("grpc-message", "")
@@ -85,6 +140,11 @@ def promised(kind: str, call: str, answer: Answer) -> Answer:
         if call in difference.calls and kind.startswith(difference.kinds):
             answer = difference.promise(answer)
     return answer
+
+
+def agrees(through: Answer, promise: Answer) -> bool:
+    """Whether the gateway's answer is the promised one."""
+    return through.told == promise.told and promise.heads in (None, through.heads)
 
 
 def comparable(told: Told, heads: list[Told]) -> Answer:

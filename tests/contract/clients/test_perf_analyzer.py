@@ -25,10 +25,15 @@ WAYS = {
     "http json": (*IDENTITY, "-i", "http", "--input-tensor-format", "json", "--output-tensor-format", "json"),
     "http sequences": (*SEQUENCES, "-i", "http"),
     "http strings in batches": ("-m", "words", "--shape", "x:4", "-b", "2", "-i", "http"),
+    "http system shared memory": (*IDENTITY, "-i", "http", *SYSTEM),
     "grpc": (*IDENTITY, "-i", "grpc"),
     "grpc asynchronous": (*IDENTITY, "-i", "grpc", "-a"),
     "grpc gzip": (*IDENTITY, "-i", "grpc", "--grpc-compression-algorithm", "gzip"),
     "grpc sequences": (*SEQUENCES, "-i", "grpc"),
+    "grpc system shared memory": (*IDENTITY, "-i", "grpc", *SYSTEM),
+    "streaming": (*IDENTITY, *STREAMED),
+    "streaming system shared memory": (*IDENTITY, *STREAMED, *SYSTEM),
+    "streaming sequences": (*SEQUENCES, *STREAMED),
 }
 
 
@@ -72,6 +77,18 @@ def test_perf_analyzer_completes(client_stack: RunningStack, perf_analyzer: Perf
     printed = perf_analyzer.run(_address(client_stack, WAYS[way]), *WAYS[way])
     assert _counted(printed, "Request count") >= REQUESTS
     assert _counted(printed, "Successful request count") > 0
+
+
+def test_perf_analyzer_counts_every_answer_of_a_decoupled_model(
+    client_stack: RunningStack, perf_analyzer: PerfAnalyzer, tmp_path: Path
+) -> None:
+    """Three answers to a request: its response rate is three times its request rate."""
+    (tmp_path / "three.json").write_text('{"data": [{"x": {"content": [3], "shape": [1]}}]}')
+    printed = perf_analyzer.run(
+        client_stack.grpc_address, "-m", "repeats", *STREAMED, "--input-data", str(tmp_path / "three.json")
+    )
+    rates = dict(re.findall(r"^ *(Throughput|Response Throughput): ([0-9.]+)", printed, re.MULTILINE))
+    assert float(rates["Response Throughput"]) == pytest.approx(3 * float(rates["Throughput"]), rel=0.01)
 
 
 def test_perf_analyzer_measures_windows_at_several_concurrencies(
