@@ -19,6 +19,7 @@ from server.core.encoded_images import C, EncodedCall, ImageInput
 from server.core.errors import (
     BackendUnavailable,
     DeadlineExceeded,
+    InferenceError,
     InvalidRequest,
     NotSupported,
     Overloaded,
@@ -235,6 +236,13 @@ class DataPlane:
         """Whether a request to that model may have any number of answers; None where its config is not known here."""
         known = self._watch.models.get(model_name)
         return None if known is None or known.config is None else known.config.is_decoupled
+
+    async def find_decoupled(self, model_name: str) -> bool:
+        """The same, the engine asked; a model that nobody knows is none of that kind."""
+        try:
+            return (await self._watch.find(model_name)).is_decoupled
+        except InferenceError:
+            return False
 
     async def infer_images(self, request: ImageRequest, caller: Caller = NOBODY) -> ImageResponse:
         """Labelled results in source pixels. Raises of the InferenceError tree."""

@@ -9,7 +9,7 @@ import grpc
 
 from server.core.backend import GrpcStream
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
-from server.core.relay import GrpcCall, InferHead
+from server.core.relay import GrpcCall, GrpcMetadata, InferHead
 from server.dataplane import DataPlane
 from server.grpc.codec import scan_infer
 from server.grpc.encoded_images import encoded_call
@@ -92,8 +92,20 @@ class _EndsStream(Exception):
         self.status = status
 
 
+@dataclass(slots=True)
+class _Side:
+    """One of the engine's streams. pending: requests on it that are not answered. silence: how long it may last."""
+
+    engine: GrpcStream
+    pending: int = 0
+    silence: asyncio.Timeout | None = None
+
+
 class _Session:
-    """One stream: two pumps side by side, and a ledger between them."""
+    """One stream of a client's over two of the engine's, one for models that answer once and one for decoupled ones.
+
+    Triton 2.51 takes both on one stream, and dies of it (SIGABRT) or never answers again when both answer at a time.
+    """
 
     def __init__(self, plane: DataPlane, record: Metrics, limits: StreamLimits, method: str, context: Context) -> None:
         self._plane = plane
@@ -109,7 +121,10 @@ class _Session:
         self._writing = asyncio.Lock()
         self._whole = asyncio.timeout(None)
         self._reading: asyncio.Timeout | None = None
-        self._silence: asyncio.Timeout | None = None
+        self._sides: dict[bool, _Side] = {}  # by whether it is for decoupled models
+        self._tasks = asyncio.TaskGroup()
+        self._trailing: GrpcMetadata = ()
+        self._is_half_closed = False
         self._is_draining = False
         self._is_cut_short = False
 
@@ -144,7 +159,7 @@ class _Session:
     async def _outcome(self) -> Status:
         try:
             async with self._whole:
-                return await self._relayed()
+                await self._relayed()
         except TimeoutError:
             return self.refusal_of(
                 BackendUnavailable("this gateway stopped before all answers came; send to another one")
@@ -156,39 +171,52 @@ class _Session:
         except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
             log.exception("a gRPC stream failed unexpectedly")
             return Status(grpc.StatusCode.INTERNAL, "internal error")
+        return Status(grpc.StatusCode.OK, "", self._trailing)
 
-    async def _relayed(self) -> Status:
-        deadline = deadline_of(self._context)
-        async with self._plane.stream_grpc(
-            self._method, self._metadata, caller=self._caller, deadline=deadline
-        ) as engine:
-            await self._context.send_initial_metadata(())  # as Triton does: clients may wait for it before they send
-            await self._pump(engine)
-            answer = await engine.end()
-        if answer.code == 0 and self._is_cut_short:
-            raise BackendUnavailable("this gateway stops and takes no more requests; open the stream to another one")
-        code = code_of(answer)
-        return Status(code, answer.details, answer.trailing_metadata)
-
-    async def _pump(self, engine: GrpcStream) -> None:
-        """Both ways, until the engine has ended its side or one way failed."""
-        up, down = asyncio.create_task(self._pump_up(engine)), asyncio.create_task(self._pump_down(engine))
+    async def _relayed(self) -> None:
+        """Both ways, until the engine has answered all, or one of the ways fails, which ends the others."""
         try:
-            done, _ = await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            if up in done:
-                up.result()
-            await down
-        finally:
-            up.cancel()
-            down.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
+            async with self._tasks:
+                await self._side(is_decoupled=False)
+                await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
+                await self._pump_up()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        if self._is_cut_short:
+            raise BackendUnavailable("this gateway stops and takes no more requests; open the stream to another one")
+
+    async def _side(self, *, is_decoupled: bool) -> _Side:
+        """The engine's stream for such models, opened where it is not."""
+        side = self._sides.get(is_decoupled)
+        if side is None:
+            opened: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()
+            self._tasks.create_task(self._serve(opened, is_decoupled=is_decoupled))
+            await opened
+            side = self._sides[is_decoupled]
+        return side
+
+    async def _serve(self, opened: "asyncio.Future[GrpcStream]", *, is_decoupled: bool) -> None:
+        """One of the engine's streams, from its opening to its end."""
+        async with self._plane.stream_grpc(
+            self._method, self._metadata, caller=self._caller, deadline=deadline_of(self._context)
+        ) as engine:
+            side = self._sides[is_decoupled] = _Side(engine)
+            if not opened.done():  # else whoever waited for it was cancelled, as this is about to be
+                opened.set_result(engine)
+            await self._pump_down(side)
+            answer = await engine.end()
+        if answer.code != 0 or not self._is_half_closed:
+            raise _EndsStream(Status(code_of(answer), answer.details, answer.trailing_metadata))
+        self._trailing += answer.trailing_metadata
 
     # The client's requests
 
-    async def _pump_up(self, engine: GrpcStream) -> None:
+    async def _pump_up(self) -> None:
         while (message := await self._next_message()) is not None:
-            await self._take(message, engine)
-        await engine.half_close()
+            await self._take(message)
+        self._is_half_closed = True
+        for side in self._sides.values():
+            await side.engine.half_close()
 
     async def _next_message(self) -> bytes | None:
         """None when there will be no more: the client has said so, or the gateway drains."""
@@ -205,7 +233,7 @@ class _Session:
             self._reading = None
         return message if isinstance(message, bytes) else None
 
-    async def _take(self, message: bytes, engine: GrpcStream) -> None:
+    async def _take(self, message: bytes) -> None:
         started = time.monotonic()
         try:
             scan = scan_infer(message)
@@ -219,9 +247,11 @@ class _Session:
             await self._tell_due()
             return
         self._ledger.send(sent)
-        if self._silence is not None and self._silence.when() is None:
-            self._silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_patience_s)
-        await engine.send(message)
+        side = await self._side(is_decoupled=sent.is_decoupled)
+        side.pending += 1
+        if side.silence is not None and side.silence.when() is None:
+            side.silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_patience_s)
+        await side.engine.send(message)
 
     async def _admitted(
         self, head: InferHead, message: bytes, until: float | None, started: float
@@ -231,49 +261,52 @@ class _Session:
         asked = encoded_call(head, GrpcCall(self._method, message), image) if image is not None else None
         size_bytes = len(message) if asked is None else self._plane.size_of(asked)
         is_decoupled = self._plane.is_decoupled(head.model_name)
-        hides_final = is_decoupled is not False and not wants_empty_final(message)
+        if is_decoupled is None:
+            is_decoupled = await self._plane.find_decoupled(head.model_name)
+        hides_final = is_decoupled and not wants_empty_final(message)
         with ExitStack() as place:
             place.enter_context(self._plane.place_on_stream(head, self._caller, size_bytes))
             if asked is not None:
                 message = (await self._plane.with_tensor(asked, until)).message
             leave = place.pop_all().close
-        sent = Sent(head.model_name, head.request_id, started, leave, bool(is_decoupled), hides_final)
+        sent = Sent(head.model_name, head.request_id, started, leave, is_decoupled, hides_final)
         return sent, message + EMPTY_FINAL_ON if hides_final else message
 
     # The engine's answers
 
-    async def _pump_down(self, engine: GrpcStream) -> None:
-        while (message := await self._receive(engine)) is not None:
+    async def _pump_down(self, side: _Side) -> None:
+        while (message := await self._receive(side)) is not None:
             answer = scan_answer(message)
             if answer.error and answer.model_name and self._has_errors_as_status:
-                self._settle(answer)
+                self._settle(answer, side)
                 raise _EndsStream(Status(grpc.StatusCode.INTERNAL, answer.error))
             if not (answer.is_empty_final and self._hides(answer)):
                 await self._write(message)
-            self._settle(answer)
+            self._settle(answer, side)
             await self._tell_due()
 
-    async def _receive(self, engine: GrpcStream) -> bytes | None:
+    async def _receive(self, side: _Side) -> bytes | None:
         patience_s = self._limits.engine_patience_s
         try:
-            async with asyncio.timeout(patience_s if len(self._ledger) else None) as self._silence:
-                return await engine.receive()
+            async with asyncio.timeout(patience_s if side.pending else None) as side.silence:
+                return await side.engine.receive()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the engine said nothing for {patience_s:g} s while {len(self._ledger)} requests were on the stream"
+                f"the engine said nothing for {patience_s:g} s while {side.pending} requests were on the stream"
             ) from None
         finally:
-            self._silence = None
+            side.silence = None
 
     def _hides(self, answer: StreamAnswer) -> bool:
         request = self._ledger.find(answer)
         return request is not None and request.hides_empty_final
 
-    def _settle(self, answer: StreamAnswer) -> None:
+    def _settle(self, answer: StreamAnswer, side: _Side) -> None:
         """Count the answer, and give its request's place back where it was the last."""
         request = self._ledger.answered(answer)
         if request is None or not answer.is_last:
             return
+        side.pending -= 1
         request.leave()
         if not request.has_failed:
             self._plane.stream_answered(request.model_name, time.monotonic() - request.started)
@@ -325,3 +358,9 @@ class _Session:
             code=code.name,
             seconds=time.monotonic() - started,
         )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What went wrong first; what else did is its consequence."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -59,7 +59,8 @@ def infer_message(model_name: str = "double", size: int = 1) -> bytes:
 class FakePlane:
     """Hands calls to the engine and records them. error: raised instead. answer: given instead.
 
-    Of streams: script: the engine's side instead of the engine's own. refused: errors by the model that is asked for.
+    Of streams: scripts: the engine's sides instead of the engine's own, in turn. refused: errors by the model that is
+    asked for.
     """
 
     blocked_extensions = BLOCKED_EXTENSIONS
@@ -76,7 +77,7 @@ class FakePlane:
         self.answer: GrpcAnswer | None = None
         self.unready_reason = ""
         self.image_inputs: dict[str, ImageInput] = {}
-        self.script: GrpcStream | None = None
+        self.scripts: list[GrpcStream] = []
         self.refused: dict[str, Exception] = {}
         self.answered: list[str] = []
         self.admission = Admission(AdmissionLimits())
@@ -114,7 +115,9 @@ class FakePlane:
     ) -> AsyncIterator[GrpcStream]:
         if self.error is not None:
             raise self.error
-        stream = self.script or await self.engine.grpc_stream(method, metadata, deadline=deadline)
+        stream = (
+            self.scripts.pop(0) if self.scripts else await self.engine.grpc_stream(method, metadata, deadline=deadline)
+        )
         try:
             yield stream
         finally:
@@ -133,6 +136,9 @@ class FakePlane:
 
     def is_decoupled(self, model_name: str) -> bool | None:
         return model_name == "repeat" if model_name in ("repeat", "double", "texts") else None
+
+    async def find_decoupled(self, model_name: str) -> bool:
+        return False
 
     def stream_answered(self, model_name: str, seconds: float) -> None:
         assert seconds >= 0

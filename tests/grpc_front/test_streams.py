@@ -23,8 +23,19 @@ BAD_SHAPE.inputs.add(name="x", datatype="FP32", shape=[1, 2**62])
 @pytest.fixture
 def engine(front: Front) -> ScriptedStream:
     """The engine's side of the front's next stream."""
-    front.plane.script = ScriptedStream()
-    return front.plane.script
+    return _scripted(front)
+
+
+@pytest.fixture
+def decoupled(front: Front, engine: ScriptedStream) -> ScriptedStream:
+    """The engine's other side, for decoupled models."""
+    return _scripted(front)
+
+
+def _scripted(front: Front) -> ScriptedStream:
+    script = ScriptedStream()
+    front.plane.scripts.append(script)
+    return script
 
 
 async def nothing_in_flight(front: Front) -> None:
@@ -118,27 +129,51 @@ async def test_full_gateway_refuses_the_request_and_keeps_the_stream(front: Fron
 
 
 async def test_decoupled_request_holds_its_place_until_the_engine_says_it_is_done(
-    front: Front, engine: ScriptedStream
+    front: Front, decoupled: ScriptedStream
 ) -> None:
     """The engine is asked to say so; a client that did not ask is not told, and one that did is."""
     async with streaming(front) as client:
         await client.ask("repeat", "quiet")
         await client.ask("repeat", "told", triton_enable_empty_final_response=True)
-        await engine.has(2)
-        for request in engine.sent:
+        await decoupled.has(2)
+        for request in decoupled.sent:
             assert request.parameters["triton_enable_empty_final_response"].bool_param
-        said = [engine.say("quiet", model="repeat", is_final=False)]
+        said = [decoupled.say("quiet", model="repeat", is_final=False)]
         assert await client.hear_bytes() == said[0]
         assert front.plane.admission.statistics().requests == 2
-        engine.say("quiet", model="repeat", is_empty=True)
-        last = engine.say("told", model="repeat", is_empty=True)
+        decoupled.say("quiet", model="repeat", is_empty=True)
+        last = decoupled.say("told", model="repeat", is_empty=True)
         assert await client.hear_bytes() == last
         await nothing_in_flight(front)
 
     assert front.plane.answered == ["repeat", "repeat"]
 
 
-async def test_decoupled_request_does_not_hold_a_refusal_back(front: Front, engine: ScriptedStream) -> None:
+async def test_decoupled_and_other_models_never_share_a_stream_of_the_engine(
+    front: Front, engine: ScriptedStream, decoupled: ScriptedStream
+) -> None:
+    """Triton 2.51 dies of it; the client's one stream carries both, and ends when both of the engine's have ended."""
+    async with streaming(front) as client:
+        await client.ask("repeat", "a")
+        await client.ask("double", "b")
+        await engine.has(1)
+        await decoupled.has(1)
+        assert [request.id for request in (*engine.sent, *decoupled.sent)] == ["b", "a"]
+        await client.call.done_writing()
+        async with asyncio.timeout(WAIT_S):
+            await engine.is_half_closed.wait()
+            await decoupled.is_half_closed.wait()
+        engine.say("b")
+        engine.finish()
+        assert (await client.hear()).infer_response.id == "b"
+        decoupled.say("a", model="repeat", is_final=False)
+        decoupled.say("a", model="repeat", is_empty=True)
+        decoupled.finish()
+        assert (await client.hear()).infer_response.id == "a"
+        assert await client.status() == (Code.OK, "")
+
+
+async def test_decoupled_request_does_not_hold_a_refusal_back(front: Front, decoupled: ScriptedStream) -> None:
     """As Triton: errors wait for the answers of models that answer once, and for no others."""
     async with streaming(front) as client:
         await client.ask("repeat", "long")
@@ -146,25 +181,28 @@ async def test_decoupled_request_does_not_hold_a_refusal_back(front: Front, engi
         assert (await client.hear()).infer_response.id == "bad"
 
 
-async def test_errors_as_status_end_the_stream(front: Front, engine: ScriptedStream) -> None:
+async def test_errors_as_status_end_the_stream(front: Front, engine: ScriptedStream, decoupled: ScriptedStream) -> None:
     """With `triton_grpc_error: true`: an error of a model, not one before it; engine and places are let go."""
     async with streaming(front, metadata=(("triton_grpc_error", "true"),)) as client:
         await client.ask("nope", "a")
         await client.ask("repeat", "b")
-        await engine.has(2)
+        await engine.has(1)
+        await decoupled.has(1)
         engine.fail("a", "Request for unknown model: 'nope' is not found")
         assert (await client.hear()).error_message.startswith("Request for unknown model")
-        engine.fail("b", "gave up", model="repeat", is_final=False)
+        decoupled.fail("b", "gave up", model="repeat", is_final=False)
         assert await client.status() == (Code.INTERNAL, "gave up")
 
-    await asyncio.wait_for(engine.is_cancelled.wait(), WAIT_S)
+    async with asyncio.timeout(WAIT_S):
+        await engine.is_cancelled.wait()
+        await decoupled.is_cancelled.wait()
     assert front.plane.admission.statistics().requests == 0
 
 
 async def test_window_keeps_further_requests_in_the_client() -> None:
     """Two in flight: the third reaches the engine when the first is answered."""
     async with serving(GrpcLimits(streams=StreamLimits(window=2))) as front:
-        engine = front.plane.script = ScriptedStream()
+        engine = _scripted(front)
         async with streaming(front) as client:
             for number in range(4):
                 await client.ask("double", str(number))
@@ -197,14 +235,18 @@ async def test_streams_are_limited_in_number() -> None:
                         break
 
 
-async def test_client_that_leaves_cancels_the_engines_stream(front: Front, engine: ScriptedStream) -> None:
+async def test_client_that_leaves_cancels_the_engines_stream(
+    front: Front, engine: ScriptedStream, decoupled: ScriptedStream
+) -> None:
     """And gives back every place; counted as one that left."""
     async with streaming(front) as client:
         await client.ask("double", "a")
         await client.ask("repeat", "b")
-        await engine.has(2)
+        await engine.has(1)
+        await decoupled.has(1)
     async with asyncio.timeout(WAIT_S):
         await engine.is_cancelled.wait()
+        await decoupled.is_cancelled.wait()
         await front.recorder.gone.wait()
     await nothing_in_flight(front)
     assert front.recorder.left == ["grpc-stream"]
@@ -233,7 +275,7 @@ async def test_engine_that_dies_ends_the_stream_as_unavailable(front: Front, eng
 async def test_engine_that_falls_silent_ends_the_stream() -> None:
     """After its patience, where requests are in flight; a stream without any may rest as long as it likes."""
     async with serving(GrpcLimits(streams=StreamLimits(engine_patience_s=0.2))) as front:
-        engine = front.plane.script = ScriptedStream()
+        engine = _scripted(front)
         async with streaming(front) as client:
             await client.call.initial_metadata()
             await asyncio.sleep(0.4)  # longer than the patience: real time is what is promised
@@ -264,7 +306,7 @@ async def test_reader_that_does_not_read_is_cut_and_the_others_are_served() -> N
 async def test_drain_answers_what_came_and_ends_each_stream() -> None:
     """Requests that came are answered, then the stream ends as UNAVAILABLE with a sentence; the stop is clean."""
     async with serving() as front:
-        engine = front.plane.script = ScriptedStream()
+        engine = _scripted(front)
         async with streaming(front) as client:
             await client.ask("double", "a")
             await engine.has(1)
@@ -282,7 +324,7 @@ async def test_drain_answers_what_came_and_ends_each_stream() -> None:
 async def test_stop_cuts_streams_that_outlast_the_grace(capfd: pytest.CaptureFixture[str]) -> None:
     """UNAVAILABLE with a sentence, within the grace and a little, and no traceback."""
     async with serving() as front:
-        engine = front.plane.script = ScriptedStream()
+        engine = _scripted(front)
         async with streaming(front) as client:
             await client.ask("double", "a")
             await engine.has(1)
@@ -301,7 +343,7 @@ async def test_stop_cuts_streams_that_outlast_the_grace(capfd: pytest.CaptureFix
 async def test_message_over_the_limit_ends_the_stream_with_the_limit_named() -> None:
     """RESOURCE_EXHAUSTED, before the engine sees it."""
     async with serving(GrpcLimits(max_message_bytes=1 << 16)) as front:
-        engine = front.plane.script = ScriptedStream()
+        engine = _scripted(front)
         async with streaming(front) as client:
             await client.call.write(infer_message(size=1 << 15))
             code, details = await client.status()
