@@ -25,7 +25,7 @@ class ConnectionLimits:
 
     max_connections: int = 16_384
     max_head_bytes: int = 64 << 10
-    max_headers: int = 256
+    max_headers: int = 1024
     head_timeout_s: float = 10.0
     idle_timeout_s: float = 75.0
     max_pipelined: int = 64
