@@ -4,7 +4,7 @@ locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --web-host 127.0.0
 locust -f loadtest/locustfile.py --headless -u 4 -t 10s --host http://127.0.0.1:8000 ImageUser
 locust -f loadtest/locustfile.py --headless --host http://127.0.0.1:8000 --scenario image-steady --capacity 140
 
-Users: ImageUser, RestUser, GrpcUser (these three without a name) and StreamUser; each asks again as soon as it is
+Users: ImageUser, RestUser, GrpcUser and StreamUser, without names all of them; each asks again as soon as it is
 answered. A scenario brings users of its own, paced by its arrivals (loadtest.arrival_plan: what that is and is not).
 
 Exit code 1: a target was missed, no request was made, the generator was the bottleneck, or it does not add up; without
@@ -47,8 +47,6 @@ def set_up(environment: Any, web_ui: Any, **_: Any) -> None:
     """Once, when locust has its runner; whatever the options get wrong ends it here."""
     grpc.experimental.gevent.init_gevent()  # a waiting gRPC call gives way to the other users
     gevent.get_hub().loop.update_now()  # its clock stood still while modules were imported: --run-time counts from here
-    if not environment.parsed_options.user_classes and not isinstance(environment.runner, WorkerRunner):
-        environment.user_classes.remove(StreamUser)  # only by name: few servers besides Triton serve streams
     crew = Crew(environment)
     crew.listen()
     setup = Setup(environment, crew, list(environment.user_classes))

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -9,6 +10,7 @@ from loadtest.clients.client import Answer, Client, Endpoint, TargetError
 from loadtest.clients.connect import connect, preflight, server_identity
 from loadtest.results import Status
 from loadtest.scenario import Ask, Kind
+from tests.backends.fake_triton import FakeTriton
 from tests.conftest import RunningStack
 
 pytestmark = pytest.mark.xdist_group("stack")
@@ -74,22 +76,34 @@ async def test_tensors_are_answered(
         assert min(answer.received_bytes for answer in answers) > 4 * batch * sizes[0]
 
 
-async def test_streams_are_answered_by_the_engine(stack: RunningStack) -> None:
-    """Tensors over one stream of Triton's own gRPC, in any size."""
+@pytest.mark.parametrize("end", [gateway, engine])
+async def test_streams_are_answered(stack: RunningStack, end: Callable[[RunningStack], Endpoint]) -> None:
+    """Tensors over one stream, in any size."""
     for sizes in ((16,), LARGE):
         ask = Ask(kind=Kind.GRPC_STREAM, model="identity_fp32", sizes=sizes)
-        assert (await preflight(ask, engine(stack), timeout_s=TIMEOUT_S)).status is Status.OK
-        answers = await answers_to(ask, engine(stack))
+        assert (await preflight(ask, end(stack), timeout_s=TIMEOUT_S)).status is Status.OK
+        answers = await answers_to(ask, end(stack))
         assert outcomes(answers) == {(Status.OK, "")}
         assert min(answer.received_bytes for answer in answers) > 4 * sizes[0]
 
 
-async def test_stream_error_of_the_engine_fails_its_request_alone(stack: RunningStack) -> None:
+@pytest.mark.parametrize("end", [gateway, engine])
+async def test_stream_error_fails_its_request_alone(
+    stack: RunningStack, end: Callable[[RunningStack], Endpoint]
+) -> None:
     """What Triton says of one request on a stream fails that one; the stream goes on."""
     ask = Ask(kind=Kind.GRPC_STREAM, model="identity_fp32", batch=9, sizes=(2,))
-    answers = await answers_to(ask, engine(stack), count=4)
+    answers = await answers_to(ask, end(stack), count=4)
     assert {(answer.status, answer.code) for answer in answers} == {(Status.FAILED, "")}
     assert all("max" in answer.error or "batch" in answer.error for answer in answers)
+
+
+async def test_server_without_streams_is_told_from_one_that_fails() -> None:
+    """A sentence where gRPC answers UNIMPLEMENTED."""
+    async with FakeTriton().running() as fake:
+        endpoint = Endpoint(http_url=f"http://127.0.0.1:{fake.http_port}", grpc_address=fake.grpc_address)
+        with pytest.raises(TargetError, match="this server does not stream over gRPC"):
+            await preflight(Ask(kind=Kind.GRPC_STREAM, model="double", sizes=(1, 1)), endpoint, timeout_s=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -102,13 +116,12 @@ async def test_preflight_names_what_is_served(stack: RunningStack, kind: Kind) -
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
-        (Ask(kind=Kind.GRPC_STREAM, model="identity_fp32"), "this server does not stream over gRPC"),
         (Ask(kind=Kind.IMAGE, model="identity_fp32"), "send tensors to /infer instead"),
         (Ask(kind=Kind.GRPC, model="identity_fp32", batch=9), "did not do what grpc identity_fp32 asks (INVALID_ARG"),
         (Ask(kind=Kind.REST, model="identity_fp32", batch=9), "did not do what rest identity_fp32 asks (400: "),
         (Ask(kind=Kind.REST, model="street", batch=1000), "is 1687 MiB (limit 256); ask a smaller batch"),
     ],
-    ids=["no streams", "no images", "batch too large", "REST too", "huge"],
+    ids=["no images", "batch too large", "REST too", "huge"],
 )
 async def test_preflight_says_what_the_gateway_cannot(stack: RunningStack, ask: Ask, sentence: str) -> None:
     """A sentence for what this gateway, or this model, does not do."""

@@ -233,10 +233,22 @@ def test_reloads_are_timed_and_the_model_serves_again(stack: RunningStack, tmp_p
     assert load("run", scenario(tmp_path), *where(stack), "--out", str(tmp_path / "after")).returncode == 0
 
 
-def test_shipped_scenarios_that_the_stack_cannot_do_say_so(stack: RunningStack, tmp_path: Path) -> None:
+def test_streams_are_loaded_and_judged(stack: RunningStack, tmp_path: Path) -> None:
+    """Tensors over gRPC streams of the gateway's own; the server counted what was sent."""
+    name = scenario(tmp_path, kind="grpc-stream", model="identity_fp32")
+    done = load("run", name, *where(stack), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = run_of(tmp_path / "out")
+    assert verdicts(run) == {"slo": State.PASS, "slo-errors": State.PASS}
+    assert run.complaints == ()
+
+
+def test_scenario_that_the_stack_cannot_do_says_so(stack: RunningStack, tmp_path: Path) -> None:
     """One sentence, exit code 1, and no folder is left behind."""
-    done = load("run", "grpc-stream", *where(stack), "--out", str(tmp_path / "out"))
+    name = scenario(tmp_path, kind="image", model="identity_fp32")
+    done = load("run", name, *where(stack), "--out", str(tmp_path / "out"))
     assert done.returncode == 1
-    assert done.stderr.startswith("penstock: this server does not stream over gRPC")
+    assert "send tensors to /infer instead" in done.stderr
+    assert done.stderr.startswith("penstock: ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

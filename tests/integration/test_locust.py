@@ -112,9 +112,9 @@ def test_tensor_users_get_answers(stack: RunningStack, model: str, user: str) ->
     ask(stack, "--model", model, user)
 
 
-def test_stream_users_get_answers_from_a_server_of_streams(stack: RunningStack) -> None:
-    """Each user keeps one stream; the Triton behind the gateway serves them, the gateway does not."""
-    ask(stack, "--model", "identity_fp32", "--grpc", stack.engine_grpc_address, "StreamUser")
+def test_stream_users_get_answers(stack: RunningStack) -> None:
+    """Each user keeps one stream to the gateway."""
+    ask(stack, "--model", "identity_fp32", "StreamUser")
 
 
 def test_a_scenario_is_asked_at_its_rates_and_judged(stack: RunningStack, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("streams")
 SERVICE = "/inference.GRPCInferenceService/"
 STREAM = f"{SERVICE}ModelStreamInfer"
 WAIT_S = 30.0
-REPEAT = '''"""x: how many answers, the pause before each in ms, whether an error ends them. LAST: how many were cancelled."""
+REPEAT = '''"""x: how many answers, the pause before each in ms, whether an error ends them. LAST: cancelled."""
 import time
 
 import numpy as np
