@@ -5,6 +5,9 @@ import logging
 from dataclasses import dataclass, field
 
 import grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from tritonclient.grpc import service_pb2
 
 from server.access.door import Door
 from server.dataplane import DataPlane
@@ -14,12 +17,19 @@ from server.grpc.reflection import reflection_handlers
 from server.grpc.relay import CallRelay
 from server.grpc.servicer import inference_handlers
 from server.grpc.stream import StreamLimits, StreamRelay
+from server.grpc.sturdy import sturdy_server
 from server.metrics import Metrics
 
 MIN_PING_INTERVAL_MS = 5_000
 CLIENT_SILENCE_MS = 60_000
 PONG_TIMEOUT_MS = 20_000
 ABORT_MARGIN_S = 1.0
+METHODS = tuple(
+    f"/{service.full_name}/{method.name}"
+    for file in (service_pb2, health_pb2, reflection_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+)
 
 
 class AddressTaken(OSError):
@@ -75,13 +85,11 @@ async def serve(
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
     gates = () if door is None else (Gate(door, record),)
-    server = grpc.aio.server(options=_options(limits), interceptors=gates)
     relay = CallRelay(plane, record)
     streams = StreamRelay(plane, record, limits.streams)
     health = Health(plane)
-    server.add_generic_rpc_handlers(
-        (inference_handlers(plane, relay, streams), health.handlers(), reflection_handlers())
-    )
+    handlers = (inference_handlers(plane, relay, streams), health.handlers(), reflection_handlers())
+    server = sturdy_server(handlers, METHODS, interceptors=gates, options=_options(limits))
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -93,9 +101,9 @@ async def serve(
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Not an answer whose client had left at that moment: gRPC tells of each with a traceback."""
+    """Not an answer whose client had left at that moment, nor metadata that is no UTF-8: gRPC tells with tracebacks."""
     error = record.exc_info[0] if record.exc_info else None
-    return error is None or error.__name__ != "ExecuteBatchError"
+    return error is None or error.__name__ not in ("ExecuteBatchError", "UnicodeDecodeError")
 
 
 def _options(limits: GrpcLimits) -> list[tuple[str, int]]:

@@ -1,0 +1,64 @@
+"""A gRPC server that no stranger's method name can end.
+
+grpcio 1.85 reads the name of every call in the one loop that takes calls: a name that is no UTF-8 ends that loop, and
+with it the server, whoever sent it and with whatever key. So the methods that are served are made known to gRPC's
+core, which compares bytes; each has a loop of its own here. Calls of all other names come out of the core as one kind,
+and are answered UNIMPLEMENTED without their name being read.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+
+def sturdy_server(
+    handlers: Sequence[object],
+    methods: Iterable[str],
+    *,
+    interceptors: "Sequence[grpc.aio.ServerInterceptor[object, object]]",
+    options: Sequence[tuple[str, int]],
+) -> grpc.aio.Server:
+    """Not yet listening. handlers: of services, as grpc.method_handlers_generic_handler makes them.
+
+    methods: "/package.Service/Method" of all that the handlers serve; other names are nobody's.
+    """
+    server = grpc.aio.server(interceptors=interceptors, options=options)
+    core = _Core(asyncio.get_running_loop(), list(handlers), tuple(interceptors), tuple(options))
+    core.add_registered_method_handlers(dict.fromkeys(methods))
+    server._server = core  # type: ignore[attr-defined]
+    return server
+
+
+class _Core(cygrpc.AioServer):  # type: ignore[misc]
+    """The server under grpc.aio's. Its own loop sleeps: what it waits for never comes before the end."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handlers: list[object],
+        interceptors: "tuple[grpc.aio.ServerInterceptor[object, object], ...]",
+        options: tuple[tuple[str, int], ...],
+    ) -> None:
+        super().__init__(loop, None, handlers, interceptors, options, None)
+        self._running_loop = loop
+        self._known = (cygrpc._MethodResolver(handlers, {}), interceptors)
+        self._unknown = (cygrpc._MethodResolver([], {}), ())
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
+        """What gRPC's loop waits for. method: None for calls of names that nobody registered."""
+        return self._running_loop.create_task(self._take_calls(method))
+
+    async def _take_calls(self, method: bytes | None) -> None:
+        """Ends by an error of gRPC's when the server stops."""
+        name = method.decode() if method is not None else ""
+        resolver, interceptors = self._known if method is not None else self._unknown
+        loop = self._running_loop
+        while True:
+            state = await (self._request_registered_call(method) if method is not None else self._request_call())
+            call = cygrpc._handle_rpc(name, resolver, interceptors, state, loop, False)
+            task = loop.create_task(cygrpc._schedule_rpc_coro(call, state, loop, name))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
