@@ -12,7 +12,7 @@ from server.backends.embedded.engine import EmbeddedEngine
 from tests.contract.wire_models import write_plain
 
 ON_BOTH_LOOPS = ("test_triton_http.py",)
-ON_UVLOOP = ("test_triton_backend.py", "test_triton_grpc.py")
+ON_UVLOOP = ("test_triton_backend.py", "test_triton_grpc.py", "test_triton_stream.py")
 
 
 def pytest_asyncio_loop_factories(

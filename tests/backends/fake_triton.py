@@ -65,8 +65,9 @@ GRPC_STATUS = {
 class FakeTriton:
     """Model `double` (FP32 x → y = 2x) is there; `broken` fails to load; others are unknown."""
 
-    def __init__(self, mode: Mode = Mode.NORMAL, *, grpc_port: int = 0) -> None:
+    def __init__(self, mode: Mode = Mode.NORMAL, *, grpc_port: int = 0, has_streams: bool = False) -> None:
         self.mode = mode
+        self.has_streams = has_streams
         self.release = asyncio.Event()
         self.http_requests: list[bytes] = []
         self.http_connections = 0
@@ -90,7 +91,11 @@ class FakeTriton:
     async def running(self) -> AsyncIterator["FakeTriton"]:
         """Serves inside the `async with`."""
         grpc_server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
-        methods = {name: self._handler(name) for name in ("ServerLive", "RepositoryIndex", *_ANSWERS, "ModelInfer")}
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            name: self._handler(name) for name in ("ServerLive", "RepositoryIndex", *_ANSWERS, "ModelInfer")
+        }
+        if self.has_streams:
+            methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         self.grpc_port = grpc_server.add_insecure_port(f"127.0.0.1:{self.grpc_port}")
         await grpc_server.start()
@@ -139,6 +144,15 @@ class FakeTriton:
             await context.abort(code, details, (("engine-key", "engine-value"),))
         context.set_trailing_metadata((("engine-key", "engine-value"),))
         return self._answer(request)
+
+    async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
+        """Each request is answered as ModelInfer answers it, in its turn."""
+        self.grpc_metadata = [(key, value) for key, value in context.invocation_metadata() or ()]
+        await context.send_initial_metadata(())
+        while isinstance(message := await context.read(), bytes):  # type: ignore[attr-defined]  # not in the stubs
+            answer = service_pb2.ModelStreamInferResponse()
+            answer.infer_response.ParseFromString(await self._infer(message, context))
+            await context.write(answer.SerializeToString())  # type: ignore[attr-defined]  # not in the stubs
 
     def _answer(self, request: service_pb2.ModelInferRequest) -> bytes:
         if self.mode is Mode.GARBAGE:
@@ -293,7 +307,7 @@ _ANSWERS = {
 async def _main(mode: Mode) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with FakeTriton(mode).running() as fake:
+    async with FakeTriton(mode, has_streams=True).running() as fake:
         sys.stdout.write(json.dumps({"http": fake.http_port, "grpc": fake.grpc_port}) + "\n")
         sys.stdout.flush()
         await stop.wait()

@@ -15,6 +15,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import SLOW_CONFIG, inflight, triton_of, wait_for
 from tests.integration.raw_http2 import CANCEL, RawHttp2
 from tests.integration.web import call
@@ -319,6 +320,33 @@ async def test_streams_are_counted_by_model_and_protocol(streamed: RunningStack)
     page = call("GET", f"{streamed.metrics_url}/penstock").body.decode()
     assert 'penstock_requests_total{code="OK",model="identity",protocol="grpc-stream"}' in page
     assert 'penstock_requests_total{code="UNKNOWN",model="unknown",protocol="grpc-stream"}' in page
+
+
+async def test_embedded_engine_streams_in_order(tmp_path: Path) -> None:
+    """Each request once, in its turn, wrong ones too."""
+    write_models(tmp_path / "models")
+    stack = start_embedded(tmp_path)
+    try:
+        heard, code, _ = await told(
+            stack.grpc_address, [looked_up(1, "a"), looked_up(2, "nope", model="nope"), looked_up(3, "c")]
+        )
+        answers = [service_pb2.ModelStreamInferResponse.FromString(one) for one in heard]
+        assert [(one.infer_response.id, bool(one.error_message)) for one in answers] == [
+            ("a", False),
+            ("nope", True),
+            ("c", False),
+        ]
+        assert code == "OK"
+    finally:
+        assert stop_stack(stack) == 0
+
+
+def looked_up(index: int, request_id: str, *, model: str = "lookup") -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.inputs.add(name="index", datatype="INT64", shape=[1, 1])
+    request.raw_input_contents.append(np.array([index], np.int64).tobytes())
+    serialised: bytes = request.SerializeToString()
+    return serialised
 
 
 async def test_killed_engine_ends_its_streams_at_once(tmp_path: Path, triton_environment: Path) -> None:
