@@ -12,15 +12,11 @@ from tests.contract.clients.shared_memory_calls import CALLS, SIZE, segment
 from tests.contract.clients.tap import tapped
 
 pytestmark = pytest.mark.xdist_group("client-stack")
-# Seen: the bare Triton 2.51 leaves some of these without an answer over HTTP.
-ONLY_OVER_GRPC = {"too small for the output", "beyond the region", "other size"}
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_shared_memory_through_every_client_is_told_as_triton_tells_it(sides: Sides, call: str) -> None:
     """Registered, used, told of, refused and unregistered; and what stands in the memory afterwards."""
-    if call in ONLY_OVER_GRPC and not sides.kind.startswith("grpc"):
-        pytest.skip("the bare Triton may not answer this over HTTP")
     through, bare = sides.ask(CALLS[call])
     promise = promised(sides.kind, call, bare)
     assert agrees(through, promise), (through, promise)
