@@ -98,7 +98,7 @@ DIFFERENCES = (
         ("an input twice",), says("input 'x' is given twice"), "http",
     ),
     Difference(
-        "whoever gave up is not written to any more",
+        "after a client gave up, what is still written to it differs; it sees DEADLINE_EXCEEDED of both",
         ("too late",), alone, "grpc",
     ),
     Difference(
