@@ -24,6 +24,7 @@ MIN_PING_INTERVAL_MS = 5_000
 CLIENT_SILENCE_MS = 60_000
 PONG_TIMEOUT_MS = 20_000
 ABORT_MARGIN_S = 1.0
+MAX_METADATA_BYTES = 64 << 10  # as REST's heads; by default gRPC refuses at random from 8 KiB on, always from 16
 METHODS = tuple(
     f"/{service.full_name}/{method.name}"
     for file in (service_pb2, health_pb2, reflection_pb2)
@@ -113,6 +114,8 @@ def _options(limits: GrpcLimits) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", limits.max_calls),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", CLIENT_SILENCE_MS),
         ("grpc.keepalive_timeout_ms", PONG_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", PONG_TIMEOUT_MS),

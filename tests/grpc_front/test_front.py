@@ -311,6 +311,16 @@ async def test_message_limit_of_tritons_size_is_taken() -> None:
     assert len(answer) > 8 << 20
 
 
+async def test_metadata_up_to_64_kib_always_passes_and_more_never(front: Front) -> None:
+    """By gRPC's own rule every second call with 12 KB of metadata, a few long tokens, fails and the next passes."""
+    long = tuple((f"x-token-{number}", "t" * 5_000) for number in range(12))
+    for _ in range(20):
+        await front.call("ModelInfer", infer_message(), metadata=long)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await front.call("ModelInfer", infer_message(), metadata=(*long, ("x-more", "t" * 5_000)))
+    assert refused.value.code() is Code.RESOURCE_EXHAUSTED
+
+
 async def test_load_and_unload_are_told_apart(front: Front) -> None:
     """The plane hears which model, and which verb."""
     load = service_pb2.RepositoryModelLoadRequest(model_name="texts").SerializeToString()
