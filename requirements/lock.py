@@ -9,9 +9,9 @@ UV = Path(sys.executable).parent / "uv"
 FLAGS = "--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -q"
 LOCKS: dict[str, list[str]] = {
     "bootstrap.txt": ["requirements/bootstrap.in"],
-    "base.txt": ["pyproject.toml"],
+    "base.txt": ["pyproject.toml", "--extra", "otel"],
     "dev.txt": ["pyproject.toml", "--extra", "dev", "-c", "requirements/base.txt"],
-    "load.txt": ["pyproject.toml", "--extra", "load", "-c", "requirements/dev.txt"],
+    "load.txt": ["pyproject.toml", "--extra", "load", "--extra", "otel", "-c", "requirements/dev.txt"],
     "triton.txt": ["requirements/triton.in"],
     "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],
     "clients.txt": ["requirements/clients.in"],
