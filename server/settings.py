@@ -177,7 +177,8 @@ def _require_tracing(endpoint: str) -> None:
     if "@" in endpoint:
         raise ValueError("otlp_endpoint holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
     if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
-        raise ValueError("otlp_endpoint needs OpenTelemetry: opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http")
+        packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
+        raise ValueError(f"otlp_endpoint needs OpenTelemetry, which this environment lacks; install {packages}")
 
 
 def _is_installed(module: str) -> bool:
