@@ -6,11 +6,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from server.access.keys import digest_of, new_secret
+from server.access.keys import digest_of
 from server.access.rules import AccessFileError, read_access_file
 from server.core.caller import Quota, Role
 
-SECRET = new_secret()
+SECRET = "a-key-of-its-own-0123456789"  # the same in each process of a run: it stands in test names
 KEY = f'[keys.camera]\nkey = "{SECRET}"\nroles = ["infer"]\n'
 TOKENS = '[tokens]\naudience = "penstock"\n'
 

@@ -1,5 +1,7 @@
 """TraceSetting and LogSettings: one method reads and changes, and no client names a file."""
 
+import itertools
+
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2
@@ -39,7 +41,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "message", "verb", "model"), CALLS)
+@pytest.mark.parametrize(("method", "message", "verb", "model"), CALLS, ids=itertools.count())
 async def test_settings_reach_the_engine_as_what_they_are(
     front: Front, method: str, message: bytes, verb: Verb, model: str
 ) -> None:
@@ -57,6 +59,7 @@ async def test_settings_reach_the_engine_as_what_they_are(
         ("TraceSetting", trace_request(trace_rate=["1"], trace_file=[]), "trace"),
         ("LogSettings", log_request(log_file="/tmp/x", log_info=True), "log"),
     ],
+    ids=["trace", "cleared trace", "log"],  # maps are serialised in no order
 )
 async def test_settings_that_name_a_file_are_refused_here(front: Front, method: str, message: bytes, word: str) -> None:
     """UNIMPLEMENTED in Triton's own words; an older Triton would write it wherever a client says."""
