@@ -326,9 +326,10 @@ class Http2Calls(asyncio.Protocol):
         self._room_came()
 
     def _finish(self, stream_id: int, call: _Call, trailers: Fields) -> None:
+        reply = reply_of(call.headers or (), call.parts, trailers)  # where it cannot be read, the call is still known
         del self._calls[stream_id]
         if not call.reply.done():
-            call.reply.set_result(reply_of(call.headers or (), call.parts, trailers))
+            call.reply.set_result(reply)
         self._room_came()
         if not self.is_open and not self._calls:
             self.close()

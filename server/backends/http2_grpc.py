@@ -5,11 +5,12 @@ import binascii
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from server.backends.http2_frames import Fields, field
+from server.backends.http2_frames import Fields, MalformedFrame, field
 from server.core.relay import GrpcMetadata
 
 INTERNAL, UNKNOWN = 13, 2
 PREFIX_BYTES = 5
+_MAX_STATUS_DIGITS = 9
 _NOT_METADATA = frozenset(
     (b"content-type", b"grpc-status", b"grpc-message", b"grpc-encoding", b"grpc-accept-encoding", b"accept-encoding")
 )
@@ -54,7 +55,7 @@ def is_informational(fields: Fields) -> bool:
 
 
 def reply_of(headers: Fields, parts: list[bytes], trailers: Fields) -> Reply:
-    """The answer of these pieces. Without a grpc-status it was no gRPC server's."""
+    """The answer of these pieces. Without a grpc-status it was no gRPC server's. Raises MalformedFrame."""
     status = next((value for name, value in trailers if name == b"grpc-status"), b"")
     details = next((value for name, value in trailers if name == b"grpc-message"), b"")
     initial = _metadata(headers)
@@ -64,6 +65,8 @@ def reply_of(headers: Fields, parts: list[bytes], trailers: Fields) -> Reply:
         return Reply(
             UNKNOWN, b"", f"the answer is not gRPC's (HTTP status {http.decode('latin-1')})", initial, trailing
         )
+    if len(status) > _MAX_STATUS_DIGITS:
+        raise MalformedFrame(f"a grpc-status of {len(status)} digits")
     if status != b"0":
         text = unquote_to_bytes(details).decode(errors="replace")
         return Reply(int(status), b"", text, initial, trailing)
@@ -75,7 +78,7 @@ def reply_of(headers: Fields, parts: list[bytes], trailers: Fields) -> Reply:
 
 def _metadata(fields: Fields) -> GrpcMetadata:
     return tuple(
-        (name.decode(), _decoded(name, value))
+        (name.decode("latin-1"), _decoded(name, value))
         for name, value in fields
         if not name.startswith(b":") and name not in _NOT_METADATA
     )

@@ -26,7 +26,7 @@ class UnaryCalls:
         self._address = address
         self._patience = patience
         self._connection: Http2Calls | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[Http2Calls] | None = None
         self._heads: dict[str, bytes] = {}
         self._is_closed = False
 
@@ -45,18 +45,33 @@ class UnaryCalls:
     def close(self) -> None:
         """Drop the connection; calls in flight fail, and so do later ones."""
         self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self._connection is not None:
             self._connection.close()
 
     async def _open(self) -> Http2Calls:
+        """The connection, or the one that is being made: by a task of its own, since whoever wants it may give up."""
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        async with self._connecting:
-            if self._is_closed:
-                raise CallBroken("this client was closed")
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await self._connect()
-            return self._connection
+        if self._is_closed:
+            raise CallBroken("this client was closed")
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._take)
+        connecting = self._connecting
+        await asyncio.wait((connecting,))
+        if connecting.cancelled():
+            raise CallBroken("this client was closed")
+        return connecting.result()
+
+    def _take(self, connecting: asyncio.Task[Http2Calls]) -> None:
+        self._connecting = None
+        if connecting.cancelled() or connecting.exception() is not None:
+            return
+        self._connection = connecting.result()
+        if self._is_closed:
+            self._connection.close()
 
     async def _connect(self) -> Http2Calls:
         host, _, port = self._address.rpartition(":")
