@@ -5,11 +5,11 @@ A client library would parse, normalise and re-encode what the relay must pass o
 
 import asyncio
 import re
-import socket
 from typing import cast
 
 import httptools
 
+from server.backends.dead_peers import detect_dead_peers
 from server.backends.inflow import Inflow
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.gathering import Gathering
@@ -17,8 +17,6 @@ from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
 from server.core.relay import HttpAnswer, HttpCall
 
 JOIN_LIMIT_BYTES = 64 << 10
-IDLE_S, PROBE_INTERVAL_S, PROBES = 10, 5, 2
-UNACKNOWLEDGED_MS = 15_000
 
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f]*")
@@ -122,7 +120,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
         self.is_open = True
-        _detect_dead_peers(self._transport)
+        detect_dead_peers(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if (self._answer is None or self._answer.done()) and not self._is_flowing:
@@ -207,17 +205,3 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
-
-
-def _detect_dead_peers(transport: asyncio.Transport) -> None:
-    """A peer that vanished without a word is noticed within 20 s, whether bytes are on their way to it or not."""
-    connected = transport.get_extra_info("socket")
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", IDLE_S),
-        ("TCP_KEEPINTVL", PROBE_INTERVAL_S),
-        ("TCP_KEEPCNT", PROBES),
-        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
-    ):
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-import cv2
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from server.image_flow import ImageFlow, ImageRequest
 from server.metrics import Metrics
 from server.testing import FakeBackend
 from server.vision.pool import DecodePool
+from tests.gateway.test_dataplane import picture
 
 OUTPUTS = (TensorSpec("p", Datatype.FP32, (3,)),)
 SCALED = {"network-type": "1", "net-scale-factor": "0.00392156862745098"}
@@ -34,12 +34,6 @@ OWN_SIZE = ModelConfig(
 TEXTS = ModelConfig("texts", "python", 8, (TensorSpec("x", Datatype.BYTES, (1,)),), OUTPUTS, {"network-type": "1"})
 PLAIN = ModelConfig("plain", "python", 8, (TensorSpec("x", Datatype.FP32, (3, 8, 8)),), OUTPUTS)
 WRONG = replace(BATCHES, name="wrong", parameters={"network-type": "7"})
-
-
-def picture(level: int, width: int = 20, height: int = 10) -> bytes:
-    is_written, encoded = cv2.imencode(".png", np.full((height, width, 3), level, np.uint8))
-    assert is_written
-    return encoded.tobytes()
 
 
 @dataclass
