@@ -256,7 +256,7 @@ ENDS = Flag.END_HEADERS | Flag.END_STREAM
             + frame(Kind.HEADERS, ENDS, 1, field(b"grpc-status", b"9")), 9, "",
         ),
     ],
-    ids=["refused", "no status", "no message", "reset", "cancelled", "compressed", "name", "in pieces", "informational"],
+    ids=["refused", "no status", "no message", "reset", "cancelled", "compressed", "name", "pieces", "informational"],
 )  # fmt: skip
 async def test_answer_of_a_strange_peer_is_a_status(says: bytes, code: int, details: str) -> None:
     """Refusals in every form, resets, answers that are no message, blocks in pieces, informational heads."""
