@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from server.access.keys import KeyRefused, checked_name, digest_of, new_secret
+from server.access.keys import KeyRefused, checked_name, digest_of, new_secret, roles_of
 from server.access.rules import AccessFileError, read_access_file
 from server.commands.terminal import fail
 from server.core.caller import Role
@@ -25,7 +25,9 @@ def _keys() -> None:
 def new(
     name: Annotated[str, typer.Argument(help="whose it is, in logs, metrics and refusals")],
     file: Annotated[Path, typer.Option(help="the access file; made where there is none")],
-    role: Annotated[list[Role] | None, typer.Option(help="what it may do; may be repeated [infer]")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help="what it may do, out of infer,read,admin; may be repeated [infer]")
+    ] = None,
     rate: Annotated[str, typer.Option(help='requests, as in "100/second" [as many as it likes]')] = "",
     share: Annotated[
         float | None, typer.Option(help="of what may be in flight at once, up to 1 [0.5 beside other keys]")
@@ -50,7 +52,9 @@ def new(
     """
     secret = new_secret()
     try:
-        table = _table(checked_name(name), secret, role or [Role.INFER], rate=rate, share=share)
+        words = ",".join(role or [Role.INFER]).split(",")
+        roles_of(checked_name(name), words)
+        table = _table(name, secret, words, rate=rate, share=share)
         _append(file, table)
     except (KeyRefused, AccessFileError) as error:
         fail(str(error))
@@ -60,7 +64,7 @@ def new(
     typer.echo(f"its hash is in {file}; the key itself is not kept, so put it where its user finds it", err=True)
 
 
-def _table(name: str, secret: str, roles: list[Role], *, rate: str, share: float | None) -> str:
+def _table(name: str, secret: str, roles: list[str], *, rate: str, share: float | None) -> str:
     words = ", ".join(f'"{role}"' for role in dict.fromkeys(roles))
     lines = [f'[keys."{name}"]', f'sha256 = "{digest_of(secret)}"', f"roles = [{words}]"]
     if rate:

@@ -37,6 +37,16 @@ async def test_made_key_opens_a_door_of_its_file_and_is_kept_nowhere(tmp_path: P
     assert (caller.key_name, caller.roles, caller.quota) == ("camera", {Role.INFER}, Quota(5, 1.0, 0.25))
 
 
+def test_roles_are_given_with_commas_or_one_by_one(tmp_path: Path) -> None:
+    """As --anonymous takes them; what is no role is refused with what is."""
+    file = tmp_path / "access.toml"
+    assert keys("bob", "--file", str(file), "--role", "infer,read", "--role", "admin")[0] == 0
+    assert read_access_file(file).keys[0].roles == set(Role)
+    code, shown, told = keys("eve", "--file", str(file), "--role", "infer,admn")
+    assert (code, shown) == (2, "")
+    assert "'admn' is not a valid Role); there are infer, read and admin" in told
+
+
 def test_second_key_goes_behind_the_first_and_what_stood_there_stays(tmp_path: Path) -> None:
     """Comments too, and the file's mode; a name is taken once."""
     file = tmp_path / "access.toml"
