@@ -82,6 +82,7 @@ class Settings(BaseSettings):
     grace_s: float = Field(30.0, gt=0)
 
     otlp_endpoint: str = ""
+    trace_file: Path | None = None
 
     log_format: LogFormat = LogFormat.TEXT
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -111,6 +112,8 @@ class Settings(BaseSettings):
             _require_known_user(path)
         if self.otlp_endpoint:
             _require_tracing(self.otlp_endpoint)
+        if self.trace_file is not None:
+            _require_place(self.trace_file, has_triton=self.engine_has_process)
         return self
 
     @property
@@ -179,6 +182,13 @@ def _require_tracing(endpoint: str) -> None:
     if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
         packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
         raise ValueError(f"otlp_endpoint needs OpenTelemetry, which this environment lacks; install {packages}")
+
+
+def _require_place(trace_file: Path, *, has_triton: bool) -> None:
+    if not has_triton:
+        raise ValueError("trace_file is written by a Triton that is started here; leave it out, or use --engine triton")
+    if not trace_file.absolute().parent.is_dir():
+        raise ValueError(f"trace_file is {str(trace_file)!r}, whose folder is not there; make it, or name another one")
 
 
 def _is_installed(module: str) -> bool:

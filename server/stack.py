@@ -236,6 +236,7 @@ class Stack:
             http_port=self._settings.engine_http_port,
             grpc_port=self._settings.engine_grpc_port,
             metrics_port=self._settings.engine_metrics_port,
+            trace_file=self._settings.trace_file and self._settings.trace_file.absolute(),
         )
         log.info(
             "engine process",

@@ -27,6 +27,7 @@ class TritonOptions:
 
     exit_timeout_s: how long Triton itself waits for requests in flight when it is asked to end.
     restart_grace_s: how long it has for that when it is restarted. live_timeout_s: how long a start may take.
+    trace_file: where traces go once a client asks for them; without one Triton refuses that.
     """
 
     engine_id: str
@@ -40,6 +41,7 @@ class TritonOptions:
     exit_timeout_s: int = 30
     restart_grace_s: float = 3.0
     live_timeout_s: float = 60.0
+    trace_file: Path | None = None
 
     @property
     def ports(self) -> dict[str, int]:
@@ -63,6 +65,7 @@ def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> 
         *("--http-thread-count", str(options.http_threads)),
         *("--exit-timeout-secs", str(options.exit_timeout_s)),
         *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends),
+        *(("--trace-config", f"triton,file={options.trace_file}") if options.trace_file is not None else ()),
         *options.extra_args,
     ]
 

@@ -51,7 +51,9 @@ def up(
     engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
     engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,
     engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
-    model_repository: Annotated[list[Path] | None, typer.Option(help="folder of models; may be repeated")] = None,
+    model_repository: Annotated[
+        list[Path] | None, typer.Option(help="folder of models, instead of the shipped one; may be repeated")
+    ] = None,
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
@@ -59,6 +61,9 @@ def up(
     allow_client_shm: SharesMemory = None,
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")
+    ] = None,
+    trace_file: Annotated[
+        Path | None, typer.Option(help="where the supervised Triton writes traces, once a client asks for them [none]")
     ] = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,

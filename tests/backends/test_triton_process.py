@@ -81,6 +81,13 @@ def test_arguments_name_every_repository_port_and_region() -> None:
     ):
         assert part in line
     assert line.endswith("--log-verbose 1")
+    assert "trace" not in line
+
+
+def test_arguments_name_the_file_of_traces() -> None:
+    """A file that clients cannot name, and nothing written to it until one of them asks for traces."""
+    options = TritonOptions("0123456789ab", (), 9000, 9001, 9002, trace_file=Path("/var/traces.json"))
+    assert "--trace-config triton,file=/var/traces.json" in " ".join(triton_arguments(options, ()))
 
 
 async def test_run_live_stop_tells_each_state_once(fake: Launch, options: TritonOptions, watcher: Watcher) -> None:

@@ -45,6 +45,10 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_OTLP_ENDPOINT": "http://"}, "the collector's address looks like http://host:4318"),
         ({"PENSTOCK_OTLP_ENDPOINT": "http://a:secret@h:1"}, "holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS"),
         ({"PENSTOCK_HTTP_PORT": "9000"}, "port 9000 is given twice"),
+        (
+            {"PENSTOCK_TRACE_FILE": "/tmp/traces.json", "PENSTOCK_ENGINE": "embedded"},
+            "trace_file is written by a Triton that is started here; leave it out, or use --engine triton",
+        ),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],
 )
@@ -131,7 +135,7 @@ def test_engine_triton_where_it_cannot_run_is_refused_with_the_other_engines(no_
 def test_collector_without_the_extra_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything starts, and without a word of Python."""
     monkeypatch.setattr("server.settings.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"pip install 'penstock\[otel\]'"):
+    with pytest.raises(SettingsError, match="install opentelemetry-sdk and "):
         read_settings({"otlp_endpoint": "http://h:4318"}, environ={})
 
 

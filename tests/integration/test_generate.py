@@ -24,10 +24,10 @@ PATIENCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack with the decoupled model."""
+    """A stack with the decoupled model, and one that is traced."""
     home = tmp_path_factory.mktemp("home")
     write_words(home / "models")
-    stack = start_stack(home, "--models", "words")
+    stack = start_stack(home, "--models", "words,identity_fp32", "--trace-file", str(home / "traces.json"))
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
@@ -141,6 +141,21 @@ def test_settings_write_no_file(running: RunningStack, tmp_path: Path) -> None:
         assert answer.status == 501
         assert b"file location can not be updated through network protocol" in answer.body
     assert list(tmp_path.iterdir()) == []
+
+
+def test_traces_go_where_the_operator_said_once_a_client_asks(running: RunningStack) -> None:
+    """And nowhere before."""
+    assert not list(running.home.glob("traces.json*"))
+    file = running.home / "traces.json.0"  # a file of its own for each trace, since the frequency is 1
+    body = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "log_frequency": "1"}
+    assert ask(running.http_url, post("/v2/trace/setting", body)).status == 200
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    assert ask(running.http_url, post("/v2/models/identity_fp32/infer", {"inputs": [tensor]})).status == 200
+    until = time.monotonic() + PATIENCE_S
+    while not (file.exists() and b'"model_name":"identity_fp32"' in file.read_bytes()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert ask(running.http_url, post("/v2/trace/setting", {"trace_level": ["OFF"]})).status == 200
 
 
 async def test_stream_whose_engine_dies_ends_at_once_with_the_reason(tmp_path: Path, triton_environment: Path) -> None:
