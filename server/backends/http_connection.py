@@ -14,9 +14,10 @@ from server.backends.inflow import Inflow
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.gathering import Gathering
 from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
-from server.core.relay import HttpAnswer, HttpCall
+from server.core.relay import HttpAnswer, HttpCall, HttpHeaders
 
 JOIN_LIMIT_BYTES = 64 << 10
+MAX_WORD_BYTES = 8_189  # of a target, a header's name or its value: what Triton 2.51 still reads
 
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f]*")
@@ -34,7 +35,7 @@ class ConnectionBroken(Exception):
 def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
     """The request line and headers, as the client sent them but for what belongs to the connection.
 
-    Raises InvalidRequest where they could not stand on a wire.
+    Raises InvalidRequest where they could not stand on a wire, or Triton would drop the connection for their length.
     """
     if not _TARGET.fullmatch(call.target) or not _METHOD.fullmatch(call.method):
         raise InvalidRequest(f"malformed request line: {call.method} {call.target!r}")
@@ -45,7 +46,19 @@ def request_head(call: HttpCall, host: bytes, base_path: bytes = b"") -> bytes:
     head = b"\r\n".join(lines)
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
         raise InvalidRequest("a header holds a line break")
+    if len(head) > MAX_WORD_BYTES:
+        _refuse_long_words(base_path + call.target, call.headers)
     return head + b"\r\n\r\n"
+
+
+def _refuse_long_words(target: bytes, headers: HttpHeaders) -> None:
+    words = [("path", target)]
+    for name, value in headers:
+        words += [("header's name", name), (f"header {name[:80].decode('latin-1')}", value)]
+    for what, word in words:
+        if len(word) > MAX_WORD_BYTES:
+            text = f"the {what} has {len(word)} bytes (limit {MAX_WORD_BYTES} of the engine's HTTP port); send less"
+            raise InvalidRequest(text)
 
 
 class HttpConnection(asyncio.Protocol):

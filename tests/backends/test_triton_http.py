@@ -12,7 +12,7 @@ from server.backends.http_connection import HttpConnection
 from server.backends.patience import Patience
 from server.backends.triton_http import TritonHttp, origin_of
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InvalidRequest
-from server.core.relay import HttpAnswer, HttpCall
+from server.core.relay import HttpAnswer, HttpCall, HttpHeaders
 from tests.backends.fake_triton import JSON_BODY, FakeTriton, Mode
 
 HEADERS = ((b"content-type", b"application/json"), (b"x-engine", b"fake"))
@@ -92,6 +92,28 @@ async def test_relay_header_with_line_break_never_leaves(http: TritonHttp, heade
     """No header smuggles another one in."""
     with pytest.raises(InvalidRequest, match="line break"):
         await http.relay(HttpCall("GET", b"/v2", (header,), b""), deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("target", "headers"),
+    [
+        (b"/v2?" + b"q" * 8_186, ()),
+        (b"/v2", ((b"cookie", b"c" * 8_190),)),
+        (b"/v2", ((b"n" * 8_190, b"v"),)),
+    ],
+    ids=["target", "value", "name"],
+)
+async def test_relay_word_longer_than_triton_reads_never_leaves(
+    http: TritonHttp, fake: FakeTriton, target: bytes, headers: HttpHeaders
+) -> None:
+    """Triton 2.51 drops the connection at one, which would look like an engine that died; many short ones are fine."""
+    many = tuple((b"x-%d" % number, b"v" * 8_189) for number in range(4))
+    await http.relay(HttpCall("GET", b"/v2?" + b"q" * 8_185, many, b""), deadline=None)
+
+    with pytest.raises(InvalidRequest, match="8190 bytes"):
+        await http.relay(HttpCall("GET", target, headers, b""), deadline=None)
+
+    assert len(fake.http_requests) == 1
 
 
 @pytest.mark.parametrize("mode", [Mode.NORMAL, Mode.CHUNKED, Mode.UNTIL_CLOSE, Mode.INTERIM])
