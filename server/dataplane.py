@@ -293,7 +293,7 @@ class DataPlane:
             self._enter(caller, size_bytes)
             try:
                 if self.tracer is not None:
-                    trace_arrival()
+                    trace_arrival(self.model_label(head.model_name))
                 with self._held(head, caller), self._cuttable():
                     yield
             finally:

@@ -19,6 +19,7 @@ from server.tracing.trace import PARENT_HEADERS, EngineSpan, Trace, TraceHeaders
 EXPORT_TIMEOUT_S = 3.0
 _TRACES_PATH = "/v1/traces"
 _W3C = TraceContextTextMapPropagator()
+_MODEL_ATTRIBUTE = "penstock.model"
 _CODE_ATTRIBUTES = {"http": "http.response.status_code", "grpc": "rpc.grpc.status_code"}
 
 
@@ -68,7 +69,8 @@ class _OtelTrace:
         self._context = set_span_in_context(span, Context())
         self._waits_since_ns = 0
 
-    def arrived(self) -> None:
+    def arrived(self, model: str) -> None:
+        self._span.set_attribute(_MODEL_ATTRIBUTE, model)
         self._waits_since_ns = time.time_ns()
 
     def stages(self, stages: Iterable[tuple[str, float]]) -> None:

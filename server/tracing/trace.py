@@ -27,8 +27,8 @@ class EngineSpan(Protocol):
 class Trace(Protocol):
     """One request, from its head to its answer. To be used from the event loop's thread."""
 
-    def arrived(self) -> None:
-        """The request has been read and let in: until its first stage, or the engine's call, it waits."""
+    def arrived(self, model: str) -> None:
+        """The request for that model was read and let in: until its first stage, or the engine's call, it waits."""
         ...
 
     def stages(self, stages: Iterable[tuple[str, float]]) -> None:
@@ -59,8 +59,8 @@ current_trace: ContextVar[Trace | None] = ContextVar("current_trace", default=No
 """The trace of the request that this task works for."""
 
 
-def trace_arrival() -> None:
-    """The request of this task has been let in."""
+def trace_arrival(model: str) -> None:
+    """The request of this task, for that model, has been let in. model: its label, from a bounded set."""
     trace = current_trace.get()
     if trace is not None:
-        trace.arrived()
+        trace.arrived(model)

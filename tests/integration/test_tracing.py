@@ -74,7 +74,7 @@ def test_tensors_over_http_are_gateway_queue_engine(traced: RunningStack, collec
     ask_identity(tritonclient.http, traced.http_url.removeprefix("http://"), parent_of(trace_id))
     spans = collector.of_trace(trace_id, 3)
     assert_tree(spans, "POST /v2/models/{model}[/versions/{version}]/infer", {"queue", "engine"})
-    assert spans[0].attributes["http.response.status_code"] == 200
+    assert spans[0].attributes == {"http.response.status_code": 200, "penstock.model": "identity_fp32"}
 
 
 def test_tensors_over_grpc_are_gateway_queue_engine(traced: RunningStack, collector: Collector) -> None:

@@ -66,7 +66,7 @@ async def test_http_request_is_gateway_over_queue_and_engine(tracer: OtelTracer,
     engine = FakeBackend(())
     engine.http_answer = HttpAnswer(200, (), b"{}")
     trace = begun(tracer)
-    trace.arrived()
+    trace.arrived("street")
     await TracedRelay(engine).http(HTTP_CALL, deadline=None)
     trace.end("POST /infer", code=200, is_error=False)
     spans = by_name(collector.of_trace(TRACE_ID, 3))
@@ -75,7 +75,8 @@ async def test_http_request_is_gateway_over_queue_and_engine(tracer: OtelTracer,
     assert {queue.parent_id, call.parent_id} == {gateway.span_id}
     assert gateway.started_ns <= queue.started_ns <= queue.ended_ns <= call.started_ns <= call.ended_ns
     assert call.ended_ns <= gateway.ended_ns
-    assert (gateway.attributes["http.response.status_code"], gateway.service) == (200, "penstock")
+    assert gateway.attributes == {"http.response.status_code": 200, "penstock.model": "street"}
+    assert gateway.service == "penstock"
     headers = engine.http_calls[-1].headers
     assert dict(headers) == {
         b"x": b"1",
