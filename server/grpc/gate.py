@@ -35,6 +35,7 @@ _ROLE = {f"{_INFERENCE}{name}": Role.INFER for name in ("ModelInfer", "ModelStre
         *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus", "TraceSetting", "LogSettings"),
     )
 }
+_OR_ROLE = {f"{_INFERENCE}ModelReady": Role.INFER}  # what does as well
 _READ_SERVICES = ("/grpc.reflection.",)
 
 log = get_logger("grpc")
@@ -60,7 +61,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         try:
             if role is not None:
                 credentials = _credentials(handler_call_details.invocation_metadata or ())
-                _admitted.set(await self._door.admit(credentials, role))
+                or_role = _OR_ROLE.get(handler_call_details.method)
+                _admitted.set(await self._door.admit(credentials, role, or_role=or_role))
         except InferenceError as error:
             self._record.rejected(error.reason)
             log.debug("request refused", reason=error.reason, error=error.message)

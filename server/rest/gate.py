@@ -24,13 +24,16 @@ class Gate:
     def __init__(self, door: Door) -> None:
         self._door = door
 
-    async def admit(self, scope: Scope, role: Role | None) -> None:
-        """Before anything of the body is read. role: what is needed, None for nothing. Raises what the door does."""
+    async def admit(self, scope: Scope, role: Role | None, *, or_role: Role | None = None) -> None:
+        """Before anything of the body is read. role: what is needed, None for nothing. Raises what the door does.
+
+        or_role: what does as well.
+        """
         credentials = list(_credentials(scope)) if role is not None else []
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in _CREDENTIAL_NAMES]
         if role is None:
             return
-        caller = await self._door.admit(credentials, role)
+        caller = await self._door.admit(credentials, role, or_role=or_role)
         scope[_CALLER] = replace(caller, address=_address(scope))
 
     def incoming(self, scope: Scope, receive: Receive) -> "Incoming":

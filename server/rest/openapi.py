@@ -184,4 +184,4 @@ def _security(operation: Operation, open_to: frozenset[Role]) -> list[dict[str, 
     if operation.role is None:
         return []
     alternatives: list[dict[str, list[str]]] = [{name: []} for name in _SCHEMES]
-    return [*alternatives, {}] if operation.role in open_to else alternatives
+    return [*alternatives, {}] if open_to & {operation.role, operation.or_role} else alternatives

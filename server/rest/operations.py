@@ -50,7 +50,7 @@ class Operation:
     path: a template of the table of routes; what stands in [] may be left out, which makes two operations.
     role: what its caller must be allowed to do, None for everybody. answers: the bodies of a 200, none for an empty
     one. refusals: its statuses besides those that everything has. extension: the engine's word that it can do it.
-    summary: in a few words, as the table of routes has it.
+    summary: in a few words, as the table of routes has it. or_role: a role that does as well.
     """
 
     method: str
@@ -66,6 +66,7 @@ class Operation:
     refusals: tuple[int, ...] = ()
     extension: str = ""
     summary: str = ""
+    or_role: Role | None = None
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
@@ -189,8 +190,9 @@ _MODELS = (
         "modelReady",
         Tag.MODELS,
         Role.READ,
-        "200 without a body, or 400.",
+        "200 without a body, or 400. Whoever may infer may ask it, too.",
         headers=_TIMEOUT,
+        or_role=Role.INFER,
     ),
     Operation(
         "GET",

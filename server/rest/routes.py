@@ -28,7 +28,7 @@ class Row:
     path: a template; {name} is one segment ({version} a number), and what stands in [] may be left out.
     is_inference: counted and timed as an inference request.
     is_open: asked by whoever likes, without a key. role: what a caller must have where the row does not tell it by
-    itself (see role_needed).
+    itself (see role_needed). or_role: what does as well.
     """
 
     methods: tuple[str, ...]
@@ -38,6 +38,7 @@ class Row:
     is_inference: bool = False
     is_open: bool = False
     role: Role | None = None
+    or_role: Role | None = None
 
 
 def role_needed(row: Row, method: str) -> Role | None:
@@ -79,7 +80,7 @@ class WireRoute(BaseRoute):
         if self._gate is None:
             await self._answer(scope, receive, send)
             return
-        await self._gate.admit(scope, role_needed(self.row, scope["method"]))
+        await self._gate.admit(scope, role_needed(self.row, scope["method"]), or_role=self.row.or_role)
         incoming = self._gate.incoming(scope, receive)
         try:
             await self._answer(scope, incoming.receive, send)

@@ -53,6 +53,15 @@ async def test_key_lets_in_whom_it_names_for_what_its_roles_say(tmp_path: Path) 
         await ours.admit([], Role.INFER)
 
 
+async def test_another_role_that_does_as_well_lets_in_for_this_once(tmp_path: Path) -> None:
+    """And the caller then has the role that was asked for."""
+    ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin"))
+    assert Role.READ in (await ours.admit([CAMERA], Role.READ, or_role=Role.INFER)).roles
+    assert (await ours.admit([CAMERA], Role.INFER)).roles == {Role.INFER}
+    with pytest.raises(PermissionDenied, match="'ops' has not the role read"):
+        await ours.admit([OPS], Role.READ, or_role=Role.INFER)
+
+
 async def test_same_key_twice_is_one_and_two_keys_are_none(tmp_path: Path) -> None:
     """In both headers the same is fine; which of two would count nobody can say."""
     ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin"))

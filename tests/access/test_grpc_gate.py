@@ -103,6 +103,14 @@ async def test_call_without_a_key_is_refused_though_its_message_is_garbage(front
     assert refused.value.code() is Code.UNAUTHENTICATED
 
 
+async def test_who_may_infer_may_ask_whether_a_model_is_ready(front: Front) -> None:
+    """As clients do before they infer; of its metadata a key needs the role read."""
+    message = service_pb2.ModelReadyRequest(name="ident").SerializeToString()
+    await front.call("ModelReady", message, metadata=api_key(KEYS[Role.INFER]))
+    assert (await refusal(front, api_key(KEYS[Role.INFER]), "ModelMetadata")).code() is Code.PERMISSION_DENIED
+    assert (await refusal(front, api_key(KEYS[Role.ADMIN]), "ModelReady")).code() is Code.PERMISSION_DENIED
+
+
 async def test_every_method_needs_its_role(front: Front) -> None:
     """Infer, read, or admin where nobody thought of it; what says whether a server lives needs none."""
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]

@@ -83,7 +83,7 @@ async def test_request_without_a_key_is_refused_before_its_body(front: Front, fr
 
 
 async def test_every_operation_needs_the_role_that_the_description_says(front: Front) -> None:
-    """With the key of that role it passes the gate; with those of the two others it is refused, 403; without, 401."""
+    """With a key of that role, or of one that does as well, it passes the gate; others are refused, 403; none, 401."""
     front.plane.answer = HttpAnswer(200, (), b'{"name":"x","version":"1","extensions":[]}')
     for operation in OPERATIONS:
         path = spellings(operation.path)[-1].format(model="ident", version="1", repository="r", region="r")
@@ -91,9 +91,17 @@ async def test_every_operation_needs_the_role_that_the_description_says(front: F
         assert (nameless.status == 401) == (operation.role is not None), path
         for role, secret in KEYS.items():
             reply = await front.ask(operation.method, path, b"", api_key(secret))
-            is_allowed = operation.role in (None, role)
+            is_allowed = operation.role is None or role in (operation.role, operation.or_role)
             assert (reply.status == 403) == (not is_allowed), (operation.method, path, role)
             assert reply.status != 401, path
+
+
+async def test_who_may_infer_may_ask_whether_a_model_is_ready(front: Front) -> None:
+    """As clients do before they infer; of its metadata a key needs the role read."""
+    for path in ("/v2/models/ident/ready", "/v2/models/ident/versions/1/ready"):
+        assert (await front.ask("GET", path, b"", api_key(KEYS[Role.INFER]))).status == 200
+        assert (await front.ask("GET", path, b"", api_key(KEYS[Role.ADMIN]))).status == 403
+    assert (await front.ask("GET", "/v2/models/ident", b"", api_key(KEYS[Role.INFER]))).status == 403
 
 
 async def test_what_is_open_without_a_key_is_open_and_the_rest_is_not() -> None:

@@ -91,6 +91,7 @@ async def test_described_roles_are_those_that_are_asked_for(front: Front) -> Non
         for row in rows_of(front):
             if leads_to(row, operation.method, spellings(operation.path)[0]) and not isinstance(row.endpoint, Refused):
                 assert role_needed(row, operation.method) == operation.role, operation.name
+                assert row.or_role == operation.or_role, operation.name
 
 
 def test_what_is_refused_or_beyond_the_engine_is_not_described() -> None:
