@@ -27,6 +27,12 @@ OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limi
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
 Roles = Annotated[str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")]
+Repositories = Annotated[
+    list[Path] | None, typer.Option(help="folder of models, instead of the shipped one; may be repeated")
+]
+TraceFile = Annotated[
+    Path | None, typer.Option(help="where the supervised Triton writes traces, once a client asks for them [none]")
+]
 SharesMemory = Annotated[
     bool | None,
     typer.Option(
@@ -51,9 +57,7 @@ def up(
     engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
     engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,
     engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
-    model_repository: Annotated[
-        list[Path] | None, typer.Option(help="folder of models, instead of the shipped one; may be repeated")
-    ] = None,
+    model_repository: Repositories = None,
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
@@ -62,9 +66,7 @@ def up(
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")
     ] = None,
-    trace_file: Annotated[
-        Path | None, typer.Option(help="where the supervised Triton writes traces, once a client asks for them [none]")
-    ] = None,
+    trace_file: TraceFile = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,
