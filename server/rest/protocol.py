@@ -21,6 +21,7 @@ from server.rest.patience import ConnectionPatience, Phase, Verdict
 
 LINGERING_CONNECTIONS = 64
 WIRE_BYTES_A_BODY_BYTE = 16
+ANSWER_IS_COUNTED = "penstock.answer_is_counted"  # of a scope whose app counts the answer itself
 _COUNT = struct.Struct("=Q")
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked of Linux's struct tcp_info
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
@@ -144,6 +145,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._release_unread()
+        if self.cycle is not None and ANSWER_IS_COUNTED in self.cycle.scope:
+            return
         self._unread_bytes = self.transport.get_write_buffer_size()
         self._guard.unread.hold(self._unread_bytes)
 

@@ -9,10 +9,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.dataplane import DataPlane
 from server.logs import get_logger
 from server.rest.errors import CLIENT_GONE, error_response
+from server.rest.protocol import ANSWER_IS_COUNTED
 from server.rest.recorder import RequestRecorder
 from server.rest.routes import WireRoute
 
 LINGER_S = 1.0
+WATCHED_FROM_BYTES = 1 << 20
 _PROTOCOL = "http"
 
 log = get_logger("rest")
@@ -67,6 +69,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, plane: DataPlane) -> None:
         self.status = 0
         self.seconds = 0.0
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._plane = plane
@@ -104,7 +107,21 @@ class Exchange:
             await self._send({**message, "more_body": True})
             await self._throw_rest_away()
             message = {"type": "http.response.body"}
+        elif len(message.get("body", b"")) >= WATCHED_FROM_BYTES and not message.get("more_body", False):
+            await self._send_watched(message)
+            return
         await self._send(message)
+
+    async def _send_watched(self, message: Message) -> None:
+        """The answer counts whole until its reader has taken it: so long the transport keeps all of it, sent or not."""
+        size_bytes = len(message["body"])
+        self._scope[ANSWER_IS_COUNTED] = True
+        self._plane.admission.hold(size_bytes)
+        try:
+            await self._send({**message, "more_body": True})
+            await self._send({"type": "http.response.body"})  # waits until there is room for more
+        finally:
+            self._plane.admission.release(size_bytes)
 
     async def _throw_rest_away(self) -> None:
         self.give_back()
