@@ -83,7 +83,7 @@ class Door:
         caller = await self._caller(presented.pop()) if presented else self._anonymous()
         if role not in caller.roles:
             if or_role not in caller.roles:
-                raise _denied(caller, role)
+                raise self._denied(caller, role)
             caller = replace(caller, roles=caller.roles | {role})
         self.quotas.look(caller, self.now())
         return caller
@@ -122,6 +122,19 @@ class Door:
         if self._verifier is not None and credential.count(".") == 2:
             return await self._verifier.caller(credential)
         raise Unauthenticated(f"the API key is unknown; {_HOW} with one that this gateway knows")
+
+    def _denied(self, caller: Caller, role: Role) -> Exception:
+        if caller.key_name:
+            roles = ", ".join(sorted(caller.roles)) or "none"
+            return PermissionDenied(
+                f"{caller.key_name!r} has not the role {role}, which this needs (it has: {roles}); use another key"
+            )
+        if self._verifier is None and self._ring is not None and not self.key_count:
+            return PermissionDenied(
+                f"this needs the role {role}, and the gateway has no API keys; start it with --access-file, or {role} "
+                "in --anonymous"
+            )
+        return Unauthenticated(f"this needs an API key with the role {role}; {_HOW}")
 
     def _anonymous(self) -> Caller:
         return Caller(roles=self._options.anonymous, quota=self._usual)
@@ -163,15 +176,6 @@ class Door:
         elif self._jwks is None or self._jwks.url != rules.tokens.jwks_url:
             self._jwks = JwksKeys(rules.tokens.jwks_url, clock=self.now)
         return TokenVerifier(replace(rules.tokens, quota=with_share(rules.tokens.quota, usual)), self._jwks)
-
-
-def _denied(caller: Caller, role: Role) -> Exception:
-    if not caller.key_name:
-        return Unauthenticated(f"this needs an API key with the role {role}; {_HOW}")
-    roles = ", ".join(sorted(caller.roles)) or "none"
-    return PermissionDenied(
-        f"{caller.key_name!r} has not the role {role}, which this needs (it has: {roles}); use another key"
-    )
 
 
 def _signature_of(file: Path) -> Signature | None:

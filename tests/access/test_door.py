@@ -62,6 +62,13 @@ async def test_another_role_that_does_as_well_lets_in_for_this_once(tmp_path: Pa
         await ours.admit([OPS], Role.READ, or_role=Role.INFER)
 
 
+async def test_where_there_are_no_keys_nobody_is_asked_for_one() -> None:
+    """What was not waived is refused with what the operator can do: a client cannot help it."""
+    ours = Door(AccessOptions(anonymous=frozenset((Role.INFER,))), Quotas(max_requests=8, max_bytes=1 << 20))
+    with pytest.raises(PermissionDenied, match=r"the role admin.*no API keys.*--access-file, or admin in --anonymous"):
+        await ours.admit([], Role.ADMIN)
+
+
 async def test_same_key_twice_is_one_and_two_keys_are_none(tmp_path: Path) -> None:
     """In both headers the same is fine; which of two would count nobody can say."""
     ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin"))
