@@ -61,7 +61,13 @@ _SLOTS: dict[str, tuple[str, Json]] = {
 }
 _FORM: Json = {
     "type": "object",
-    "properties": {"image": {"type": "array", "items": {"contentMediaType": "image/*"}, "minItems": 1}},
+    "properties": {
+        "image": {
+            "type": "array",
+            "items": {"type": "string", "format": "binary", "contentMediaType": "image/*"},
+            "minItems": 1,
+        }
+    },
     "required": ["image"],
 }
 _SCHEMES: Json = {

@@ -120,7 +120,15 @@ def test_description_says_who_must_name_itself() -> None:
     paths: Any = document(OPERATIONS, frozenset({Role.INFER}))["paths"]
     assert paths["/v2/health/live"]["get"]["security"] == []
     assert {} in paths["/v2/models/{model}/infer"]["post"]["security"]
+    assert {} in paths["/v2/models/{model}/ready"]["get"]["security"]
     assert paths["/v2"]["get"]["security"] == [{"ApiKey": []}, {"Bearer": []}]
+
+
+def test_pictures_of_a_form_are_files_to_generators_of_clients() -> None:
+    """Which send a text where the schema does not say that it is binary."""
+    paths: Any = document(OPERATIONS, frozenset())["paths"]
+    form = paths["/v2/models/{model}/image"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["properties"]["image"]["items"].items() >= {("type", "string"), ("format", "binary")}
 
 
 async def test_described_bodies_are_those_of_the_wire(front: Front) -> None:
