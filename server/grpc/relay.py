@@ -16,6 +16,7 @@ from server.grpc.codec import scan_infer
 from server.grpc.encoded_images import encoded_call
 from server.grpc.errors import Status, code_of, status_of
 from server.grpc.gate import caller_of, metadata_of
+from server.grpc.handover import WATCHED_FROM_BYTES, watch_reader
 from server.logs import get_logger
 from server.metrics import Metrics
 
@@ -40,9 +41,11 @@ class Outcome:
 class CallRelay:
     """Passes calls to the data plane. Every call that it began is cut by `cut`, which the end of a drain calls."""
 
-    def __init__(self, plane: DataPlane, record: Metrics) -> None:
+    def __init__(self, plane: DataPlane, record: Metrics, *, reader_patience_s: float) -> None:
+        """reader_patience_s: how long a client may leave an answer untaken, and more for a large one."""
         self._plane = plane
         self._record = record
+        self._reader_patience_s = reader_patience_s
         self._running: set[asyncio.Timeout] = set()
 
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
@@ -72,6 +75,9 @@ class CallRelay:
                 self._count(head, grpc.StatusCode.DEADLINE_EXCEEDED, started)
             raise
         self._count(head, outcome.status.code, started)
+        if len(outcome.message) >= WATCHED_FROM_BYTES:
+            kept_bytes = len(message) + len(outcome.message)
+            watch_reader(self._plane.admission, kept_bytes, self._reader_patience_s, self._note_slow_reader)
         return await _end(outcome, context)
 
     async def pass_on(
@@ -100,6 +106,9 @@ class CallRelay:
         now = asyncio.get_running_loop().time()
         for scope in self._running:
             scope.reschedule(now)
+
+    def _note_slow_reader(self) -> None:
+        self._record.rejected("slow_reader")
 
     def _count(self, head: InferHead, code: grpc.StatusCode, started: float) -> None:
         self._record.request_done(

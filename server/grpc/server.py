@@ -86,7 +86,7 @@ async def serve(
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
     gates = () if door is None else (Gate(door, record),)
-    relay = CallRelay(plane, record)
+    relay = CallRelay(plane, record, reader_patience_s=limits.streams.reader_patience_s)
     streams = StreamRelay(plane, record, limits.streams)
     health = Health(plane)
     handlers = (inference_handlers(plane, relay, streams), health.handlers(), reflection_handlers())
@@ -102,9 +102,11 @@ async def serve(
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Not an answer whose client had left at that moment, nor metadata that is no UTF-8: gRPC tells with tracebacks."""
+    """Not an answer whose client had left at that moment or takes nothing, nor metadata that is no UTF-8: gRPC tells of
+    them with tracebacks.
+    """
     error = record.exc_info[0] if record.exc_info else None
-    return error is None or error.__name__ not in ("ExecuteBatchError", "UnicodeDecodeError")
+    return error is None or error.__name__ not in ("ExecuteBatchError", "UnicodeDecodeError", "CancelledError")
 
 
 def _options(limits: GrpcLimits) -> list[tuple[str, int]]:

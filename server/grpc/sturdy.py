@@ -7,10 +7,13 @@ and are answered UNIMPLEMENTED without their name being read.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+GIVEN_UP = "given up"
+"""Cancel a call's work with this message, and the call ends, not its work alone."""
 
 
 def sturdy_server(
@@ -58,7 +61,29 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         loop = self._running_loop
         while True:
             state = await (self._request_registered_call(method) if method is not None else self._request_call())
-            call = cygrpc._handle_rpc(name, resolver, interceptors, state, loop, False)
-            task = loop.create_task(cygrpc._schedule_rpc_coro(call, state, loop, name))
+            call = _Call(cygrpc._handle_rpc(name, resolver, interceptors, state, loop, False))
+            call.task = task = loop.create_task(cygrpc._schedule_rpc_coro(call.served(), state, loop, name))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
+            del state, call, task  # what is over must be free now, not with the next call
+
+
+class _Call:
+    """One call. task: waits for its client to leave, and keeps the call open until then, or until it is cancelled."""
+
+    __slots__ = ("_work", "task")
+
+    def __init__(self, work: Coroutine[None, None, None]) -> None:
+        self._work = work
+        self.task: asyncio.Task[None] | None = None
+
+    async def served(self) -> None:
+        """A call that is given up is over, though its client is still there: gRPC ends it then."""
+        try:
+            await self._work
+        except asyncio.CancelledError as cancelled:
+            if self.task is not None and GIVEN_UP in cancelled.args:
+                self.task.cancel()
+            raise
+        finally:
+            self.task = None  # or the two keep each other, and the call stays open until they are collected
