@@ -29,8 +29,8 @@ async def test_grpc_refusals_are_answers(plain_engine: EmbeddedEngine) -> None:
     assert (short.code, short.details.endswith("Expected 12, got 4")) == (3, True)
     nobody = await relay.grpc(grpc_call("ModelMetadata", service_pb2.ModelMetadataRequest(name="n")), deadline=None)
     assert nobody == GrpcAnswer(5, details="Request for unknown model: 'n' is not found")
-    trace = await relay.grpc(grpc_call("TraceSetting", b""), deadline=None)
-    assert trace == GrpcAnswer(12, details="the embedded engine has no TraceSetting")
+    nonsense = await relay.grpc(grpc_call("Nonsense", b""), deadline=None)
+    assert nonsense == GrpcAnswer(12, details="the embedded engine has no Nonsense")
 
 
 async def test_grpc_calls_without_an_engine_or_time_are_not_answered(plain_engine: EmbeddedEngine) -> None:

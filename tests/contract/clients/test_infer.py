@@ -14,20 +14,29 @@ from tests.contract.clients.differences import DIFFERENCES, agrees, promised
 from tests.contract.clients.infer_calls import CALLS
 
 pytestmark = pytest.mark.xdist_group("client-stack")
-NOT_OVER_GRPC = {"every datatype in JSON"}
+IN_JSON = "every datatype in JSON"
 ANSWERED = {
-    "every datatype", "every datatype in JSON", "strings", "not numbers", "no elements", "an id", "a version",
+    "every datatype", IN_JSON, "strings", "not numbers", "no elements", "an id", "a version",
     "an output", "classes", "more classes than there are", "parameters", "a priority", "time enough", "a sequence",
     "a sequence with a name", "gzip", "deflate",
 }  # fmt: skip
 OCCUPIED_MS, TURN_MS = 400.0, 1.0
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [call for call in CALLS if call != IN_JSON])
 def test_inference_through_every_client_is_told_as_triton_tells_it(sides: Sides, call: str) -> None:
     """Results, errors and the heads of the answers are Triton's, but for the listed differences."""
-    if call in NOT_OVER_GRPC and sides.kind.startswith("grpc"):
-        pytest.skip("gRPC has no JSON tensors")
+    compare(sides, call)
+
+
+@pytest.mark.parametrize("sides", ["http", "http.aio"], indirect=True)
+def test_inference_in_json_is_told_as_triton_tells_it(sides: Sides) -> None:
+    """The same of tensors that stand in the JSON, which gRPC has not."""
+    compare(sides, IN_JSON)
+
+
+def compare(sides: Sides, call: str) -> None:
+    """Ask both sides the same."""
     through, bare = sides.ask(CALLS[call])
     promise = promised(sides.kind, call, bare)
     assert agrees(through, promise), (through, promise)
