@@ -233,6 +233,6 @@ def test_deadline_by_header_and_parameter_and_grpc_is_kept(stack: RunningStack) 
     client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
     tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
     tensor.set_data_from_numpy(np.array([600], np.float32))
-    with pytest.raises(InferenceServerException, match="Deadline Exceeded|did not answer within"):
+    with pytest.raises(InferenceServerException, match=r"Deadline Exceeded|did not answer within"):
         client.infer("slow", [tensor], client_timeout=0.1)
     client.close()
