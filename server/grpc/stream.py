@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -268,8 +269,8 @@ class _Session:
             place.enter_context(self._plane.place_on_stream(head, self._caller, size_bytes))
             if asked is not None:
                 message = (await self._plane.with_tensor(asked, until)).message
-            leave = place.pop_all().close
-        sent = Sent(head.model_name, head.request_id, started, leave, is_decoupled, hides_final)
+            kept = place.pop_all()
+        sent = Sent(head.model_name, head.request_id, started, partial(_leave, kept), is_decoupled, hides_final)
         return sent, message + EMPTY_FINAL_ON if hides_final else message
 
     # The engine's answers
@@ -307,7 +308,7 @@ class _Session:
         if request is None or not answer.is_last:
             return
         side.pending -= 1
-        request.leave()
+        request.leave(True)
         if not request.has_failed:
             self._plane.stream_answered(request.model_name, time.monotonic() - request.started)
         # Of a request's error on a stream the engine tells the sentence only.
@@ -343,7 +344,7 @@ class _Session:
         """Give back the places of what was never answered."""
         shown = grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code
         for request in self._ledger.abandon():
-            request.leave()
+            request.leave(False)
             if code is not grpc.StatusCode.CANCELLED:
                 self._count(request.model_name, shown, request.started)
 
@@ -358,6 +359,18 @@ class _Session:
             code=code.name,
             seconds=time.monotonic() - started,
         )
+
+
+class _Unanswered(Exception):
+    """What is thrown into a request's place where the engine may still work for it."""
+
+
+def _leave(place: ExitStack, is_answered: bool) -> None:
+    if is_answered:
+        place.close()
+        return
+    with suppress(_Unanswered), place:
+        raise _Unanswered
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -80,6 +80,7 @@ class FakePlane:
         self.scripts: list[GrpcStream] = []
         self.refused: dict[str, Exception] = {}
         self.answered: list[str] = []
+        self.left_answered: list[bool] = []
         self.admission = Admission(AdmissionLimits())
         self.entered = asyncio.Event()
 
@@ -129,9 +130,12 @@ class FakePlane:
             raise self.refused[head.model_name]
         self.admission.enter(size_bytes)
         self.entered.set()
+        is_answered = False
         try:
             yield
+            is_answered = True
         finally:
+            self.left_answered.append(is_answered)
             self.admission.leave(size_bytes)
 
     def is_decoupled(self, model_name: str) -> bool | None:

@@ -238,7 +238,7 @@ async def test_streams_are_limited_in_number() -> None:
 async def test_client_that_leaves_cancels_the_engines_stream(
     front: Front, engine: ScriptedStream, decoupled: ScriptedStream
 ) -> None:
-    """And gives back every place; counted as one that left."""
+    """And gives back every place, as one whose work may still run there; counted as one that left."""
     async with streaming(front) as client:
         await client.ask("double", "a")
         await client.ask("repeat", "b")
@@ -250,6 +250,7 @@ async def test_client_that_leaves_cancels_the_engines_stream(
         await front.recorder.gone.wait()
     await nothing_in_flight(front)
     assert front.recorder.left == ["grpc-stream"]
+    assert front.plane.left_answered == [False, False]
 
 
 async def test_deadline_of_the_stream_reaches_the_engine(front: Front) -> None:
