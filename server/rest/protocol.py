@@ -79,6 +79,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guard = guard
         self._patience = ConnectionPatience(guard.limits)
         self._turn = 0
+        self._served: RequestResponseCycle | None = None
         self._is_in_head = False
         self._is_in_body = False
         self._head_bytes = 0  # of the head, before the bytes that are being parsed
@@ -122,6 +123,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "connections_full", text))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells the newest request alone that its client is gone: of a pipeline, one that has not begun."""
+        self.pipeline.clear()
+        served = self._served
+        if served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
         super().connection_lost(exc)  # it calls resume_writing no more: the bytes below are given back here
         self._release_unread()
 
@@ -204,6 +211,10 @@ class GuardedProtocol(HttpToolsProtocol):
             return  # _feed sees to its body
         self._is_in_body = False
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """The next request's turn; idle connections are closed by the sweep."""

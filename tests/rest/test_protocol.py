@@ -160,6 +160,30 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served() 
         assert served.refused == ["connections_full"]
 
 
+async def test_client_that_leaves_a_pipeline_is_seen_by_the_request_that_runs() -> None:
+    """The first one is told, not the last alone; those behind it are not begun."""
+    begun: list[str] = []
+    is_told = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, _: Send) -> None:
+        begun.append(scope["path"])
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_told.set()
+
+    listener = HttpListener(app, bind("127.0.0.1", 0, flag="--http-port"), limits=ROOMY)
+    listener.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(GET % 1 + GET % 2 + GET % 3)
+    async with asyncio.timeout(10):
+        while not begun:
+            await asyncio.sleep(0.01)
+        writer.close()
+        await is_told.wait()
+    await listener.stop(1.0)
+    assert begun == ["/1"]
+
+
 async def test_pipelined_requests_are_answered_in_order_and_up_to_the_limit() -> None:
     """Four may wait behind the one that runs; the one too many ends the connection, after the others' answers."""
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
