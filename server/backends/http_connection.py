@@ -88,6 +88,9 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._send(head, body)
             return await self._answer
+        except BaseException:  # also where the answer is there: nobody takes it
+            self.close()
+            raise
         finally:
             self._answer = None
             if not self._is_complete and not self._is_flowing:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from server.backends.http_connection import HttpConnection
+from server.backends.http_connection import HttpConnection, request_head
 from server.backends.patience import Patience
 from server.backends.triton_http import TritonHttp, origin_of
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InvalidRequest
@@ -295,3 +295,16 @@ async def test_relay_connection_finds_out_that_its_peer_vanished(fake: FakeTrito
         assert [connected.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 2, 15_000]
     finally:
         connection.close()
+
+
+async def test_exchange_given_up_as_its_answer_comes_drops_the_connection(fake: FakeTriton) -> None:
+    """Nobody would take the answer, nor put the connection back: it would stay open for ever."""
+    _, connection = await asyncio.get_running_loop().create_connection(HttpConnection, "127.0.0.1", fake.http_port)
+    head = request_head(HttpCall("GET", b"/v2", (), b""), b"x")
+    exchange = asyncio.create_task(connection.exchange(head, b""))
+    await asyncio.sleep(0)
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+    exchange.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange
+    assert not connection.is_open
