@@ -30,6 +30,8 @@ from server.backends.http2_grpc import INTERNAL, PREFIX_BYTES, Reply, is_informa
 from server.backends.http2_keepalive import Due, Keepalive
 
 CODE_OF_RESET = {8: 1, 11: 8, 12: 7}  # CANCEL, ENHANCE_YOUR_CALM, INADEQUATE_SECURITY; any other is INTERNAL
+GRACE_S = 0.25
+MAX_GIVEN_UP = 1024
 _REFUSED_STREAM, _CANCEL = 7, 8
 _FRAME_BYTES = 16_384  # of the peer's frames, until its settings say otherwise
 _LAST_STREAM = 2**31 - 3
@@ -42,6 +44,10 @@ class CallBroken(Exception):
 
 class CallUnread(CallBroken):
     """The peer says that it never looked at the call, which may be sent again."""
+
+
+class TooManyGivenUp(Exception):
+    """So many calls were given up in the last GRACE_S that no more are begun. The text says how many."""
 
 
 class _Call:
@@ -78,6 +84,7 @@ class Http2Calls(asyncio.Protocol):
         self._frame_bytes = _FRAME_BYTES
         self._first_window = self._send_window = FIRST_WINDOW
         self._received_bytes = 0
+        self._given_up = 0
         self._is_paused = False
         self._room: asyncio.Future[None] | None = None
         self._block: tuple[int, int, bytearray] | None = None
@@ -89,8 +96,13 @@ class Http2Calls(asyncio.Protocol):
     async def unary(self, head: bytes, message: bytes) -> Reply:
         """The peer's answer, whatever it is. head: the request's header block, as head_of makes it.
 
-        Raises CallBroken. Cancelling takes the call back, and with it the engine's work.
+        Raises CallBroken, TooManyGivenUp. Cancelled, the call is taken back, and with it the engine's work, once it has
+        run GRACE_S more: Triton 2.51 dies of calls that are taken back just as it begins or ends them.
         """
+        if self._given_up >= MAX_GIVEN_UP:
+            raise TooManyGivenUp(
+                f"{self._given_up} calls that nobody waits for are in the engine (limit {MAX_GIVEN_UP})"
+            )
         while self.is_open and len(self._calls) >= self._max_calls:
             await self._wait_for_room()
         if not self.is_open or self._transport is None:
@@ -106,8 +118,9 @@ class Http2Calls(asyncio.Protocol):
                 await self._send_as_room_comes(self._transport, stream_id, call, head, message)
             return await call.reply
         finally:
-            if self._calls.pop(stream_id, None) is not None:
-                self._write(frame(Kind.RST_STREAM, 0, stream_id, _CANCEL.to_bytes(4, "big")))
+            if stream_id in self._calls:
+                self._given_up += 1
+                self._loop.call_later(GRACE_S, self._take_back, stream_id)
             self._room_came()
 
     def close(self) -> None:
@@ -119,6 +132,13 @@ class Http2Calls(asyncio.Protocol):
             self._transport.abort()
 
     # sending
+
+    def _take_back(self, stream_id: int) -> None:
+        """End a call that was given up, unless it has ended by itself."""
+        self._given_up -= 1
+        if self._calls.pop(stream_id, None) is not None:
+            self._write(frame(Kind.RST_STREAM, 0, stream_id, _CANCEL.to_bytes(4, "big")))
+            self._room_came()
 
     def _send_at_once(self, transport: asyncio.Transport, stream_id: int, head: bytes, message: bytes) -> bool:
         """Whether all of it fitted into one header frame and one data frame, and is on its way."""

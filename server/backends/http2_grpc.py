@@ -33,12 +33,6 @@ def head_of(method: bytes, authority: bytes) -> bytes:
     return b"\x83\x86" + b"".join(field(*word) for word in (*words, *told))  # :method POST, :scheme http
 
 
-def timeout_field(timeout_s: float) -> bytes:
-    """The call's deadline: at most eight digits, of microseconds, else milliseconds."""
-    value = b"%du" % max(1, int(timeout_s * 1e6)) if timeout_s < 99 else b"%dm" % min(int(timeout_s * 1e3), 99_999_999)
-    return field(b"grpc-timeout", value)
-
-
 def metadata_fields(metadata: GrpcMetadata) -> bytes:
     """Metadata as header fields; binary values, whose keys end in -bin, in base64."""
     return b"".join(field(key.encode(), _encoded(key, value)) for key, value in metadata)

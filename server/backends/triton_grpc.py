@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import grpc
 
-from server.backends.http2_calls import CallBroken
+from server.backends.http2_calls import GRACE_S, CallBroken, TooManyGivenUp
 from server.backends.patience import Patience
 from server.backends.triton_stream import TritonStream
 from server.backends.triton_unary import UnaryCalls, is_plain_address
@@ -27,6 +27,7 @@ from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata
 SERVICE = "/inference.GRPCInferenceService/"
 RECONNECT_FIRST_MS, RECONNECT_MAX_MS = 100, 1000
 DEADLINE_SLACK_S = 0.01
+MAX_LARGE_GIVEN_UP = 64
 OWN_UP_TO_BYTES = 256 << 10  # measured: up to here our own connection costs half of grpc.aio's CPU, at 600 kB twice
 MAX_REASON_LENGTH = 500
 
@@ -62,6 +63,7 @@ class TritonGrpc:
         )
         is_plain = not is_tls and is_plain_address(address)
         self._unary = UnaryCalls(address, patience) if is_plain else None
+        self._given_up: set[asyncio.Task[GrpcAnswer | Failure]] = set()
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def relay(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
@@ -106,19 +108,34 @@ class TritonGrpc:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
         if self._unary is not None and len(call.message) <= OWN_UP_TO_BYTES:
             return await self._call_plainly(self._unary, call, until, started)
-        running = self._method(call.method)(
-            call.message, timeout=until - started, metadata=_forwarded(call.metadata) if call.metadata else None
-        )
+        running = self._method(call.method)(call.message, metadata=_forwarded(call.metadata) if call.metadata else None)
+        outcome = await self._within(running, until - started)
+        if isinstance(outcome, Failure) and outcome.is_connection:
+            raise BackendUnavailable(f"no connection to the engine at {self._address}: {one_line(outcome.details)}")
+        return outcome
+
+    async def _within(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]", timeout_s: float) -> GrpcAnswer | Failure:
+        """The call's outcome. One that is given up goes on for GRACE_S, and is cancelled then (see http2_calls)."""
+        if len(self._given_up) >= MAX_LARGE_GIVEN_UP:
+            raise _overloaded(f"{len(self._given_up)} large calls that nobody waits for are in the engine")
+        waiting = asyncio.create_task(self._outcome(running))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(waiting)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
+        finally:
+            if not waiting.done():
+                self._given_up.add(waiting)
+                waiting.add_done_callback(self._given_up.discard)
+                asyncio.get_running_loop().call_later(GRACE_S, running.cancel)
+
+    async def _outcome(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> GrpcAnswer | Failure:
         try:
             message = await running
             return GrpcAnswer(0, message, trailing_metadata=_metadata(await running.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
-            failure = self._failure(error)
-        if failure.is_connection:
-            raise BackendUnavailable(f"no connection to the engine at {self._address}: {one_line(failure.details)}")
-        if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() >= until - DEADLINE_SLACK_S:
-            raise DeadlineExceeded(f"the engine did not answer within {until - started:.3f} s")
-        return failure
+            return self._failure(error)
 
     async def _call_plainly(
         self, unary: UnaryCalls, call: GrpcCall, until: float, started: float
@@ -128,9 +145,11 @@ class TritonGrpc:
         metadata = _forwarded(call.metadata) if call.metadata else ()
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await unary.call(call.method, call.message, metadata, timeout_s)
+                reply = await unary.call(call.method, call.message, metadata)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
+        except TooManyGivenUp as error:
+            raise _overloaded(str(error)) from error
         except CallBroken as error:
             raise BackendUnavailable(
                 f"no connection to the engine at {self._address}: {one_line(str(error))}"
@@ -138,8 +157,6 @@ class TritonGrpc:
         if reply.code == 0:
             return GrpcAnswer(0, reply.message, trailing_metadata=reply.trailing_metadata)
         code = _CODES.get(reply.code, grpc.StatusCode.UNKNOWN)
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED and time.monotonic() >= until - DEADLINE_SLACK_S:
-            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s")
         return Failure(code, reply.details, reply.trailing_metadata, is_connection=False)
 
     def _method(self, path: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
@@ -182,6 +199,10 @@ class TritonGrpc:
             self._channel.get_state() is not grpc.ChannelConnectivity.READY
             or any(text in details for text in _CONNECTION_TEXTS)
         )
+
+
+def _overloaded(why: str) -> Overloaded:
+    return Overloaded(f"{why}; retry after {GRACE_S} s", retry_after_s=GRACE_S)
 
 
 def error_of(code: grpc.StatusCode, details: str) -> InferenceError:

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from server.backends.http2_calls import CallBroken, CallUnread, Http2Calls
-from server.backends.http2_grpc import Reply, head_of, metadata_fields, timeout_field
+from server.backends.http2_grpc import Reply, head_of, metadata_fields
 from server.backends.http2_keepalive import Keepalive
 from server.backends.patience import Patience
 from server.core.relay import GrpcMetadata
@@ -30,9 +30,12 @@ class UnaryCalls:
         self._heads: dict[str, bytes] = {}
         self._is_closed = False
 
-    async def call(self, method: str, message: bytes, metadata: GrpcMetadata, timeout_s: float) -> Reply:
-        """What the engine answers. A call that it never looked at is sent again, TURNS times. Raises CallBroken."""
-        head = self._head(method) + timeout_field(timeout_s)
+    async def call(self, method: str, message: bytes, metadata: GrpcMetadata) -> Reply:
+        """What the engine answers. A call that it never looked at is sent again, TURNS times.
+
+        Raises CallBroken, TooManyGivenUp. The engine is told no deadline: whoever has one gives the call up.
+        """
+        head = self._head(method)
         if metadata:
             head += metadata_fields(metadata)
         for turn in range(1, TURNS):

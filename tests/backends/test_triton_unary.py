@@ -56,7 +56,7 @@ async def test_calls_with_less_time_than_a_connection_takes_do_not_keep_it_from_
         for _ in range(100):
             try:
                 async with asyncio.timeout(0.1):
-                    answer = await client.call("/t.T/x", b"", (), 0.1)
+                    answer = await client.call("/t.T/x", b"", ())
                 break
             except TimeoutError:
                 continue
@@ -67,6 +67,6 @@ async def test_calls_with_less_time_than_a_connection_takes_do_not_keep_it_from_
 async def test_calls_to_a_silent_peer_wait_for_one_connection_together() -> None:
     """Not one after the other: all of them know at the end of the first attempt."""
     async with client_of_late_peer(3600.0, Patience(connect_s=1.0)) as client, asyncio.timeout(15):
-        calls = (client.call("/t.T/x", b"", (), 60) for _ in range(50))
+        calls = (client.call("/t.T/x", b"", ()) for _ in range(50))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert {str(outcome) for outcome in outcomes} == {"no answer within 1 s"}
