@@ -337,6 +337,8 @@ class _Session:
             raise DeadlineExceeded(
                 f"an answer waited {patience_s:g} s for its reader; read the answers as they come"
             ) from None
+        except grpc.aio.InternalError:
+            raise _EndsStream(Status(grpc.StatusCode.CANCELLED, "the client left while it was answered")) from None
         finally:
             self._plane.admission.release(len(message))
 
