@@ -20,7 +20,7 @@ ANSWERED = {
     "an output", "classes", "more classes than there are", "parameters", "a priority", "time enough", "a sequence",
     "a sequence with a name", "gzip", "deflate",
 }  # fmt: skip
-OCCUPIED_MS, TURN_MS = 400.0, 1.0
+OCCUPIED_MS, TURN_MS = 3000.0, 1.0
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call != IN_JSON])
