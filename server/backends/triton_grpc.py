@@ -107,7 +107,9 @@ class TritonGrpc:
         if until <= started:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
         if self._unary is not None and len(call.message) <= OWN_UP_TO_BYTES:
-            return await self._call_plainly(self._unary, call, until, started)
+            return await self._call_plainly(self._unary, call, until - started)
+        if len(self._given_up) >= MAX_LARGE_GIVEN_UP:
+            raise _overloaded(f"{len(self._given_up)} large calls that nobody waits for are in the engine")
         running = self._method(call.method)(call.message, metadata=_forwarded(call.metadata) if call.metadata else None)
         outcome = await self._within(running, until - started)
         if isinstance(outcome, Failure) and outcome.is_connection:
@@ -116,8 +118,6 @@ class TritonGrpc:
 
     async def _within(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]", timeout_s: float) -> GrpcAnswer | Failure:
         """The call's outcome. One that is given up goes on for GRACE_S, and is cancelled then (see http2_calls)."""
-        if len(self._given_up) >= MAX_LARGE_GIVEN_UP:
-            raise _overloaded(f"{len(self._given_up)} large calls that nobody waits for are in the engine")
         waiting = asyncio.create_task(self._outcome(running))
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,11 +137,8 @@ class TritonGrpc:
         except grpc.aio.AioRpcError as error:
             return self._failure(error)
 
-    async def _call_plainly(
-        self, unary: UnaryCalls, call: GrpcCall, until: float, started: float
-    ) -> GrpcAnswer | Failure:
+    async def _call_plainly(self, unary: UnaryCalls, call: GrpcCall, timeout_s: float) -> GrpcAnswer | Failure:
         """The same over our own connection."""
-        timeout_s = until - started
         metadata = _forwarded(call.metadata) if call.metadata else ()
         try:
             async with asyncio.timeout(timeout_s):

@@ -39,7 +39,7 @@ def with_raw_inputs(message: service_pb2.ModelInferRequest, tensors: Sequence[Te
     """The message, which has no raw_input_contents, serialised with those of the tensors: copied once, into it."""
     parts: list[bytes | memoryview] = [message.SerializeToString()]
     for tensor in tensors:
-        parts += (_RAW_INPUT_TAG, _varint(tensor.data.nbytes), tensor.data)
+        parts += (_RAW_INPUT_TAG, varint(tensor.data.nbytes), tensor.data)
     return b"".join(parts)
 
 
@@ -162,7 +162,8 @@ def parameters_of(slots: Mapping[str, service_pb2.InferParameter]) -> dict[str, 
     return {key: _parameter(slot) for key, slot in slots.items()}
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """The number as protobuf writes lengths: seven bits a byte, the lowest first."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

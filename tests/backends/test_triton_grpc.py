@@ -14,9 +14,10 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
+from server.backends import triton_grpc
 from server.backends.patience import Patience
-from server.backends.triton_grpc import TritonGrpc
-from server.core.errors import BackendUnavailable, DeadlineExceeded
+from server.backends.triton_grpc import OWN_UP_TO_BYTES, TritonGrpc
+from server.core.errors import BackendUnavailable, DeadlineExceeded, Overloaded
 from server.core.relay import GrpcAnswer, GrpcCall
 from tests.backends.fake_triton import FakeTriton, Mode
 
@@ -123,6 +124,34 @@ async def test_relay_messages_over_4_megabytes_pass(fake: FakeTriton) -> None:
 
     assert answer.code == 0
     assert len(answer.message) > 8 << 20
+
+
+def large_call() -> GrpcCall:
+    """A call that goes over grpc.aio's connection, for its size."""
+    request = service_pb2.ModelInferRequest.FromString(infer_message())
+    request.inputs[0].shape[:] = [1, OWN_UP_TO_BYTES]
+    request.raw_input_contents[0] = bytes(4 * OWN_UP_TO_BYTES)
+    return GrpcCall(METHOD, request.SerializeToString())
+
+
+async def test_relay_large_call_that_is_given_up_is_cancelled_a_moment_later(
+    fake: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where too many are given up at once, the engine sees no more of them until it is rid of those."""
+    monkeypatch.setattr(triton_grpc, "MAX_LARGE_GIVEN_UP", 1)
+    fake.mode = Mode.SLOW
+    async with connected(fake.grpc_address) as client:
+        running = asyncio.create_task(client.relay(large_call(), deadline=None))
+        await fake.grpc_begun.wait()
+        fake.grpc_begun.clear()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(Overloaded, match="1 large calls that nobody waits for"):
+            await client.relay(large_call(), deadline=None)
+        async with asyncio.timeout(5):
+            await fake.grpc_cancelled.wait()
+        assert not fake.grpc_begun.is_set()
 
 
 async def test_relay_slow_engine_ends_at_the_deadline_and_is_cancelled(fake: FakeTriton) -> None:

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from server.backends.embedded.wire.grpc_messages import serialised
+from server.backends.triton_messages import varint
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
 from server.core.relay import GrpcAnswer
 
@@ -85,7 +86,7 @@ class OrderedStream:
 
 def streamed(response: bytes) -> bytes:
     """The ModelStreamInferResponse around a ModelInferResponse, which says that it is its request's last."""
-    return b"".join((_RESPONSE_TAG, _varint(len(response) + len(_FINAL)), response, _FINAL))
+    return b"".join((_RESPONSE_TAG, varint(len(response) + len(_FINAL)), response, _FINAL))
 
 
 def _refused(message: bytes, error: InferenceError) -> bytes:
@@ -95,12 +96,3 @@ def _refused(message: bytes, error: InferenceError) -> bytes:
     except DecodeError:
         answer.infer_response.id = ""
     return serialised(answer)
-
-
-def _varint(number: int) -> bytes:
-    digits = bytearray()
-    while number > 0x7F:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    digits.append(number)
-    return bytes(digits)
