@@ -26,7 +26,6 @@ from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata
 
 SERVICE = "/inference.GRPCInferenceService/"
 RECONNECT_FIRST_MS, RECONNECT_MAX_MS = 100, 1000
-DEADLINE_SLACK_S = 0.01
 MAX_LARGE_GIVEN_UP = 64
 OWN_UP_TO_BYTES = 256 << 10  # measured: up to here our own connection costs half of grpc.aio's CPU, at 600 kB twice
 MAX_REASON_LENGTH = 500
@@ -64,6 +63,7 @@ class TritonGrpc:
         is_plain = not is_tls and is_plain_address(address)
         self._unary = UnaryCalls(address, patience) if is_plain else None
         self._given_up: set[asyncio.Task[GrpcAnswer | Failure]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def relay(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
@@ -163,7 +163,7 @@ class TritonGrpc:
         return method
 
     def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> TritonStream:
-        """A bidirectional call, without an end of its own where there is no deadline. Raises DeadlineExceeded.
+        """A bidirectional call. Raises DeadlineExceeded.
 
         It is sent without the metadata `triton_grpc_error`.
         """
@@ -171,19 +171,16 @@ class TritonGrpc:
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the deadline passed before the stream could be opened to the engine")
         forwarded = tuple((key, value) for key, value in _forwarded(metadata) if key not in _FATAL_ON_STREAMS)
-        call = self._channel.stream_stream(method, None, None)(None, timeout_s, forwarded)
+        call = self._channel.stream_stream(method, None, None)(None, None, forwarded)
 
         def judge(code: grpc.StatusCode, details: str, trailing: GrpcMetadata) -> GrpcAnswer:
             if code is grpc.StatusCode.OK:
                 return GrpcAnswer(0, trailing_metadata=trailing)
             if self._is_broken(code, details):
                 raise BackendUnavailable(f"the engine's stream broke at {self._address}: {one_line(details)}")
-            is_late = deadline is not None and time.monotonic() >= deadline - DEADLINE_SLACK_S
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED and is_late:
-                raise DeadlineExceeded(f"the stream's deadline passed, {timeout_s:.3f} s after it was opened")
             return GrpcAnswer(code.value[0], details=details, trailing_metadata=trailing)
 
-        return TritonStream(call, judge)
+        return TritonStream(call, judge, self._leaving, timeout_s)
 
     def _failure(self, error: grpc.aio.AioRpcError) -> Failure:
         details = error.details() or ""

@@ -76,6 +76,8 @@ class FakeTriton:
         self.grpc_begun = asyncio.Event()
         self.http_begun = asyncio.Event()
         self.grpc_cancelled = asyncio.Event()
+        self.stream_ended = asyncio.Event()  # by half-close, all answered
+        self.stream_time_s: float | None = None  # until the deadline that the stream came with
         self.http_port = 0
         self.grpc_port = grpc_port
 
@@ -148,11 +150,13 @@ class FakeTriton:
     async def _stream(self, _: object, context: "grpc.aio.ServicerContext[bytes, bytes]") -> None:
         """Each request is answered as ModelInfer answers it, in its turn."""
         self.grpc_metadata = [(key, value) for key, value in context.invocation_metadata() or ()]
+        self.stream_time_s = context.time_remaining()
         await context.send_initial_metadata(())
         while isinstance(message := await context.read(), bytes):  # type: ignore[attr-defined]  # not in the stubs
             answer = service_pb2.ModelStreamInferResponse()
             answer.infer_response.ParseFromString(await self._infer(message, context))
             await context.write(answer.SerializeToString())  # type: ignore[attr-defined]  # not in the stubs
+        self.stream_ended.set()
 
     def _answer(self, request: service_pb2.ModelInferRequest) -> bytes:
         if self.mode is Mode.GARBAGE:

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
+from server.backends import triton_stream
 from server.backends.triton_grpc import TritonGrpc
 from server.core.errors import BackendUnavailable, DeadlineExceeded
 from server.core.relay import GrpcAnswer
@@ -92,6 +93,7 @@ async def test_stream_keeps_its_deadline(fake: FakeTriton, client: TritonGrpc) -
         with pytest.raises(DeadlineExceeded):
             await stream.end()
         await fake.grpc_cancelled.wait()
+        assert fake.stream_time_s is None  # Triton 2.51 dies of streams that it ends itself
         with pytest.raises(DeadlineExceeded):
             client.open_stream(METHOD, (), deadline=time.monotonic() - 1)
 
@@ -104,6 +106,42 @@ async def test_cancelled_stream_cancels_the_engine(fake: FakeTriton, client: Tri
         await stream.send(infer_message())
         await fake.grpc_begun.wait()
         stream.cancel()
+        stream.cancel()
+        await fake.grpc_cancelled.wait()
+
+
+@pytest.mark.parametrize("is_reader_gone", [True, False], ids=["its reader gone", "its reader waiting"])
+async def test_stream_that_is_left_as_the_engine_answers_is_not_cancelled(
+    fake: FakeTriton, client: TritonGrpc, is_reader_gone: bool
+) -> None:
+    """It is half-closed and answered to its end: Triton 2.51 dies of a cancel at that moment."""
+    fake.mode = Mode.SLOW
+    async with asyncio.timeout(WAIT_S):
+        stream = client.open_stream(METHOD, (), deadline=None)
+        await stream.send(infer_message())
+        await fake.grpc_begun.wait()
+        reading = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0)
+        if is_reader_gone:
+            reading.cancel()
+        stream.cancel()
+        fake.release.set()
+        await fake.stream_ended.wait()
+        await asyncio.wait((reading,))
+    assert not fake.grpc_cancelled.is_set()
+
+
+async def test_streams_that_are_left_are_read_up_to_a_number(
+    fake: FakeTriton, client: TritonGrpc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further ones are cancelled at once."""
+    monkeypatch.setattr(triton_stream, "MAX_LEAVING", 0)
+    monkeypatch.setattr(triton_stream, "GRACE_S", 10 * WAIT_S)
+    fake.mode = Mode.SLOW
+    async with asyncio.timeout(WAIT_S):
+        stream = client.open_stream(METHOD, (), deadline=None)
+        await stream.send(infer_message())
+        await fake.grpc_begun.wait()
         stream.cancel()
         await fake.grpc_cancelled.wait()
 
