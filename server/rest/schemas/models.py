@@ -137,9 +137,12 @@ class LoadRequest(msgspec.Struct):
 
 
 class UnloadParameters(msgspec.Struct):
-    """unload_dependents: of an ensemble, the models it is made of too."""
+    """unload_dependents: whether, of an ensemble, the models it is made of go too.
 
-    unload_dependents: bool | UnsetType = UNSET
+    A boolean; Triton takes other values over REST and unloads without a word, over gRPC it refuses them.
+    """
+
+    unload_dependents: bool | int | float | str | UnsetType = UNSET
 
 
 class UnloadRequest(msgspec.Struct):
