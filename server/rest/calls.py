@@ -15,7 +15,8 @@ from server.core.relay import HttpAnswer, HttpCall, InferHead
 _UNREADABLE = re.compile(
     rb'\{"error":"(Unable to (parse|set)|failed to parse the request JSON|attempt to (access|get)|'
     rb"Expected JSON object for keyword|invalid argument for --log_format|failed to load '[^\"]*', failed to poll|"
-    rb"unexpected error on creating Triton parameter)"
+    rb"unexpected error on creating Triton parameter|"
+    rb"(Converting keyword: 'parameters': )?parameter key '.*' was not found in the JSON)"  # it holds U+0000
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -89,6 +89,14 @@ NARROW_AND_PACKED = [
     ),
 ]  # fmt: skip
 
+_NUL_KEY: Json = {"a\0b": 1}
+KEYS_WITH_NUL = [
+    HttpCase("generate: U+0000 in a key", post("/v2/models/plain/generate", _NUL_KEY)),
+    HttpCase("generate_stream: U+0000 in a key", post("/v2/models/plain/generate_stream", _NUL_KEY)),
+    HttpCase("generate: U+0000 in a parameter's key", post("/v2/models/plain/generate", {"parameters": _NUL_KEY})),
+    HttpCase("infer: U+0000 in a parameter's key", infer_x(request={"parameters": _NUL_KEY})),
+]
+
 CASES = [
     *wire_http_cases.READS,
     *wire_http_cases.INFERS,
@@ -102,6 +110,7 @@ CASES = [
     *SETTINGS,
     *DECOUPLED,
     *NARROW_AND_PACKED,
+    *KEYS_WITH_NUL,
     HttpCase("an odd header", infer("plain", infer_x().body, {"x-odd": "1", "traceparent": "00-ab"})),
 ]
 

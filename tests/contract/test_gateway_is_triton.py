@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("gateway_is_triton")
 DIGITS = re.compile(rb"[0-9]+")
 UNREADABLE = re.compile(
     rb'\{"error":"(Unable to (parse|set)|failed to (parse|get)|attempt to (access|get)|Expected JSON object|'
-    rb"invalid argument for --log_format)"
+    rb"invalid argument for --log_format|(Converting keyword: 'parameters': )?parameter key)"
 )
 
 

@@ -154,6 +154,7 @@ async def test_stream_refused_before_it_began_is_an_error_like_any_other(front: 
         (404, b'{"error":"Request for unknown model: \'ident\' is not found"}', 404),
         (500, b'{"error":"Unable to parse JSON bytes array: attempt to access JSON non-string as string"}', 400),
         (500, b'{"error":"Expected JSON object for keyword: \'parameters\': x"}', 400),
+        (500, b'{"error":"parameter key \'a\' was not found in the JSON"}', 400),
         (500, b'{"error":"the model broke"}', 500),
     ],
 )
