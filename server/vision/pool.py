@@ -99,7 +99,7 @@ class DecodePool:
         decoder = await self._acquire()
         job = asyncio.create_task(self._run(decoder, data, spec))
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(self._done)
         return await asyncio.shield(job)
 
     def statistics(self) -> PoolStatistics:
@@ -135,6 +135,11 @@ class DecodePool:
             elif place.exception() is None:  # it was handed over in the moment in which the caller left
                 self._release(place.result())
             raise
+
+    def _done(self, job: "asyncio.Task[Prepared]") -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # its caller may have left; asyncio complains of an error that nobody has looked at
 
     def _release(self, decoder: Decoder) -> None:
         if decoder.is_gone or not self._is_open:

@@ -1,6 +1,7 @@
 """Decoding in child processes: right results, a fair and bounded queue, and a clean start and end."""
 
 import asyncio
+import gc
 import os
 import re
 import subprocess
@@ -173,6 +174,23 @@ async def test_pool_of_a_caller_that_leaves_a_running_job_finishes_it_for_nobody
         wake_workers()
         assert_is(await staying, SECOND)
         assert pool.statistics() == PoolStatistics(waiting=0, busy=0, restarts=0, quarantined=0)
+
+
+async def test_pool_of_a_caller_that_leaves_a_bad_image_keeps_its_error_to_itself() -> None:
+    """Nobody is left to be told: it is no error of ours in the log."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+    async with open_pool() as pool:
+        stop_workers()
+        leaving = await begun(pool, pool.prepare(b"GIF89a" + bytes(20), SPEC))
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        wake_workers()
+        assert_is(await pool.prepare(SECOND, SPEC), SECOND)
+    del leaving
+    gc.collect()
+    assert complaints == []
 
 
 async def test_pool_of_a_caller_that_leaves_as_its_turn_comes_hands_it_on() -> None:
