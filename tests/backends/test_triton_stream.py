@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from server.backends import triton_stream
 from server.backends.triton_grpc import TritonGrpc
+from server.backends.triton_stream import TritonStream
 from server.core.errors import BackendUnavailable, DeadlineExceeded
 from server.core.relay import GrpcAnswer
 from tests.backends.fake_triton import FakeTriton, Mode
@@ -29,6 +30,15 @@ async def fake() -> AsyncIterator[FakeTriton]:
 async def client(fake: FakeTriton) -> AsyncIterator[TritonGrpc]:
     async with connected(fake.grpc_address) as connection:
         yield connection
+
+
+async def begun_stream(fake: FakeTriton, client: TritonGrpc) -> TritonStream:
+    """One request on it, on which the engine works until it is released."""
+    fake.mode = Mode.SLOW
+    stream = client.open_stream(METHOD, (), deadline=None)
+    await stream.send(infer_message())
+    await fake.grpc_begun.wait()
+    return stream
 
 
 async def test_stream_passes_messages_both_ways_and_ends_with_the_engines_status(
@@ -100,11 +110,8 @@ async def test_stream_keeps_its_deadline(fake: FakeTriton, client: TritonGrpc) -
 
 async def test_cancelled_stream_cancels_the_engine(fake: FakeTriton, client: TritonGrpc) -> None:
     """And may be cancelled again."""
-    fake.mode = Mode.SLOW
     async with asyncio.timeout(WAIT_S):
-        stream = client.open_stream(METHOD, (), deadline=None)
-        await stream.send(infer_message())
-        await fake.grpc_begun.wait()
+        stream = await begun_stream(fake, client)
         stream.cancel()
         stream.cancel()
         await fake.grpc_cancelled.wait()
@@ -115,11 +122,8 @@ async def test_stream_that_is_left_as_the_engine_answers_is_not_cancelled(
     fake: FakeTriton, client: TritonGrpc, is_reader_gone: bool
 ) -> None:
     """It is half-closed and answered to its end: Triton 2.51 dies of a cancel at that moment."""
-    fake.mode = Mode.SLOW
     async with asyncio.timeout(WAIT_S):
-        stream = client.open_stream(METHOD, (), deadline=None)
-        await stream.send(infer_message())
-        await fake.grpc_begun.wait()
+        stream = await begun_stream(fake, client)
         reading = asyncio.create_task(stream.receive())
         await asyncio.sleep(0)
         if is_reader_gone:
@@ -137,11 +141,8 @@ async def test_streams_that_are_left_are_read_up_to_a_number(
     """Further ones are cancelled at once."""
     monkeypatch.setattr(triton_stream, "MAX_LEAVING", 0)
     monkeypatch.setattr(triton_stream, "GRACE_S", 10 * WAIT_S)
-    fake.mode = Mode.SLOW
     async with asyncio.timeout(WAIT_S):
-        stream = client.open_stream(METHOD, (), deadline=None)
-        await stream.send(infer_message())
-        await fake.grpc_begun.wait()
+        stream = await begun_stream(fake, client)
         stream.cancel()
         await fake.grpc_cancelled.wait()
 
