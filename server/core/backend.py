@@ -82,5 +82,5 @@ class GrpcStream(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the call, and the engine's work for it, now. Harmless when it has ended."""
+        """End the call, and the engine's work for it a moment later at most. Harmless when it has ended."""
         ...
