@@ -89,6 +89,15 @@ def test_promises(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{node.lineno}: {node.name} has no sentence that says what it promises"
 
 
+def no_clock_in_parameters(path: str, text: str) -> Iterator[str]:
+    """A test's parameter does not read the clock: it is made when pytest starts, and used many minutes later."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for call in itertools.chain.from_iterable(ast.walk(decorator) for decorator in node.decorator_list):
+                if isinstance(call, ast.Call) and re.search(r"(time|now|monotonic)\Z", ast.unparse(call.func)):
+                    yield f"{path}:{call.lineno}: {ast.unparse(call)} is read when pytest starts; read it in the test"
+
+
 test_promises.__test__ = False  # type: ignore[attr-defined]  # a rule, whatever its name
 
 
@@ -173,6 +182,7 @@ RULES: dict[Rule, str] = {
     no_print: rf"(?!{'|'.join(MAY_PRINT)}){PYTHON}",
     public_docstrings: rf"(server|deepstream_pipeline|loadtest)/{PYTHON}",
     test_promises: rf"tests/{PYTHON}",
+    no_clock_in_parameters: rf"tests/{PYTHON}",
     plain_core: rf"server/core/{PYTHON}",
     tritons_imports: rf"({'|'.join(IN_TRITONS_ENVIRONMENT)}){PYTHON}",
     repository_layout: r"model_repository/.*",
@@ -222,6 +232,7 @@ BAD_SAMPLES: list[tuple[Rule, str, str]] = [
     (public_docstrings, "server/a.py", '"""A."""\nclass A:\n    pass'),
     (test_promises, "tests/test_a.py", "async def test_a():\n    pass"),
     (test_promises, "tests/test_a.py", 'class TestA:\n    def test_a(self):\n        """a"""'),
+    (no_clock_in_parameters, "tests/a.py", "@parametrize('at', [time.time() + 600])\ndef f(at):\n    pass"),
     (plain_core, "server/core/a.py", "def f():\n    import grpc.aio"),
     (tritons_imports, "model_repository/a/1/model.py", "from server.core import tensor"),
     (tritons_imports, "server/backends/ort_serving/a.py", "from server.core import tensor"),
