@@ -1,14 +1,14 @@
 """`penstock up` before it starts anything."""
 
-import resource
 import subprocess
 import sys
 
 from tests.conftest import CHECKOUT
 
 RAISES = """
-import resource
+import resource, sys
 from server.commands.up import allow_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 allow_open_files()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
@@ -17,13 +17,12 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 def limits_after(soft: int, hard: int) -> list[str]:
     """The limits of open files of a process that began with these and allowed itself more."""
     done = subprocess.run(
-        [sys.executable, "-c", RAISES],
+        [sys.executable, "-c", RAISES, str(soft), str(hard)],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
     )
     return done.stdout.split()
 
