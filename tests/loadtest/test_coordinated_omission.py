@@ -121,7 +121,7 @@ async def stalling_server() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open loop", "closed loop"])
 async def test_stall_over_http_is_seen_by_the_open_loop_alone(is_open: bool) -> None:
-    """With a real driver process: of 400 requests in 4 s the stalled 100 wait 0 to 1 s, evenly; one caller sees it once."""
+    """With a real driver process: of 400 requests in 4 s the stalled 100 wait 0 to 1 s, evenly; one caller, once."""
     load = {"arrivals": AT_100} if is_open else {"callers": 1}
     records: list[Record] = []
     async with stalling_server() as url:
