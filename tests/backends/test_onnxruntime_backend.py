@@ -21,6 +21,7 @@ from server.backends.triton_runtime import Launch, find_triton
 from tests.backends import onnx_models
 from tests.backends.onnx_models import SAMPLES
 from tests.backends.triton_of_onnx_models import RunningTriton, launch_with, running_triton, write_repository
+from tests.integration.living import COUNTED_WITHIN_S, wait_for
 
 pytestmark = pytest.mark.xdist_group("onnxruntime-backend")
 
@@ -204,8 +205,13 @@ def test_infer_one_bad_request_of_a_batch_fails_alone(client: grpc_client.Infere
 
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(ask, (0, 9, -1, 3)))
-    batches = client.get_inference_statistics("lookup").model_stats[0].batch_stats
-    assert [batch.batch_size for batch in batches] == [4], "Triton did not hand over the four as one batch"
+
+    def batch_sizes() -> list[int]:
+        batches = client.get_inference_statistics("lookup").model_stats[0].batch_stats
+        return [batch.batch_size for batch in batches]
+
+    wait_for(batch_sizes, COUNTED_WITHIN_S, "Triton counts the batch, a moment after it answered it")
+    assert batch_sizes() == [4], "Triton did not hand over the four as one batch"
     error = answers.pop(1)
     assert isinstance(error, InferenceServerException)
     assert error.status() == "StatusCode.INVALID_ARGUMENT"

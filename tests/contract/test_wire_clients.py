@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from tests.conftest import RunningStack, start_stack, stop_stack, wait_until_ready
 from tests.contract.wire_case import F123, INFER, X, infer_request
 from tests.contract.wire_models import write_models
+from tests.integration.living import COUNTED_WITHIN_S, wait_for
 from tests.integration.web import call
 
 pytestmark = pytest.mark.xdist_group("wire-stacks")
@@ -101,6 +102,10 @@ def test_http_client_infers_alike_in_every_encoding(stacks: Stacks) -> None:
     assert answers[1][0] == array.tolist()
 
 
+def rows_counted(client: tritonclient.grpc.InferenceServerClient) -> int:
+    return int(client.get_inference_statistics("plain").model_stats[0].inference_count)
+
+
 def test_grpc_client_infers_and_reads_alike(stacks: Stacks) -> None:
     """tritonclient.grpc: inference, classes, metadata, configuration, index, readiness."""
     array, answers = np.arange(6, dtype=np.float32).reshape(2, 3), []
@@ -117,7 +122,7 @@ def test_grpc_client_infers_and_reads_alike(stacks: Stacks) -> None:
                 client.get_model_metadata("pair", as_json=True),
                 config,
                 [(row.name, row.version, row.state) for row in client.get_model_repository_index().models],
-                client.get_inference_statistics("plain").model_stats[0].inference_count >= 2,
+                wait_for(lambda: rows_counted(client) >= 2, COUNTED_WITHIN_S, "both rows are counted") >= 0,
             ])  # fmt: skip
     assert answers[0] == answers[1]
 

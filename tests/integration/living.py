@@ -15,6 +15,7 @@ from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.web import call, post_json
 from tests.tiny_models import CONFIG
 
+COUNTED_WITHIN_S = 10.0  # Triton counts a request a moment after it answered it
 SLOW_CONFIG = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2)
 
 

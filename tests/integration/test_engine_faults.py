@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack
-from tests.integration.living import SLOW_CONFIG, gateway_of, inflight, wait_for
+from tests.integration.living import COUNTED_WITHIN_S, SLOW_CONFIG, gateway_of, inflight, wait_for
 from tests.integration.web import Answer, call, post_json
 from tests.tiny_models import SLOW, write_model
 
@@ -237,8 +237,13 @@ def test_one_bad_request_of_a_batch_fails_alone(acting: RunningStack, transport:
     assert [is_good for is_good, _ in outcomes] == [True, False, True, True], outcomes
     assert "idx=9" in outcomes[1][1]
     assert "Traceback" not in outcomes[1][1]
-    stats = call("GET", f"{acting.http_url}/v2/models/lookup/stats").json["model_stats"][0]
-    assert {batch["batch_size"] for batch in stats["batch_stats"]} == {4}, "Triton did not run the four as one batch"
+
+    def batch_sizes() -> set[int]:
+        stats = call("GET", f"{acting.http_url}/v2/models/lookup/stats").json["model_stats"][0]
+        return {batch["batch_size"] for batch in stats.get("batch_stats", ())}
+
+    wait_for(batch_sizes, COUNTED_WITHIN_S, "Triton counts the batch, a moment after it answered it")
+    assert batch_sizes() == {4}, "Triton did not run the four as one batch"
 
 
 def noisy_jpeg(seed: int) -> bytes:

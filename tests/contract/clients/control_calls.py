@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from tests.contract.clients.asking import Asker, Told
 from tests.contract.clients.infer_calls import F6, fp32
+from tests.integration.living import COUNTED_WITHIN_S
 
 Calls = dict[str, Callable[[Asker], Told]]
-COUNTED_WITHIN_S = 5.0
 SPARE = {
     "backend": "python",
     "max_batch_size": 2,
