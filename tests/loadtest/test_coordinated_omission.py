@@ -95,16 +95,22 @@ def test_closed_loop_hides_the_stall() -> None:
 
 
 @asynccontextmanager
-async def stalling_server() -> AsyncIterator[str]:
-    """Stands still for the second that begins one second after its first request, else answers at once."""
+async def stalling_server() -> AsyncIterator[tuple[str, list[float]]]:
+    """Stands still for the second that begins one second after its first request, else answers at once.
+
+    Its URL, and how long it held each request of that second, in seconds.
+    """
     first_s: list[float] = []
+    held_s: list[float] = []
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         now = time.monotonic()
         first_s[:] = first_s or [now]
         since_s = now - first_s[0]
-        await asyncio.sleep(2 - since_s if 1 <= since_s < 2 else 0)
+        if 1 <= since_s < 2:
+            held_s.append(2 - since_s)
+            await asyncio.sleep(held_s[-1])
         return web.json_response({"results": [{}]})
 
     application = web.Application()
@@ -114,7 +120,7 @@ async def stalling_server() -> AsyncIterator[str]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", held_s
     finally:
         await runner.cleanup()
 
@@ -124,7 +130,7 @@ async def test_stall_over_http_is_seen_by_the_open_loop_alone(is_open: bool) -> 
     """With a real driver process: of 400 requests in 4 s the stalled 100 wait 0 to 1 s, evenly; one caller, once."""
     load = {"arrivals": AT_100} if is_open else {"callers": 1}
     records: list[Record] = []
-    async with stalling_server() as url:
+    async with stalling_server() as (url, held_s):
         setup = Setup(
             endpoints={Side.TARGET: Endpoint(http_url=url, grpc_address="")},
             asks=(Ask(kind=Kind.IMAGE, model="m", picture_px=(16, 16)),),
@@ -144,8 +150,10 @@ async def test_stall_over_http_is_seen_by_the_open_loop_alone(is_open: bool) -> 
     assert {record.status for record in records} == {Status.OK}
     if is_open:
         assert len(records) == 400
+        assert len(held_s) == pytest.approx(100, abs=40)
         assert sum(wait > 500 for wait in waits_ms) == pytest.approx(50, abs=20)
         assert sum(wait > 200 for wait in waits_ms) == pytest.approx(80, abs=30)
         assert percentiles(records).p95 == pytest.approx(800, abs=200)
     else:
+        assert len(held_s) == 1
         assert 1 <= sum(wait > 500 for wait in waits_ms) <= 3  # a busy machine may stand still, too
