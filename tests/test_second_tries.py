@@ -1,0 +1,40 @@
+"""What `make test` forgives, and what it does not."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+FICKLE = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("number", range({fickle}))
+def test_fickle(number, pytestconfig):
+    seen = pathlib.Path(__file__).with_name(f"seen{{number}}")
+    was_seen, _ = seen.exists(), seen.touch()
+    assert was_seen
+
+def test_steady():
+    assert {steady}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fickle", "steady", "code", "said"),
+    [(3, True, 0, "4 passed, 3 rerun"), (4, True, 1, "4 tests were tried again"), (0, False, 1, "1 failed")],
+    ids=["three", "four", "twice"],
+)
+def test_few_tests_may_pass_at_the_second_try_and_are_named(
+    fickle: int, steady: bool, code: int, said: str, tmp_path: Path
+) -> None:
+    """Three are forgiven and named, a fourth fails the run, and so does a test that fails twice."""
+    (tmp_path / "test_it.py").write_text(FICKLE.format(fickle=fickle, steady=steady))
+    options = ["-c", "/dev/null", "-p", "tests.second_tries", "--reruns", "1", "-rR", "-n", "2", str(tmp_path)]
+    ran = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, capture_output=True, text=True)
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    assert said in ran.stdout
+    named = re.findall(r"^RERUN .*::(\w+)", ran.stdout, re.MULTILINE)
+    assert named == ["test_fickle"] * fickle + ["test_steady"] * (not steady)
