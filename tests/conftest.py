@@ -13,7 +13,6 @@ from typing import IO
 
 import pytest
 
-pytest_plugins = ["tests.second_tries"]
 CHECKOUT = Path(__file__).resolve().parent.parent
 TRITON_ENVIRONMENT = CHECKOUT / ".venv-triton"
 READY_TIMEOUT_S = 90.0

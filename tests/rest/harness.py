@@ -1,6 +1,7 @@
 """A fake plane, a fake recorder, and two ways to ask the app: in process, and over a socket from uvicorn."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -222,6 +223,14 @@ class Client:
             status = int(head[0].split()[1])
             headers = {line.partition(":")[0].lower(): line.partition(":")[2].strip() for line in head[1:] if line}
         return Reply(status, headers, await self.reader.readexactly(int(headers.get("content-length", "0"))))
+
+    async def until_closed(self) -> bytes:
+        """All that still comes, whether an end or a reset follows it."""
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := await self.reader.read(1024):
+                received += piece
+        return received
 
     async def close(self) -> None:
         self.writer.close()
