@@ -8,29 +8,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import uvloop
-from tritonclient.grpc import service_pb2
 
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Quotas
 from server.admission import Admission, AdmissionLimits
-from server.backends.segments import open_segment
-from server.backends.triton import TritonBackend
-from server.backends.triton_http import origin_of
-from server.backends.triton_messages import parsed
-from server.backends.watch import LOADING, EngineWatch, KnownModel, WatchOptions
-from server.core.address import authority, is_loopback
-from server.core.backend import Backend, Relay
+from server.backends.watch import LOADING, EngineWatch, KnownModel
+from server.core.address import authority
 from server.core.caller import EVERY_ROLE
-from server.core.errors import InferenceError
-from server.core.relay import GrpcCall
 from server.dataplane import DataPlane
+from server.engines import compose_engine, compose_memory, describe_engine, watch_options
 from server.grpc.server import GrpcLimits, GrpcServer, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
@@ -41,9 +32,7 @@ from server.rest.exposition import create_metrics_app
 from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
-from server.shared_memory.absent import ELSEWHERE, NoSharedMemory
-from server.shared_memory.keeper import EngineTraits, SharedMemory
-from server.shared_memory.registry import RegistryLimits
+from server.shared_memory.keeper import SharedMemory
 from server.tracing.relay import TracedRelay
 from server.vision.pool import DecodePool
 
@@ -51,41 +40,8 @@ if TYPE_CHECKING:
     from server.tracing.otel import OtelTracer
 
 log = get_logger("gateway")
-METADATA_TIMEOUT_S = 2.0
 SPANS_GRACE_S = 1.0
 WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine that is awaited; the last one goes on
-
-
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    """Where the engine listens. metrics_url: None where nobody said."""
-
-    http_url: str
-    grpc_address: str
-    metrics_url: str | None
-
-
-def engine_address(settings: Settings) -> EngineAddress:
-    """Of the supervised engine by its ports; of somebody else's by its URL, gRPC on the next port unless said."""
-    if not settings.engine_is_external:
-        return EngineAddress(
-            f"http://127.0.0.1:{settings.engine_http_port}",
-            f"127.0.0.1:{settings.engine_grpc_port}",
-            f"http://127.0.0.1:{settings.engine_metrics_port}/metrics",
-        )
-    origin = origin_of(settings.engine)
-    grpc_address = settings.engine_grpc or authority(origin.host, origin.port + 1)
-    metrics_url = f"http://{authority(origin.host, origin.port + 2)}/metrics"
-    return EngineAddress(settings.engine.rstrip("/"), grpc_address, metrics_url)
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine, wired. place: where it is, for the log."""
-
-    backend: Backend
-    relay: Relay
-    place: str
 
 
 def compose_door(settings: Settings) -> Door | None:
@@ -95,63 +51,6 @@ def compose_door(settings: Settings) -> Door | None:
     keys = tuple(map(key_of_hashed, settings.api_keys))
     quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes)
     return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
-
-
-def compose_engine(settings: Settings) -> Engine:
-    """The engine that the settings name. Call it inside the running loop."""
-    if settings.engine_is_embedded:
-        return _embedded_engine(settings)
-    address = engine_address(settings)
-    triton = TritonBackend(
-        http_url=address.http_url,
-        grpc_address=address.grpc_address,
-        metrics_url=address.metrics_url,
-        max_connections=settings.max_inflight_requests,
-    )
-    return Engine(triton, triton, f"{address.http_url} (gRPC {address.grpc_address})")
-
-
-def _embedded_engine(settings: Settings) -> Engine:
-    # Here and below, so that ONNX Runtime is loaded for this engine only.
-    from server.backends.embedded.engine import EmbeddedEngine
-    from server.backends.embedded.wire.relay import EmbeddedRelay
-
-    repositories = tuple(path for path in settings.repositories if path.is_dir())
-    engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
-    return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded")
-
-
-def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
-    """What clients share with the engine; where they may not, or cannot, what they are told."""
-    if not settings.allow_client_shm:
-        return NoSharedMemory()
-    if settings.engine_is_external and not is_loopback(urlsplit(settings.engine).hostname or ""):
-        return NoSharedMemory(ELSEWHERE)
-    is_embedded = settings.engine_is_embedded
-    traits = EngineTraits(not settings.engine_is_external, takes_offsets=is_embedded, has_cuda=not is_embedded)
-    return SharedMemory(
-        relay,
-        traits,
-        limits=RegistryLimits(lease_s=settings.client_shm_lease_s),
-        open_segment=open_segment,
-        generation=lambda: watch.generation,
-    )
-
-
-async def describe_engine(settings: Settings, relay: Relay) -> str:
-    """Which engine serves, for a person; with the version that it gives itself, where it gives one."""
-    if settings.engine_is_embedded:
-        import onnxruntime
-
-        return f"embedded (ONNX Runtime {onnxruntime.__version__} on the {onnxruntime.get_device()})"
-    place = f" at {settings.engine}" if settings.engine_is_external else ""
-    question = GrpcCall("/inference.GRPCInferenceService/ServerMetadata", b"")
-    try:
-        answer = await relay.grpc(question, deadline=time.monotonic() + METADATA_TIMEOUT_S)
-        told = parsed(service_pb2.ServerMetadataResponse, answer.message)  # empty where it was refused
-    except InferenceError:
-        return f"triton{place}"
-    return f"{told.name or 'triton'} {told.version}".rstrip() + place
 
 
 class Gateway:
@@ -164,7 +63,7 @@ class Gateway:
         self.metrics = Metrics()
         self.engine = compose_engine(settings)
         self.is_sick = False
-        self.watch = EngineWatch(self.engine.backend, _watch_options(settings), ask_restart=self._ask_restart)
+        self.watch = EngineWatch(self.engine.backend, watch_options(settings), ask_restart=self._ask_restart)
         self.pool = DecodePool(
             workers=settings.decoder_count,
             job_timeout_s=settings.decode_timeout_s,
@@ -264,15 +163,6 @@ def _tell_of_collector(why_lost: str) -> None:
         log.warning("the collector of traces is lost; spans are dropped and counted until it is back", reason=why_lost)
     else:
         log.info("the collector of traces is back")
-
-
-def _watch_options(settings: Settings) -> WatchOptions:
-    return WatchOptions(
-        wanted=settings.models,
-        loads=not settings.engine_is_external or settings.models is not None,
-        canary_interval_s=settings.canary_interval_s,
-        canary_failures=settings.canary_failures,
-    )
 
 
 def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimits:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from server.core.batching import Explanation
 from server.core.tensor import Tensor
 
 Parameter = bool | int | float | str
@@ -43,7 +44,10 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """The answer to one inference, in the engine's order of outputs."""
+    """The answer to one inference, in the engine's order of outputs.
+
+    explanation: of the batch that it was part of, where the gateway formed it.
+    """
 
     model_name: str
     model_version: str
@@ -51,6 +55,7 @@ class InferResponse:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
+    explanation: Explanation | None = None
 
     def output(self, name: str) -> Tensor | None:
         """The output of that name, or None."""

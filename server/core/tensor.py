@@ -70,16 +70,30 @@ FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's bytes lie in memory that is shared with an engine on this host.
+
+    region: the name that the engine knows it by. generation: of that memory: an engine that started later knows it not.
+    """
+
+    region: str
+    generation: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One named tensor: C order, little-endian; BYTES elements each behind a 4-byte little-endian length.
 
-    The data is borrowed: it lives as long as the buffer behind the memoryview.
+    The data is borrowed: it lives as long as the buffer behind the memoryview. place: where the same bytes can be read
+    by the engine without being sent; data is there in any case.
     """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     data: memoryview
+    place: Place | None = None
 
     @property
     def element_count(self) -> int:

@@ -10,8 +10,8 @@ import structlog
 from typer.testing import CliRunner
 
 from server.cli import build_app
+from server.engines import describe_engine, engine_address
 from server.local.control import GatewayReady, GatewayServes
-from server.main import describe_engine, engine_address
 from server.settings import CHECKOUT, Settings, SettingsError, read_settings
 from server.stack import CannotStart, announcement, choose_engine, resolve_ports
 from server.testing import FakeBackend, FakeMode

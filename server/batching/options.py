@@ -1,0 +1,33 @@
+"""How the batches of one model are formed."""
+
+from dataclasses import dataclass
+
+from server.core.batching import Owner
+
+DEFAULT_MAX_QUEUE_SIZE = 512
+DEFAULT_MAX_QUEUE_BYTES = 512 << 20
+PRIORITY_LEVELS = 3  # 1 the highest; a request that names none has the middle one
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What the queue of a model needs to know. Times in seconds.
+
+    max_batch_size: rows of one engine call, at least 1. instances: engine calls that the engine runs at once; one more
+    may wait there. slo_s: the deadline of a request that brings none, from the end of its body on; None for none.
+    max_queue_delay_s: how long rows may be waited for while a slot is free, never into a deadline; 0 for not at all.
+    max_queue_size: requests that may wait. max_queue_bytes: of their tensors.
+    """
+
+    owner: Owner = Owner.OFF
+    max_batch_size: int = 1
+    instances: int = 1
+    slo_s: float | None = None
+    max_queue_delay_s: float = 0.0
+    max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
+    max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES
+
+    @property
+    def slots(self) -> int:
+        """Engine calls in flight at most: one an instance, and one that waits at the engine's door."""
+        return self.instances + 1

@@ -1,0 +1,122 @@
+"""The composer's part that wires the engine: which one the settings name, where it is, what it shares."""
+
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tritonclient.grpc import service_pb2
+
+from server.backends.segments import open_segment
+from server.backends.triton import TritonBackend
+from server.backends.triton_http import origin_of
+from server.backends.triton_messages import parsed
+from server.backends.watch import EngineWatch, WatchOptions
+from server.core.address import authority, is_loopback
+from server.core.backend import Backend, Relay
+from server.core.errors import InferenceError
+from server.core.relay import GrpcCall
+from server.settings import Settings
+from server.shared_memory.absent import ELSEWHERE, NoSharedMemory
+from server.shared_memory.keeper import EngineTraits, SharedMemory
+from server.shared_memory.registry import RegistryLimits
+
+METADATA_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where the engine listens. metrics_url: None where nobody said."""
+
+    http_url: str
+    grpc_address: str
+    metrics_url: str | None
+
+
+def engine_address(settings: Settings) -> EngineAddress:
+    """Of the supervised engine by its ports; of somebody else's by its URL, gRPC on the next port unless said."""
+    if not settings.engine_is_external:
+        return EngineAddress(
+            f"http://127.0.0.1:{settings.engine_http_port}",
+            f"127.0.0.1:{settings.engine_grpc_port}",
+            f"http://127.0.0.1:{settings.engine_metrics_port}/metrics",
+        )
+    origin = origin_of(settings.engine)
+    grpc_address = settings.engine_grpc or authority(origin.host, origin.port + 1)
+    metrics_url = f"http://{authority(origin.host, origin.port + 2)}/metrics"
+    return EngineAddress(settings.engine.rstrip("/"), grpc_address, metrics_url)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine, wired. place: where it is, for the log."""
+
+    backend: Backend
+    relay: Relay
+    place: str
+
+
+def compose_engine(settings: Settings) -> Engine:
+    """The engine that the settings name. Call it inside the running loop."""
+    if settings.engine_is_embedded:
+        return _embedded_engine(settings)
+    address = engine_address(settings)
+    triton = TritonBackend(
+        http_url=address.http_url,
+        grpc_address=address.grpc_address,
+        metrics_url=address.metrics_url,
+        max_connections=settings.max_inflight_requests,
+    )
+    return Engine(triton, triton, f"{address.http_url} (gRPC {address.grpc_address})")
+
+
+def _embedded_engine(settings: Settings) -> Engine:
+    # Here and below, so that ONNX Runtime is loaded for this engine only.
+    from server.backends.embedded.engine import EmbeddedEngine
+    from server.backends.embedded.wire.relay import EmbeddedRelay
+
+    repositories = tuple(path for path in settings.repositories if path.is_dir())
+    engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
+    return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded")
+
+
+def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
+    """What clients share with the engine; where they may not, or cannot, what they are told."""
+    if not settings.allow_client_shm:
+        return NoSharedMemory()
+    if settings.engine_is_external and not is_loopback(urlsplit(settings.engine).hostname or ""):
+        return NoSharedMemory(ELSEWHERE)
+    is_embedded = settings.engine_is_embedded
+    traits = EngineTraits(not settings.engine_is_external, takes_offsets=is_embedded, has_cuda=not is_embedded)
+    return SharedMemory(
+        relay,
+        traits,
+        limits=RegistryLimits(lease_s=settings.client_shm_lease_s),
+        open_segment=open_segment,
+        generation=lambda: watch.generation,
+    )
+
+
+async def describe_engine(settings: Settings, relay: Relay) -> str:
+    """Which engine serves, for a person; with the version that it gives itself, where it gives one."""
+    if settings.engine_is_embedded:
+        import onnxruntime
+
+        return f"embedded (ONNX Runtime {onnxruntime.__version__} on the {onnxruntime.get_device()})"
+    place = f" at {settings.engine}" if settings.engine_is_external else ""
+    question = GrpcCall("/inference.GRPCInferenceService/ServerMetadata", b"")
+    try:
+        answer = await relay.grpc(question, deadline=time.monotonic() + METADATA_TIMEOUT_S)
+        told = parsed(service_pb2.ServerMetadataResponse, answer.message)  # empty where it was refused
+    except InferenceError:
+        return f"triton{place}"
+    return f"{told.name or 'triton'} {told.version}".rstrip() + place
+
+
+def watch_options(settings: Settings) -> WatchOptions:
+    """What the watch needs to know."""
+    return WatchOptions(
+        wanted=settings.models,
+        loads=not settings.engine_is_external or settings.models is not None,
+        canary_interval_s=settings.canary_interval_s,
+        canary_failures=settings.canary_failures,
+    )
