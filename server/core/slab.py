@@ -1,0 +1,39 @@
+"""The seam to memory that is shared with whoever works on this host: decoders write into it, an engine reads from it."""
+
+from typing import Protocol
+
+from server.core.tensor import Place
+
+
+class Lease(Protocol):
+    """Bytes of the slab that are somebody's until the last hold on them is let go."""
+
+    @property
+    def place(self) -> Place:
+        """Where an engine that knows the slab finds them."""
+        ...
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, writable."""
+        ...
+
+    def hold(self) -> None:
+        """One more release is owed; whoever still reads the bytes holds them."""
+        ...
+
+    def release(self) -> None:
+        """Give a hold back. After the last one the bytes are another's."""
+        ...
+
+
+class Slab(Protocol):
+    """A bounded piece of memory that is handed out in leases. Nothing here waits."""
+
+    def lease(self, size_bytes: int) -> Lease | None:
+        """Room for so many bytes, held once; None where there is none now."""
+        ...
+
+    def lease_of(self, place: Place) -> Lease | None:
+        """The lease that lies there; None where it is gone, or the place is of an earlier generation."""
+        ...
