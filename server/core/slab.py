@@ -1,4 +1,4 @@
-"""The seam to memory that is shared with whoever works on this host: decoders write into it, an engine reads from it."""
+"""The seam to memory shared on this host: decoders and fronts write into it, an engine reads from it."""
 
 from typing import Protocol
 
