@@ -1,16 +1,13 @@
 """The one plane under every transport: who may pass, what is relayed as bytes, what the gateway computes itself."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
-from urllib.parse import unquote
 
 from server.access.quotas import Quotas
 from server.admission import Admission
-from server.backends.shell_paths import is_special
 from server.backends.watch import EngineWatch
 from server.core.backend import GrpcStream, Relay
 from server.core.caller import NOBODY, Caller
@@ -18,27 +15,24 @@ from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import C, EncodedCall, ImageInput
 from server.core.errors import (
     BackendUnavailable,
-    DeadlineExceeded,
     InferenceError,
     InvalidRequest,
     NotSupported,
-    Overloaded,
 )
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
 from server.core.verb import Verb, require_role
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
+from server.passage import Passage
 from server.shared_memory.absent import NoSharedMemory
 from server.shared_memory.keeper import SharedMemory
-from server.tracing.trace import Tracer, trace_arrival
+from server.tracing.trace import Tracer
 
 __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
-UNKNOWN_MODEL = "unknown"
 SLO_PARAMETER = "slo_p99_ms"
-_NOTHING_HELD = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +61,10 @@ class DataPlane:
         self._watch = watch
         self._images = images
         self.admission = admission
-        self._quotas = quotas
-        self._memory: SharedMemory | NoSharedMemory = NoSharedMemory()
+        self._passage = Passage(watch=watch, admission=admission, quotas=quotas)
         self._metrics = metrics
         self.tracer: Tracer | None = None
         self._is_stopping = False
-        self._waiting: set[asyncio.Task[object]] = set()
-        self._cut_for: dict[asyncio.Task[object], str] = {}
-        watch.when_silent(self._cut)
 
     def readiness(self) -> Readiness:
         """Whether to send requests here."""
@@ -95,36 +85,36 @@ class DataPlane:
 
     def share(self, memory: SharedMemory | NoSharedMemory) -> None:
         """Let clients share memory with the engine, or tell them why they cannot; said once, before any request."""
-        self._memory = memory
+        self._passage.memory = memory
 
     @property
     def why_no_shared_memory(self) -> str:
         """What a client is told that wants to share memory; empty where it may."""
-        return self._memory.refusal
+        return self._passage.memory.refusal
 
     @property
     def blocked_extensions(self) -> frozenset[str]:
         """Those of the engine's that are not served here."""
-        return BLOCKED_EXTENSIONS if self._memory.refusal else frozenset()
+        return BLOCKED_EXTENSIONS if self._passage.memory.refusal else frozenset()
 
     @asynccontextmanager
     async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[SharedMemory | NoSharedMemory]:
         """The engine's regions, for one call about them. Raises NotSupported where none are kept."""
-        if self._memory.refusal:
-            raise NotSupported(self._memory.refusal)
-        async with self._passage(verb, InferHead(""), caller, 0, None):
-            yield self._memory
+        if self._passage.memory.refusal:
+            raise NotSupported(self._passage.memory.refusal)
+        async with self._passage.through(verb, InferHead(""), caller, 0, None):
+            yield self._passage.memory
 
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
-        return model_name if model_name in self._watch.models else UNKNOWN_MODEL
+        return self._passage.model_label(model_name)
 
     async def relay_http(
         self, verb: Verb, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> HttpAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
-        async with self._passage(verb, head, caller, len(call.body), until):
+        async with self._passage.through(verb, head, caller, len(call.body), until):
             answer = await self._timed(verb, head, self._relay.http(call, deadline=until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
             return answer
@@ -134,7 +124,7 @@ class DataPlane:
     ) -> GrpcAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
-        async with self._passage(verb, head, caller, len(call.message), until):
+        async with self._passage.through(verb, head, caller, len(call.message), until):
             answer = await self._timed(verb, head, self._relay.grpc(call, deadline=until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer
@@ -151,7 +141,7 @@ class DataPlane:
     ) -> HttpAnswer:
         """As relay_http, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
-        async with self._passage(Verb.INFER, asked.head, caller, self.size_of(asked), until):
+        async with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._relay.http(call, deadline=until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
@@ -162,7 +152,7 @@ class DataPlane:
     ) -> GrpcAnswer:
         """As relay_grpc, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
-        async with self._passage(Verb.INFER, asked.head, caller, self.size_of(asked), until):
+        async with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._relay.grpc(call, deadline=until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
@@ -183,7 +173,7 @@ class DataPlane:
         The block may raise as the chunks do. A model's SLO says nothing of how long it may go on answering: without a
         deadline of its own a stream has none.
         """
-        async with self._passage(Verb.INFER, head, caller, len(call.body), deadline):
+        async with self._passage.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
             stream = await self._relay.http_stream(call, deadline=deadline)
             try:
@@ -202,9 +192,9 @@ class DataPlane:
         The block may raise as the stream does.
         """
         require_role(Verb.INFER, caller)
-        self._require_engine()
+        self._passage.require_engine()
         try:
-            with self._cuttable():
+            with self._passage.cuttable():
                 stream = await self._relay.grpc_stream(method, metadata, deadline=deadline)
                 try:
                     yield stream
@@ -214,18 +204,9 @@ class DataPlane:
             self._watch.suspect()
             raise
 
-    @contextmanager
-    def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> Iterator[None]:
+    def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> AbstractContextManager[None]:
         """The place of one request on a stream, from its message to its last answer."""
-        if self._quotas is not None:
-            self._quotas.take(caller, time.monotonic())
-        self._require_engine()
-        self._enter(caller, size_bytes)
-        try:
-            with self._held(head, caller):
-                yield
-        finally:
-            self._leave(caller, size_bytes)
+        return self._passage.place_on_stream(head, caller, size_bytes)
 
     def stream_answered(self, model_name: str, seconds: float) -> None:
         """A model answered a request on a stream for the last time."""
@@ -249,7 +230,7 @@ class DataPlane:
         head = InferHead(request.model_name, request.model_version, request.id)
         size_bytes = sum(len(image) for image in request.images)
         until = self._until(Verb.INFER, head, request.deadline)
-        async with self._passage(Verb.INFER, head, caller, size_bytes, until):
+        async with self._passage.through(Verb.INFER, head, caller, size_bytes, until):
             model = await self._images.model(request.model_name)
             label = self.model_label(request.model_name)
             response = await self._images.run(replace(request, deadline=until), model, label)
@@ -264,7 +245,7 @@ class DataPlane:
 
     async def refuse_classification_of_bytes(self, head: InferHead, output_names: tuple[str, ...]) -> None:
         """Raises InvalidRequest where one of the outputs is BYTES: asking Triton 2.51 for its classes kills it."""
-        self._require_engine()
+        self._passage.require_engine()
         config = await self._watch.find(head.model_name)
         for spec in config.outputs:
             if spec.name in output_names and spec.datatype is Datatype.BYTES:
@@ -272,82 +253,6 @@ class DataPlane:
                     f"output {spec.name!r} of model {head.model_name!r} is BYTES; "
                     "the classification extension needs a numeric output"
                 )
-
-    @asynccontextmanager
-    async def _passage(
-        self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
-    ) -> AsyncIterator[None]:
-        """The way in and out of the engine's side: engine up, place taken, time left, failures counted."""
-        require_role(verb, caller)
-        if self._quotas is not None:
-            self._quotas.take(caller, time.monotonic())
-        self._require_engine()
-        if verb is Verb.LOAD:
-            refuse_special_name(head.model_name)
-        try:
-            if verb is not Verb.INFER:
-                yield
-                return
-            if until is not None and until <= time.monotonic():
-                raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
-            self._enter(caller, size_bytes)
-            try:
-                if self.tracer is not None:
-                    trace_arrival(self.model_label(head.model_name))
-                with self._held(head, caller), self._cuttable():
-                    yield
-            finally:
-                self._leave(caller, size_bytes)
-        except BackendUnavailable:
-            self._watch.suspect()
-            raise
-
-    def _enter(self, caller: Caller, size_bytes: int) -> None:
-        """A place of the caller's own, and one of all. Raises QuotaExceeded and Overloaded."""
-        if self._quotas is not None:
-            self._quotas.enter(caller, size_bytes)
-        try:
-            self.admission.enter(size_bytes)
-        except Overloaded:
-            if self._quotas is not None:
-                self._quotas.leave(caller, size_bytes)
-            raise
-
-    def _leave(self, caller: Caller, size_bytes: int) -> None:
-        self.admission.leave(size_bytes)
-        if self._quotas is not None:
-            self._quotas.leave(caller, size_bytes)
-
-    def _held(self, head: InferHead, caller: Caller) -> AbstractContextManager[None]:
-        """The shared memory that the request uses, kept until the engine has answered."""
-        return self._memory.held(head.regions, caller) if head.regions else _NOTHING_HELD
-
-    @contextmanager
-    def _cuttable(self) -> Iterator[None]:
-        """Work that ends as BackendUnavailable when the engine has fallen silent."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("requests are served by tasks")
-        self._waiting.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            reason = self._cut_for.get(task)
-            if reason is None or task.uncancel() > 0:  # somebody else cancelled it, too
-                raise
-            raise BackendUnavailable(f"the engine fell silent over this request: {reason}") from None
-        finally:
-            self._waiting.discard(task)
-            self._cut_for.pop(task, None)
-
-    def _cut(self, reason: str) -> None:
-        for task in self._waiting:
-            self._cut_for[task] = reason
-            task.cancel()
-
-    def _require_engine(self) -> None:
-        if not self._watch.is_up:
-            raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
     def _until(self, verb: Verb, head: InferHead, deadline: float | None) -> float | None:
         """The request's own deadline, else of an inference its model's SLO from now on, else none."""
@@ -373,14 +278,3 @@ class DataPlane:
             await self._watch.note_loaded(model_name)
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
-
-
-def refuse_special_name(model_name: str) -> None:
-    """Raises InvalidRequest for a model that Triton must not load: its Python backend puts the name into a shell line.
-
-    model_name: as it stood on the wire, where a path may have it percent-encoded.
-    """
-    if is_special(model_name) or is_special(unquote(model_name)):
-        raise InvalidRequest(
-            f"a model named {unquote(model_name)!r} cannot be loaded; use no spaces and none of a shell's signs"
-        )

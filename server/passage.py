@@ -1,0 +1,144 @@
+"""The way in and out of the engine's side: role, quota, engine up, place taken, time left, shared memory held."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from urllib.parse import unquote
+
+from server.access.quotas import Quotas
+from server.admission import Admission
+from server.backends.shell_paths import is_special
+from server.backends.watch import EngineWatch
+from server.core.caller import Caller
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, Overloaded
+from server.core.relay import InferHead
+from server.core.verb import Verb, require_role
+from server.shared_memory.absent import NoSharedMemory
+from server.shared_memory.keeper import SharedMemory
+from server.tracing.trace import trace_arrival
+
+UNKNOWN_MODEL = "unknown"
+_NOTHING_HELD = nullcontext()
+
+
+class Passage:
+    """Lets requests through, one block each, and knows which of them wait for the engine.
+
+    Blocks raise of the InferenceError tree: PermissionDenied, QuotaExceeded, Overloaded, BackendUnavailable,
+    DeadlineExceeded before the work, and BackendUnavailable where the engine falls silent under it.
+    """
+
+    def __init__(self, *, watch: EngineWatch, admission: Admission, quotas: Quotas | None = None) -> None:
+        """quotas: of callers that have one; None where none is kept. memory: set by who composes."""
+        self.admission = admission
+        self.memory: SharedMemory | NoSharedMemory = NoSharedMemory()
+        self._watch = watch
+        self._quotas = quotas
+        self._waiting: set[asyncio.Task[object]] = set()
+        self._cut_for: dict[asyncio.Task[object], str] = {}
+        watch.when_silent(self._cut)
+
+    @asynccontextmanager
+    async def through(
+        self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
+    ) -> AsyncIterator[None]:
+        """One call to the engine. size_bytes: what it weighs in admission. until: its deadline, monotonic seconds."""
+        require_role(verb, caller)
+        if self._quotas is not None:
+            self._quotas.take(caller, time.monotonic())
+        self.require_engine()
+        if verb is Verb.LOAD:
+            refuse_special_name(head.model_name)
+        try:
+            if verb is not Verb.INFER:
+                yield
+                return
+            if until is not None and until <= time.monotonic():
+                raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
+            self._enter(caller, size_bytes)
+            try:
+                trace_arrival(self.model_label(head.model_name))
+                with self._held(head, caller), self.cuttable():
+                    yield
+            finally:
+                self._leave(caller, size_bytes)
+        except BackendUnavailable:
+            self._watch.suspect()
+            raise
+
+    @contextmanager
+    def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> Iterator[None]:
+        """The place of one request on a stream, from its message to its last answer."""
+        if self._quotas is not None:
+            self._quotas.take(caller, time.monotonic())
+        self.require_engine()
+        self._enter(caller, size_bytes)
+        try:
+            with self._held(head, caller):
+                yield
+        finally:
+            self._leave(caller, size_bytes)
+
+    @contextmanager
+    def cuttable(self) -> Iterator[None]:
+        """Work that ends as BackendUnavailable when the engine has fallen silent."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("requests are served by tasks")
+        self._waiting.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            reason = self._cut_for.get(task)
+            if reason is None or task.uncancel() > 0:  # somebody else cancelled it, too
+                raise
+            raise BackendUnavailable(f"the engine fell silent over this request: {reason}") from None
+        finally:
+            self._waiting.discard(task)
+            self._cut_for.pop(task, None)
+
+    def require_engine(self) -> None:
+        """Raises BackendUnavailable while the engine is not up."""
+        if not self._watch.is_up:
+            raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
+
+    def model_label(self, model_name: str) -> str:
+        """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
+        return model_name if model_name in self._watch.models else UNKNOWN_MODEL
+
+    def _enter(self, caller: Caller, size_bytes: int) -> None:
+        """A place of the caller's own, and one of all. Raises QuotaExceeded and Overloaded."""
+        if self._quotas is not None:
+            self._quotas.enter(caller, size_bytes)
+        try:
+            self.admission.enter(size_bytes)
+        except Overloaded:
+            if self._quotas is not None:
+                self._quotas.leave(caller, size_bytes)
+            raise
+
+    def _leave(self, caller: Caller, size_bytes: int) -> None:
+        self.admission.leave(size_bytes)
+        if self._quotas is not None:
+            self._quotas.leave(caller, size_bytes)
+
+    def _held(self, head: InferHead, caller: Caller) -> AbstractContextManager[None]:
+        """The shared memory that the request uses, kept until the engine has answered."""
+        return self.memory.held(head.regions, caller) if head.regions else _NOTHING_HELD
+
+    def _cut(self, reason: str) -> None:
+        for task in self._waiting:
+            self._cut_for[task] = reason
+            task.cancel()
+
+
+def refuse_special_name(model_name: str) -> None:
+    """Raises InvalidRequest for a model that Triton must not load: its Python backend puts the name into a shell line.
+
+    model_name: as it stood on the wire, where a path may have it percent-encoded.
+    """
+    if is_special(model_name) or is_special(unquote(model_name)):
+        raise InvalidRequest(
+            f"a model named {unquote(model_name)!r} cannot be loaded; use no spaces and none of a shell's signs"
+        )
