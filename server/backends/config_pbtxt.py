@@ -59,6 +59,7 @@ def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
         is_decoupled=proto.model_transaction_policy.decoupled,
         has_dynamic_batching=proto.HasField("dynamic_batching"),
         has_sequence_batching=proto.HasField("sequence_batching"),
+        is_ensemble=proto.HasField("ensemble_scheduling") or proto.platform == "ensemble",
     )
 
 

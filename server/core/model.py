@@ -43,6 +43,7 @@ class ModelConfig:
     is_decoupled: bool = False
     has_dynamic_batching: bool = False
     has_sequence_batching: bool = False
+    is_ensemble: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ def test_config_batching_and_decoupling_are_told_apart() -> None:
 
     assert (sequence.has_sequence_batching, sequence.has_dynamic_batching, sequence.is_decoupled) == (True, False, True)
     assert (dynamic.has_sequence_batching, dynamic.has_dynamic_batching, dynamic.is_decoupled) == (False, True, False)
+    assert [config.is_ensemble for config in (sequence, config_of("ensemble_scheduling { }"))] == [False, True]
 
 
 def test_config_every_datatype_has_its_name() -> None:

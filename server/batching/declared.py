@@ -1,0 +1,180 @@
+"""What a model's config.pbtxt and the operator's settings say of its batches, read and checked."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
+from server.core.batching import Owner
+from server.core.errors import InvalidRequest
+from server.core.model import ModelConfig
+
+OWNER = "batch_owner"
+SLO = "slo_p99_ms"
+MAX_BATCH_SIZE = "max_batch_size"
+MAX_QUEUE_DELAY = "max_queue_delay_us"
+MAX_QUEUE_SIZE = "max_queue_size"
+MAX_QUEUE_BYTES = "max_queue_bytes"
+NAMES = (OWNER, SLO, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
+
+Said = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
+NOTHING_SAID: Said = {}
+
+
+def read_options(config: ModelConfig, said: Said = NOTHING_SAID) -> BatchOptions:
+    """How the model's batches are formed: by what the operator said, else by config.pbtxt's parameters.
+
+    Raises InvalidRequest, one sentence, where a value is malformed or cannot go with the rest of config.pbtxt.
+    """
+    words = _Words(config.name, config.parameters, said)
+    slo_ms = words.number(SLO, _above_zero, "a number of milliseconds above 0")
+    delay_us = words.number(MAX_QUEUE_DELAY, _not_below_zero, "a number of microseconds, 0 or more")
+    return BatchOptions(
+        owner=_owner(config, words),
+        max_batch_size=_max_batch_size(config, words),
+        instances=config.instance_count,
+        slo_s=None if slo_ms is None else slo_ms / 1e3,
+        max_queue_delay_s=(delay_us or 0.0) / 1e6,
+        max_queue_size=words.count(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE,
+        max_queue_bytes=words.count(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES,
+    )
+
+
+def check_said(model_name: str, said: Said) -> None:
+    """Raises InvalidRequest where an option is unknown or malformed, whatever the model's config.pbtxt says."""
+    words = _Words(model_name, NOTHING_SAID, said)
+    for name in said:
+        if name not in NAMES:
+            raise InvalidRequest(f"model {model_name!r} has no batching option {name!r}; there are {', '.join(NAMES)}")
+    words.owner()
+    words.number(SLO, _above_zero, "a number of milliseconds above 0")
+    words.number(MAX_QUEUE_DELAY, _not_below_zero, "a number of microseconds, 0 or more")
+    for name in (MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES):
+        words.count(name)
+
+
+class DeclaredOptions:
+    """The options of every model, each read once a config: `of` costs two look-ups."""
+
+    def __init__(self, said: Mapping[str, Said] | None = None) -> None:
+        """said: what the operator said, by model."""
+        self._said = said if said is not None else {}
+        self._read: dict[str, tuple[ModelConfig, BatchOptions]] = {}
+
+    def of(self, config: ModelConfig) -> BatchOptions:
+        """The model's options. Raises InvalidRequest as read_options does."""
+        known = self._read.get(config.name)
+        if known is not None and known[0] is config:
+            return known[1]
+        options = read_options(config, self._said.get(config.name, NOTHING_SAID))
+        self._read[config.name] = (config, options)
+        return options
+
+    def refusal(self, config: ModelConfig) -> str:
+        """Why the model cannot be served as it is declared; empty where it can."""
+        try:
+            self.of(config)
+        except InvalidRequest as error:
+            return error.message
+        return ""
+
+
+def default_owner(config: ModelConfig) -> Owner:
+    """Of a model of which nothing is said: Triton's where its config has a batcher, else nobody's."""
+    return Owner.TRITON if config.has_dynamic_batching or config.has_sequence_batching else Owner.OFF
+
+
+def _owner(config: ModelConfig, words: "_Words") -> Owner:
+    owner = words.owner()
+    if owner is None:
+        return default_owner(config)
+    obstacle = _obstacle(config, owner)
+    if obstacle:
+        raise words.refusal(OWNER, obstacle)
+    return owner
+
+
+def _obstacle(config: ModelConfig, owner: Owner) -> str:
+    """Why that owner cannot be; empty where it can."""
+    has_batcher = config.has_dynamic_batching or config.has_sequence_batching
+    if owner is Owner.TRITON:
+        return "" if has_batcher else "but config.pbtxt has no dynamic_batching; add it, or name another owner"
+    if owner is Owner.OFF:
+        return "but config.pbtxt has dynamic_batching; remove it, or name triton" if config.has_dynamic_batching else ""
+    if config.has_dynamic_batching:
+        return "but config.pbtxt has dynamic_batching, and two batchers in series add two delays; remove one of them"
+    kind = next((kind for kind, is_so in _unmergeable(config) if is_so), "")
+    return f"but {kind}; name triton or off" if kind else ""
+
+
+def _unmergeable(config: ModelConfig) -> tuple[tuple[str, bool], ...]:
+    return (
+        ("requests of a sequence cannot share a batch (sequence_batching)", config.has_sequence_batching),
+        ("a decoupled model answers any number of times", config.is_decoupled),
+        ("an ensemble's batches are formed by the models in it (ensemble_scheduling)", config.is_ensemble),
+        ("its max_batch_size is 0: it has no batch dimension", config.max_batch_size == 0),
+    )
+
+
+def _max_batch_size(config: ModelConfig, words: "_Words") -> int:
+    cap = words.count(MAX_BATCH_SIZE)
+    if cap is not None and cap > max(1, config.max_batch_size):
+        raise words.refusal(
+            MAX_BATCH_SIZE, f"but config.pbtxt allows {config.max_batch_size}; raise that, or name less"
+        )
+    return cap if cap is not None else max(1, config.max_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The options as they were said; what the operator said wins."""
+
+    model_name: str
+    parameters: Mapping[str, str]
+    said: Said
+
+    def refusal(self, name: str, what: str) -> InvalidRequest:
+        """what: the rest of the sentence."""
+        place = "in the settings" if name in self.said else "in config.pbtxt"
+        return InvalidRequest(f"model {self.model_name!r}: {name} is {self._find(name)!r} {place}, {what}")
+
+    def owner(self) -> Owner | None:
+        word = self._find(OWNER)
+        if word is None:
+            return None
+        try:
+            return Owner(word.lower())
+        except ValueError:
+            raise self.refusal(OWNER, f"and must be one of {', '.join(Owner)}") from None
+
+    def number(self, name: str, is_allowed: Callable[[float], bool], allowed: str) -> float | None:
+        word = self._find(name)
+        if word is None:
+            return None
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or not is_allowed(number):
+            raise self.refusal(name, f"and must be {allowed}")
+        return number
+
+    def count(self, name: str) -> int | None:
+        word = self._find(name)
+        if word is None:
+            return None
+        if not (word.isascii() and word.isdecimal() and len(word) < 19) or int(word) == 0:
+            raise self.refusal(name, "and must be a whole number, 1 or more")
+        return int(word)
+
+    def _find(self, name: str) -> str | None:
+        word = self.said.get(name, self.parameters.get(name))
+        return None if word is None else word.strip()
+
+
+def _above_zero(number: float) -> bool:
+    return number > 0
+
+
+def _not_below_zero(number: float) -> bool:
+    return number >= 0

@@ -1,0 +1,141 @@
+import dataclasses
+
+import pytest
+
+from server.batching.declared import DeclaredOptions, check_said, default_owner, read_options
+from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
+from server.core.batching import Owner
+from server.core.errors import InvalidRequest
+from server.core.model import ModelConfig
+
+MODEL = ModelConfig("street", "onnxruntime", 16, (), (), instance_count=2)
+
+
+def with_parameters(model: ModelConfig = MODEL, **parameters: str) -> ModelConfig:
+    return dataclasses.replace(model, parameters=parameters)
+
+
+def test_config_without_a_word_of_batching_leaves_everything_at_its_default() -> None:
+    """Nobody owns the batches of such a model, and the bounds are the defaults."""
+    assert read_options(MODEL) == BatchOptions(
+        owner=Owner.OFF,
+        max_batch_size=16,
+        instances=2,
+        slo_s=None,
+        max_queue_delay_s=0.0,
+        max_queue_size=DEFAULT_MAX_QUEUE_SIZE,
+        max_queue_bytes=DEFAULT_MAX_QUEUE_BYTES,
+    )
+
+
+def test_every_parameter_of_the_config_is_read() -> None:
+    """Each option can stand in config.pbtxt's parameters, in the unit of its name."""
+    config = with_parameters(
+        batch_owner="gateway",
+        slo_p99_ms="7.5",
+        max_batch_size="8",
+        max_queue_delay_us="500",
+        max_queue_size="64",
+        max_queue_bytes="1048576",
+    )
+    assert read_options(config) == BatchOptions(Owner.GATEWAY, 8, 2, 0.0075, 0.0005, 64, 1 << 20)
+
+
+def test_operator_wins_over_the_config_word_by_word() -> None:
+    """What the operator said replaces the same word of config.pbtxt, and no other."""
+    options = read_options(with_parameters(batch_owner="off", slo_p99_ms="7"), {"batch_owner": "gateway"})
+    assert (options.owner, options.slo_s) == (Owner.GATEWAY, 0.007)
+
+
+@pytest.mark.parametrize(
+    ("change", "owner"),
+    [
+        ({}, Owner.OFF),
+        ({"has_dynamic_batching": True}, Owner.TRITON),
+        ({"has_sequence_batching": True}, Owner.TRITON),
+    ],
+)
+def test_owner_of_a_model_of_which_nothing_is_said_is_its_configs_batcher(
+    change: dict[str, bool], owner: Owner
+) -> None:
+    """Without a declaration Triton owns what config.pbtxt has a batcher for, and nobody the rest."""
+    config = dataclasses.replace(MODEL, **change)  # type: ignore[arg-type]  # flags only
+    assert (read_options(config).owner, default_owner(config)) == (owner, owner)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "sentence"),
+    [
+        ("batch_owner", "me", "batch_owner is 'me' in config.pbtxt, and must be one of gateway, triton, off"),
+        ("slo_p99_ms", "fast", "slo_p99_ms is 'fast' in config.pbtxt, and must be a number of milliseconds above 0"),
+        ("slo_p99_ms", "0", "slo_p99_ms is '0' in config.pbtxt, and must be a number of milliseconds above 0"),
+        ("slo_p99_ms", "-3", "slo_p99_ms is '-3' in config.pbtxt, and must be a number of milliseconds above 0"),
+        ("slo_p99_ms", "inf", "slo_p99_ms is 'inf' in config.pbtxt, and must be a number of milliseconds above 0"),
+        (
+            "max_queue_delay_us",
+            "-1",
+            "max_queue_delay_us is '-1' in config.pbtxt, and must be a number of microseconds, 0 or more",
+        ),
+        ("max_queue_size", "0", "max_queue_size is '0' in config.pbtxt, and must be a whole number, 1 or more"),
+        ("max_queue_bytes", "1e6", "max_queue_bytes is '1e6' in config.pbtxt, and must be a whole number, 1 or more"),
+        ("max_batch_size", "x", "max_batch_size is 'x' in config.pbtxt, and must be a whole number, 1 or more"),
+    ],
+)
+def test_malformed_word_is_refused_with_the_word_and_what_is_allowed(name: str, word: str, sentence: str) -> None:
+    """A mistake in config.pbtxt is one sentence: which model, which word, what it may be."""
+    with pytest.raises(InvalidRequest) as caught:
+        read_options(with_parameters(**{name: word}))
+    assert caught.value.message == f"model 'street': {sentence}"
+
+
+def test_cap_above_what_the_config_allows_is_refused() -> None:
+    """max_batch_size of the parameters caps Triton's own, and cannot raise it."""
+    with pytest.raises(InvalidRequest, match=r"'17' in config.pbtxt, but config.pbtxt allows 16; raise that"):
+        read_options(with_parameters(max_batch_size="17"))
+
+
+def test_operators_mistake_is_told_as_one_of_the_settings() -> None:
+    """The sentence sends the reader to where the word stands."""
+    with pytest.raises(InvalidRequest, match=r"slo_p99_ms is 'soon' in the settings, and must be"):
+        read_options(with_parameters(slo_p99_ms="7"), {"slo_p99_ms": "soon"})
+
+
+@pytest.mark.parametrize(
+    ("owner", "change", "why"),
+    [
+        ("gateway", {"has_dynamic_batching": True}, "two batchers in series add two delays; remove one of them"),
+        ("gateway", {"has_sequence_batching": True}, "requests of a sequence cannot share a batch"),
+        ("gateway", {"is_decoupled": True}, "a decoupled model answers any number of times"),
+        ("gateway", {"is_ensemble": True}, "an ensemble's batches are formed by the models in it"),
+        ("gateway", {"max_batch_size": 0}, "its max_batch_size is 0: it has no batch dimension; name triton or off"),
+        ("triton", {}, "config.pbtxt has no dynamic_batching; add it, or name another owner"),
+        ("off", {"has_dynamic_batching": True}, "config.pbtxt has dynamic_batching; remove it, or name triton"),
+    ],
+)
+def test_owner_that_the_config_contradicts_is_refused(owner: str, change: dict[str, bool], why: str) -> None:
+    """Two batchers in series, or a batcher that cannot be, is said and not guessed at."""
+    config = dataclasses.replace(with_parameters(batch_owner=owner), **change)  # type: ignore[arg-type]  # flags only
+    with pytest.raises(InvalidRequest, match=why):
+        read_options(config)
+
+
+def test_word_that_is_no_option_is_refused_with_those_that_there_are() -> None:
+    """A misspelt option of the settings does not pass as one that nobody reads."""
+    with pytest.raises(InvalidRequest, match=r"no batching option 'slo_ms'; there are batch_owner, slo_p99_ms"):
+        check_said("street", {"slo_ms": "7"})
+
+
+def test_declared_options_are_read_anew_when_the_config_changes() -> None:
+    """A model that was loaded with another config gets that config's options, and the same one costs no reading."""
+    declared = DeclaredOptions({"street": {"max_queue_size": "9"}})
+    first = declared.of(MODEL)
+    assert declared.of(MODEL) is first
+    assert declared.of(with_parameters(slo_p99_ms="20")).slo_s == 0.02
+    assert declared.of(MODEL).max_queue_size == 9
+
+
+def test_refusal_is_empty_for_a_model_that_can_be_served() -> None:
+    """Whoever asks whether a model may be served gets a sentence or nothing."""
+    declared = DeclaredOptions()
+    assert declared.refusal(MODEL) == ""
+    assert "slo_p99_ms is 'fast'" in declared.refusal(with_parameters(slo_p99_ms="fast"))
