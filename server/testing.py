@@ -8,13 +8,13 @@ from enum import StrEnum
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from server.backends.embedded.wire.grpc_messages import (
+from server.backends.embedded.wire.grpc_stream import OrderedStream
+from server.backends.wire.grpc_messages import (
     decode_request,
     encode_response,
     index_message,
     metadata_message,
 )
-from server.backends.embedded.wire.grpc_stream import OrderedStream
 from server.core.backend import GrpcStream
 from server.core.errors import (
     BackendFailed,

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from server.backends.embedded.wire.grpc_messages import decode_request
 from server.backends.triton_messages import encode_request
+from server.backends.wire.grpc_messages import decode_request
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec

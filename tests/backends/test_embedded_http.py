@@ -12,10 +12,10 @@ import pytest
 
 from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.classification import classified
-from server.backends.embedded.wire.http_response import accepted_encoding
-from server.backends.embedded.wire.json_tensors import tensor_data, tensor_text
 from server.backends.embedded.wire.relay import EmbeddedRelay
+from server.backends.wire.classification import classified
+from server.backends.wire.http_response import accepted_encoding
+from server.backends.wire.json_tensors import tensor_data, tensor_text
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer
 from server.core.tensor import Datatype, tensor_from_numpy

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from server.backends.embedded.wire.grpc_messages import encode_response
 from server.backends.triton import TritonBackend
 from server.backends.triton_messages import encode_request
 from server.backends.triton_runtime import find_triton
+from server.backends.wire.grpc_messages import encode_response
 from server.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelNotReady
 from server.core.infer import InferRequest
 from server.core.relay import GrpcCall, HttpCall

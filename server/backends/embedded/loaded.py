@@ -15,9 +15,9 @@ from tritonclient.grpc import model_config_pb2
 
 from server.backends.embedded.model_places import Places
 from server.backends.embedded.statistics import FailureReason, RunTimes, VersionStatistics
-from server.backends.embedded.validation import RequestRules
 from server.backends.ort_serving.errors import RequestError
 from server.backends.ort_serving.session import OrtModel
+from server.backends.wire.validation import RequestRules
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,

@@ -12,12 +12,12 @@ from server.backends.embedded.loaded import OpenedVersion
 from server.backends.embedded.loaded_warmup import warm_up
 from server.backends.embedded.repository import Fingerprint, ModelFolder, chosen_versions, fingerprint
 from server.backends.embedded.repository_config import completed, config_of, json_of, obstacle
-from server.backends.embedded.validation import rules_of
 from server.backends.ort_serving.config import validate
 from server.backends.ort_serving.errors import LoadError, RequestError
 from server.backends.ort_serving.session import OrtModel, describe, model_path, open_session, place, session_options
 from server.backends.ort_serving.signature import read_signature
 from server.backends.ort_serving.threads import thread_budget
+from server.backends.wire.validation import rules_of
 from server.core.errors import InvalidRequest, ModelNotReady
 from server.logs import get_logger
 

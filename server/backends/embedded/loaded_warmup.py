@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2
 
-from server.backends.embedded.validation import rules_of
 from server.backends.ort_serving.errors import LoadError
+from server.backends.wire.validation import rules_of
 from server.core.errors import InvalidRequest
 from server.core.infer import InferRequest
 from server.core.tensor import Array, Datatype, Tensor

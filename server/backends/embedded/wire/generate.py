@@ -7,9 +7,9 @@ import msgspec
 from tritonclient.grpc import model_config_pb2
 
 from server.backends.config_pbtxt import config_from_proto
-from server.backends.embedded.wire.asks import InferAsk, unreadable
-from server.backends.embedded.wire.http_response import JSON_TYPE
-from server.backends.embedded.wire.json_tensors import tensor_data, tensor_text
+from server.backends.wire.asks import InferAsk, unreadable
+from server.backends.wire.http_response import JSON_TYPE
+from server.backends.wire.json_tensors import tensor_data, tensor_text
 from server.core.errors import InvalidRequest
 from server.core.infer import InferResponse
 from server.core.model import ModelConfig

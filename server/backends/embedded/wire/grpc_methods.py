@@ -7,14 +7,6 @@ from tritonclient.grpc import service_pb2
 from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.model import version_number
-from server.backends.embedded.wire.grpc_messages import (
-    encode_response,
-    index_message,
-    metadata_message,
-    parsed_request,
-    read_infer,
-    serialised,
-)
 from server.backends.embedded.wire.inference import (
     CONFIG,
     infer,
@@ -23,7 +15,15 @@ from server.backends.embedded.wire.inference import (
     response_bytes,
 )
 from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
-from server.backends.embedded.wire.threads import in_thread
+from server.backends.wire.grpc_messages import (
+    encode_response,
+    index_message,
+    metadata_message,
+    parsed_request,
+    read_infer,
+    serialised,
+)
+from server.backends.wire.threads import in_thread
 from server.core.errors import InvalidRequest, ModelNotReady, NotSupported
 
 Answer = Callable[["GrpcMethods", bytes, float | None], Awaitable[bytes]]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.wire.grpc_messages import serialised
 from server.backends.triton_messages import varint
+from server.backends.wire.grpc_messages import serialised
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
 from server.core.relay import GrpcAnswer
 

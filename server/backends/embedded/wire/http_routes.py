@@ -9,12 +9,7 @@ import msgspec
 
 from server import VERSION
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.errors import plain_error
 from server.backends.embedded.wire.generate import as_answer, generated, read_generate
-from server.backends.embedded.wire.grpc_messages import metadata_message
-from server.backends.embedded.wire.http_raw import raw_tensor
-from server.backends.embedded.wire.http_request import header_length_of, read_infer
-from server.backends.embedded.wire.http_response import JSON_TYPE, accepted_encoding, infer_answer
 from server.backends.embedded.wire.inference import (
     CONFIG,
     infer,
@@ -24,7 +19,12 @@ from server.backends.embedded.wire.inference import (
 )
 from server.backends.embedded.wire.json_messages import json_of_message
 from server.backends.embedded.wire.server_metadata import EXTENSIONS, NAME, NO_LOG_SETTINGS, NO_TRACE_SETTINGS
-from server.backends.embedded.wire.threads import in_thread
+from server.backends.wire.errors import plain_error
+from server.backends.wire.grpc_messages import metadata_message
+from server.backends.wire.http_raw import raw_tensor
+from server.backends.wire.http_request import header_length_of, read_infer
+from server.backends.wire.http_response import JSON_TYPE, accepted_encoding, infer_answer
+from server.backends.wire.threads import in_thread
 from server.core.compression import inflate
 from server.core.errors import BackendFailed, InvalidRequest, ModelNotReady, NotSupported
 from server.core.infer import Parameter

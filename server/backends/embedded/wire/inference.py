@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.asks import InferAsk
-from server.backends.embedded.wire.classification import classified
 from server.backends.embedded.wire.shared_tensors import to_shared_outputs, with_shared_inputs
-from server.backends.embedded.wire.threads import in_thread
+from server.backends.wire.asks import InferAsk
+from server.backends.wire.classification import classified
+from server.backends.wire.threads import in_thread
 from server.core.errors import InvalidRequest, NotSupported
 from server.core.infer import InferRequest, InferResponse
 

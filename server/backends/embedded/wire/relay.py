@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator
 
 from server.backends.embedded.engine import EmbeddedEngine
-from server.backends.embedded.wire.errors import ANSWERED, grpc_error, http_error
 from server.backends.embedded.wire.grpc_methods import GrpcMethods
 from server.backends.embedded.wire.grpc_stream import OrderedStream
 from server.backends.embedded.wire.http_routes import HttpRoutes
+from server.backends.wire.errors import ANSWERED, grpc_error, http_error
 from server.core.backend import GrpcStream
 from server.core.errors import NotSupported
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from server.backends.embedded.wire.asks import InferAsk
-from server.backends.embedded.wire.json_tensors import tensor_text
+from server.backends.wire.asks import InferAsk
+from server.backends.wire.json_tensors import tensor_text
 from server.core.compression import deflate
 from server.core.infer import InferResponse
 from server.core.relay import HttpAnswer, HttpHeaders

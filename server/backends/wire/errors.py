@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from server.backends.embedded.wire.http_response import JSON_TYPE
+from server.backends.wire.http_response import JSON_TYPE
 from server.core.errors import (
     BackendFailed,
     InferenceError,

@@ -8,9 +8,9 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from server.backends.embedded.wire.asks import RESERVED_PREFIX, InferAsk, OutputAsk
-from server.backends.embedded.wire.shared_tensors import grpc_region
 from server.backends.triton_messages import parameters_of
+from server.backends.wire.asks import RESERVED_PREFIX, InferAsk, OutputAsk
+from server.backends.wire.regions import grpc_region
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.infer import InferRequest, InferResponse, Parameter
 from server.core.model import ModelMetadata, ModelState

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from server.backends.embedded.wire.asks import (
+from server.backends.wire.asks import (
     RESERVED_PREFIX,
     InferAsk,
     OutputAsk,
     unreadable,
 )
-from server.backends.embedded.wire.json_tensors import tensor_data
-from server.backends.embedded.wire.shared_tensors import http_region
+from server.backends.wire.json_tensors import tensor_data
+from server.backends.wire.regions import http_region
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.tensor import Datatype, Tensor
