@@ -26,6 +26,10 @@ class Lease(Protocol):
         """Give a hold back. After the last one the bytes are another's."""
         ...
 
+    def release_later(self) -> None:
+        """The same a moment later: for a call that was given up, whose engine may read the bytes still."""
+        ...
+
 
 class Slab(Protocol):
     """A bounded piece of memory that is handed out in leases. Nothing here waits."""
@@ -36,4 +40,8 @@ class Slab(Protocol):
 
     def lease_of(self, place: Place) -> Lease | None:
         """The lease that lies there; None where it is gone, or the place is of an earlier generation."""
+        ...
+
+    def window(self, place: Place, size_bytes: int) -> memoryview:
+        """The bytes from there on, over however many leases; whoever asks holds them all."""
         ...
