@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from server.access.quotas import Quotas
 from server.admission import Admission
-from server.backends.watch import EngineWatch
+from server.backends.engine_view import EngineView
 from server.core.backend import GrpcStream, Relay
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
@@ -50,7 +50,7 @@ class DataPlane:
         self,
         *,
         relay: Relay,
-        watch: EngineWatch,
+        watch: EngineView,
         images: ImageFlow,
         admission: Admission,
         metrics: Metrics,

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from server.backends.watch import EngineWatch
+from server.backends.engine_view import EngineView
 from server.batching.merge import Merged, merge
 from server.core.backend import Backend
 from server.core.encoded_images import ImageInput
@@ -72,7 +72,7 @@ class _Wave:
 class ImageFlow:
     """The image endpoint without its transport."""
 
-    def __init__(self, *, backend: Backend, watch: EngineWatch, pool: DecodePool, metrics: Metrics) -> None:
+    def __init__(self, *, backend: Backend, watch: EngineView, pool: DecodePool, metrics: Metrics) -> None:
         self._backend = backend
         self._watch = watch
         self._pool = pool

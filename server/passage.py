@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 from server.access.quotas import Quotas
 from server.admission import Admission
+from server.backends.engine_view import EngineView
 from server.backends.shell_paths import is_special
-from server.backends.watch import EngineWatch
 from server.core.caller import Caller
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, Overloaded
 from server.core.relay import InferHead
@@ -29,7 +29,7 @@ class Passage:
     DeadlineExceeded before the work, and BackendUnavailable where the engine falls silent under it.
     """
 
-    def __init__(self, *, watch: EngineWatch, admission: Admission, quotas: Quotas | None = None) -> None:
+    def __init__(self, *, watch: EngineView, admission: Admission, quotas: Quotas | None = None) -> None:
         """quotas: of callers that have one; None where none is kept. memory: set by who composes."""
         self.admission = admission
         self.memory: SharedMemory | NoSharedMemory = NoSharedMemory()
