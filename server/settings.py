@@ -13,15 +13,19 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.access.keys import KeyRefused, read_key_list
+from server.batching.said import merged, read_said
 from server.core.address import is_loopback
 from server.core.caller import EVERY_ROLE, Role
+from server.core.errors import InvalidRequest
 from server.logs import LogFormat
 
 PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
 OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID", "PENSTOCK_API_KEY"}  # the last: what commands send
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
-LISTS = ("model_repository", "models", "anonymous")  # in a variable: with commas, folders with colons
+LISTS = ("model_repository", "models", "anonymous", "batching")
+BATCHING = "batching"
+_SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
 
 
 _FIXES = {
@@ -61,6 +65,7 @@ class Settings(BaseSettings):
     home: Path = Path("~/.penstock")
     model_repository: tuple[Path, ...] = (CHECKOUT / "model_repository",)
     models: tuple[str, ...] | None = None
+    batching: dict[str, dict[str, str]] = Field(default_factory=dict)  # by model, see server.batching.said
 
     max_body_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1)
     body_timeout_s: float = Field(30.0, gt=0)
@@ -232,8 +237,14 @@ def read_settings(
 
 
 def _take(values: dict[str, Any], origins: dict[str, str], new: Mapping[str, Any], where: Mapping[str, str]) -> None:
+    below = values.get(BATCHING, {})
     values.update(new)
     origins.update(where)
+    if BATCHING in new:
+        try:
+            values[BATCHING] = merged(below, read_said(new[BATCHING]))
+        except InvalidRequest as error:
+            raise SettingsError(f"{where[BATCHING]}: {error}") from error
 
 
 def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -254,7 +265,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _line_of(text: str, name: str) -> int:
     for number, line in enumerate(text.splitlines(), start=1):
-        if line.lstrip().startswith((f"{name} ", f"{name}=", f'"{name}"', f"[{name}]")):
+        if line.lstrip().startswith((f"{name} ", f"{name}=", f"{name}.", f'"{name}"', f"[{name}]", f"[{name}.")):
             return number
     return 1
 
@@ -267,7 +278,7 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
             continue
         name = variable.removeprefix(PREFIX).lower()
         _require_known(name, variable)
-        separator = os.pathsep if name == "model_repository" else ","
+        separator = _SEPARATORS.get(name, ",")
         values[name] = tuple(filter(None, text.split(separator))) if name in LISTS else text
         if variable == KEYS_VARIABLE:
             values[name] = _hashed_keys(text)

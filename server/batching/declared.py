@@ -3,11 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
 from server.core.batching import Owner
 from server.core.errors import InvalidRequest
-from server.core.model import ModelConfig
+
+if TYPE_CHECKING:  # it brings numpy, which whoever reads settings need not wait for
+    from server.core.model import ModelConfig
 
 OWNER = "batch_owner"
 SLO = "slo_p99_ms"
@@ -21,7 +24,7 @@ Said = Mapping[str, str]  # option's name -> what was said of it, as in config.p
 NOTHING_SAID: Said = {}
 
 
-def read_options(config: ModelConfig, said: Said = NOTHING_SAID) -> BatchOptions:
+def read_options(config: "ModelConfig", said: Said = NOTHING_SAID) -> BatchOptions:
     """How the model's batches are formed: by what the operator said, else by config.pbtxt's parameters.
 
     Raises InvalidRequest, one sentence, where a value is malformed or cannot go with the rest of config.pbtxt.
@@ -61,7 +64,7 @@ class DeclaredOptions:
         self._said = said if said is not None else {}
         self._read: dict[str, tuple[ModelConfig, BatchOptions]] = {}
 
-    def of(self, config: ModelConfig) -> BatchOptions:
+    def of(self, config: "ModelConfig") -> BatchOptions:
         """The model's options. Raises InvalidRequest as read_options does."""
         known = self._read.get(config.name)
         if known is not None and known[0] is config:
@@ -70,7 +73,7 @@ class DeclaredOptions:
         self._read[config.name] = (config, options)
         return options
 
-    def refusal(self, config: ModelConfig) -> str:
+    def refusal(self, config: "ModelConfig") -> str:
         """Why the model cannot be served as it is declared; empty where it can."""
         try:
             self.of(config)
@@ -79,12 +82,12 @@ class DeclaredOptions:
         return ""
 
 
-def default_owner(config: ModelConfig) -> Owner:
+def default_owner(config: "ModelConfig") -> Owner:
     """Of a model of which nothing is said: Triton's where its config has a batcher, else nobody's."""
     return Owner.TRITON if config.has_dynamic_batching or config.has_sequence_batching else Owner.OFF
 
 
-def _owner(config: ModelConfig, words: "_Words") -> Owner:
+def _owner(config: "ModelConfig", words: "_Words") -> Owner:
     owner = words.owner()
     if owner is None:
         return default_owner(config)
@@ -94,7 +97,7 @@ def _owner(config: ModelConfig, words: "_Words") -> Owner:
     return owner
 
 
-def _obstacle(config: ModelConfig, owner: Owner) -> str:
+def _obstacle(config: "ModelConfig", owner: Owner) -> str:
     """Why that owner cannot be; empty where it can."""
     has_batcher = config.has_dynamic_batching or config.has_sequence_batching
     if owner is Owner.TRITON:
@@ -107,7 +110,7 @@ def _obstacle(config: ModelConfig, owner: Owner) -> str:
     return f"but {kind}; name triton or off" if kind else ""
 
 
-def _unmergeable(config: ModelConfig) -> tuple[tuple[str, bool], ...]:
+def _unmergeable(config: "ModelConfig") -> tuple[tuple[str, bool], ...]:
     return (
         ("requests of a sequence cannot share a batch (sequence_batching)", config.has_sequence_batching),
         ("a decoupled model answers any number of times", config.is_decoupled),
@@ -116,7 +119,7 @@ def _unmergeable(config: ModelConfig) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _max_batch_size(config: ModelConfig, words: "_Words") -> int:
+def _max_batch_size(config: "ModelConfig", words: "_Words") -> int:
     cap = words.count(MAX_BATCH_SIZE)
     if cap is not None and cap > max(1, config.max_batch_size):
         raise words.refusal(

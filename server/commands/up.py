@@ -33,6 +33,10 @@ Repositories = Annotated[
 TraceFile = Annotated[
     Path | None, typer.Option(help="where the supervised Triton writes traces, once a client asks for them [none]")
 ]
+Batching = Annotated[
+    list[str] | None,
+    typer.Option(help="who forms a model's batches, MODEL=gateway, triton or off[,NAME=VALUE…]; may be repeated"),
+]
 SharesMemory = Annotated[
     bool | None,
     typer.Option(
@@ -59,6 +63,7 @@ def up(
     engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
     model_repository: Repositories = None,
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
+    batching: Batching = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
     anonymous: Roles = None,
@@ -83,6 +88,10 @@ def up(
     all may do; `penstock keys new` makes a key for --access-file. In the environment, api_keys (PENSTOCK_API_KEYS) is
     NAME:ROLE+ROLE:SECRET and so on.
 
+    Of a model's batches: batch_owner, slo_p99_ms (the deadline of a request that brings none), max_batch_size,
+    max_queue_delay_us, max_queue_size, max_queue_bytes, in its config.pbtxt's parameters, in the file as
+    [batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
+
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
     [512], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
     decoders [one a core], decode_timeout_s [5], client_shm_lease_s [3600, of a region that nobody uses],
@@ -91,6 +100,7 @@ def up(
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None
     flags["anonymous"] = tuple(filter(None, anonymous.split(","))) if anonymous is not None else None
+    flags["batching"] = tuple(batching) if batching else None
     flags["model_repository"] = tuple(model_repository) if model_repository else None
     try:
         settings = read_settings(flags, file=config)
