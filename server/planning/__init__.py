@@ -1,0 +1,1 @@
+"""Policies of batching raced offline: the gateway's own queue under replayed profiles, on a manual clock."""
