@@ -99,7 +99,7 @@ class TritonBackend:
             )
         except BackendFailed as error:
             version = f" version {request.model_version}" if request.model_version else ""
-            raise BackendFailed(f"model {request.model_name!r}{version} failed: {error}") from error
+            raise type(error)(f"model {request.model_name!r}{version} failed: {error}") from error
         return decode_response(answer, request, time.monotonic() - started)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:

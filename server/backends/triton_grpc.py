@@ -8,6 +8,7 @@ from typing import NamedTuple
 import grpc
 
 from server.backends.http2_calls import GRACE_S, CallBroken, TooManyGivenUp
+from server.backends.out_of_memory import means_out_of_memory
 from server.backends.patience import Patience
 from server.backends.triton_stream import TritonStream
 from server.backends.triton_unary import UnaryCalls, is_plain_address
@@ -20,6 +21,7 @@ from server.core.errors import (
     ModelNotFound,
     ModelNotReady,
     NotSupported,
+    OutOfMemory,
     Overloaded,
 )
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata
@@ -211,7 +213,8 @@ def error_of(code: grpc.StatusCode, details: str) -> InferenceError:
         grpc.StatusCode.CANCELLED: BackendUnavailable,
         grpc.StatusCode.DEADLINE_EXCEEDED: BackendUnavailable,
     }
-    return kinds.get(code, BackendFailed)(reason)
+    kind = kinds.get(code, BackendFailed)
+    return OutOfMemory(reason) if kind is BackendFailed and means_out_of_memory(reason) else kind(reason)
 
 
 def _unavailable(reason: str) -> InferenceError:

@@ -138,3 +138,13 @@ class BackendFailed(InferenceError):
     """The engine answered an error, or broke the model's contract. By backends and vision. 500."""
 
     reason = "engine_failed"
+
+
+class OutOfMemory(BackendFailed):
+    """The engine had too little memory for the call; fewer rows may do. By backends. 503 / RESOURCE_EXHAUSTED."""
+
+    reason = "engine_out_of_memory"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -14,6 +14,7 @@ from server.core.errors import (
     ModelNotFound,
     ModelNotReady,
     NotSupported,
+    OutOfMemory,
     Overloaded,
     PermissionDenied,
     QuotaExceeded,
@@ -40,6 +41,7 @@ TABLE: dict[type[InferenceError], grpc.StatusCode] = {
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     NotSupported: grpc.StatusCode.UNIMPLEMENTED,
     BackendFailed: grpc.StatusCode.INTERNAL,
+    OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
     InferenceError: grpc.StatusCode.INTERNAL,
 }
 # What gRPC says in the engine, as INTERNAL, of a message that is no such message.
@@ -65,6 +67,6 @@ def code_of(answer: GrpcAnswer) -> grpc.StatusCode:
 def status_of(error: InferenceError) -> Status:
     """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps."""
     code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
-    if isinstance(error, AccessUnavailable | BackendUnavailable | Overloaded | QuotaExceeded):
+    if isinstance(error, AccessUnavailable | BackendUnavailable | OutOfMemory | Overloaded | QuotaExceeded):
         return Status(code, error.message, ((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"),))
     return Status(code, error.message)

@@ -17,6 +17,7 @@ from server.core.errors import (
     ModelNotFound,
     ModelNotReady,
     NotSupported,
+    OutOfMemory,
     Overloaded,
     PermissionDenied,
     QuotaExceeded,
@@ -41,9 +42,10 @@ STATUS: Mapping[type[InferenceError], int] = {
     DeadlineExceeded: 504,
     NotSupported: 501,
     BackendFailed: 500,
+    OutOfMemory: 503,
     InferenceError: 500,
 }
-WAITING_HELPS = (AccessUnavailable, BackendUnavailable, Overloaded, QuotaExceeded)
+WAITING_HELPS = (AccessUnavailable, BackendUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CLIENT_GONE = 499
 _LEAST_RETRY_AFTER_S = 1
 

@@ -17,6 +17,7 @@ from server.backends.embedded.model_places import Places
 from server.backends.embedded.statistics import FailureReason, RunTimes, VersionStatistics
 from server.backends.ort_serving.errors import RequestError
 from server.backends.ort_serving.session import OrtModel
+from server.backends.out_of_memory import means_out_of_memory
 from server.backends.wire.validation import RequestRules
 from server.core.errors import (
     BackendFailed,
@@ -24,6 +25,7 @@ from server.core.errors import (
     DeadlineExceeded,
     InferenceError,
     InvalidRequest,
+    OutOfMemory,
     Overloaded,
 )
 from server.core.infer import InferRequest, InferResponse, Timings
@@ -181,8 +183,7 @@ class _Run:
         try:
             return self._execute(arrived_ns)
         except RequestError as error:
-            kind = InvalidRequest if error.is_callers_fault else BackendFailed
-            raise kind(f"model {self.request.model_name!r}: {error}") from error
+            raise _kind_of(error)(f"model {self.request.model_name!r}: {error}") from error
         except InferenceError:
             raise
         except Exception as error:
@@ -206,6 +207,12 @@ class _Run:
         if shaped.dtype.kind != "O":
             return tensor_from_numpy(name, shaped)
         return tensor_from_bytes(name, [text.encode() for text in shaped.ravel().tolist()], shaped.shape)
+
+
+def _kind_of(error: RequestError) -> type[InferenceError]:
+    if error.is_callers_fault:
+        return InvalidRequest
+    return OutOfMemory if means_out_of_memory(str(error)) else BackendFailed
 
 
 def _failure_reason(error: BaseException) -> FailureReason:
