@@ -1,7 +1,7 @@
 """The one plane under every transport: who may pass, what is relayed as bytes, what the gateway computes itself."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -9,6 +9,7 @@ from typing import TypeVar
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
+from server.batching.declared import DeclaredOptions
 from server.core.backend import GrpcStream, Relay
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
@@ -32,7 +33,6 @@ from server.tracing.trace import Tracer
 __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
-SLO_PARAMETER = "slo_p99_ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,17 @@ class DataPlane:
         metrics: Metrics,
         quotas: Quotas | None = None,
     ) -> None:
-        """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one."""
+        """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one.
+
+        options: set by the composer where more is said of models' batches and deadlines than their configs say.
+        """
         self._relay = relay
         self._watch = watch
         self._images = images
         self.admission = admission
         self._passage = Passage(watch=watch, admission=admission, quotas=quotas)
         self._metrics = metrics
+        self.options = DeclaredOptions()
         self.tracer: Tracer | None = None
         self._is_stopping = False
 
@@ -73,6 +77,10 @@ class DataPlane:
         if not self._watch.is_up:
             return Readiness(False, self._watch.reason)
         return Readiness(True, "")
+
+    def refusals(self) -> Mapping[str, str]:
+        """Models that the engine would serve and the gateway does not, each with the reason."""
+        return {name: known.reason for name, known in self._watch.models.items() if known.is_refused}
 
     @property
     def is_stopping(self) -> bool:
@@ -259,10 +267,10 @@ class DataPlane:
         if deadline is not None or verb is not Verb.INFER:
             return deadline
         known = self._watch.models.get(head.model_name)
-        if known is None or known.config is None:
+        if known is None or known.config is None or known.is_refused:
             return None
-        slo_ms = known.config.parameters.get(SLO_PARAMETER, "")
-        return time.monotonic() + float(slo_ms) / 1000 if slo_ms.replace(".", "", 1).isdigit() else None
+        slo_s = self.options.of(known.config).slo_s
+        return None if slo_s is None else time.monotonic() + slo_s
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
         started = time.monotonic()
@@ -276,5 +284,7 @@ class DataPlane:
             self._watch.note_served(model_name)
         elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
+            if refusal := self.refusals().get(model_name):
+                raise InvalidRequest(f"the engine loaded it, and it is not served: {refusal}")
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)

@@ -18,6 +18,7 @@ from server.access.keys import key_of_hashed
 from server.access.quotas import Quotas
 from server.admission import Admission, AdmissionLimits
 from server.backends.watch import LOADING, EngineWatch, KnownModel
+from server.batching.declared import DeclaredOptions
 from server.core.address import authority
 from server.core.caller import EVERY_ROLE
 from server.dataplane import DataPlane
@@ -63,7 +64,13 @@ class Gateway:
         self.metrics = Metrics()
         self.engine = compose_engine(settings)
         self.is_sick = False
-        self.watch = EngineWatch(self.engine.backend, watch_options(settings), ask_restart=self._ask_restart)
+        self.options = DeclaredOptions(settings.batching)
+        self.watch = EngineWatch(
+            self.engine.backend,
+            watch_options(settings),
+            ask_restart=self._ask_restart,
+            refuse=self.options.refusal,
+        )
         self.pool = DecodePool(
             workers=settings.decoder_count,
             job_timeout_s=settings.decode_timeout_s,
@@ -83,6 +90,7 @@ class Gateway:
             quotas=self.door.quotas if self.door is not None else None,
         )
         self.plane.tracer = self.tracer
+        self.plane.options = self.options
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.plane.share(self.memory)
         self._read_metrics()
@@ -146,6 +154,8 @@ class Gateway:
 
     def _is_missed(self, known: KnownModel) -> bool:
         """Whether it should serve and does not: what --models or somebody else's Triton leaves out is no loss."""
+        if known.is_refused:
+            return True
         if self._settings.models is None:
             return not known.is_ready and not self._settings.engine_is_external
         return not known.is_ready and known.name in self._settings.models

@@ -11,7 +11,7 @@ from server.admission import Admission
 from server.backends.engine_view import EngineView
 from server.backends.shell_paths import is_special
 from server.core.caller import Caller
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, Overloaded
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded
 from server.core.relay import InferHead
 from server.core.verb import Verb, require_role
 from server.shared_memory.absent import NoSharedMemory
@@ -54,6 +54,7 @@ class Passage:
             if verb is not Verb.INFER:
                 yield
                 return
+            self.require_served(head.model_name)
             if until is not None and until <= time.monotonic():
                 raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
             self._enter(caller, size_bytes)
@@ -73,6 +74,7 @@ class Passage:
         if self._quotas is not None:
             self._quotas.take(caller, time.monotonic())
         self.require_engine()
+        self.require_served(head.model_name)
         self._enter(caller, size_bytes)
         try:
             with self._held(head, caller):
@@ -102,6 +104,12 @@ class Passage:
         """Raises BackendUnavailable while the engine is not up."""
         if not self._watch.is_up:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
+
+    def require_served(self, model_name: str) -> None:
+        """Raises ModelNotReady for a model that the engine would serve, and that is declared as it cannot be here."""
+        known = self._watch.models.get(model_name)
+        if known is not None and known.is_refused:
+            raise ModelNotReady(known.reason)
 
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""

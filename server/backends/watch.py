@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from server.backends.canary import CanaryHealth, canary_request
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
 from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
@@ -38,12 +38,16 @@ class WatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model as last seen. config is None where it never loaded; reason says why it is not ready."""
+    """A model as last seen. config is None where it never loaded; reason says why it is not ready.
+
+    is_refused: the engine would serve it, and the gateway does not, for what its config says.
+    """
 
     name: str
     is_ready: bool
     reason: str = ""
     config: ModelConfig | None = None
+    is_refused: bool = False
 
 
 @dataclass(slots=True)
@@ -57,11 +61,18 @@ class EngineWatch:
     """Run `run()` as one task; every other member may be called from the same event loop at any time."""
 
     def __init__(
-        self, backend: Backend, options: WatchOptions, *, ask_restart: Callable[[str], None] | None = None
+        self,
+        backend: Backend,
+        options: WatchOptions,
+        *,
+        ask_restart: Callable[[str], None] | None = None,
+        refuse: Callable[[ModelConfig], str] | None = None,
     ) -> None:
+        """refuse: why a model of that config is not served here though the engine would; empty where it is."""
         self._backend = backend
         self._options = options
         self._ask_restart = ask_restart
+        self._refuse = refuse
         self._seen = _Seen()
         self._health = CanaryHealth(options.canary_failures)
         self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
@@ -128,11 +139,12 @@ class EngineWatch:
     async def find(self, model_name: str) -> ModelConfig:
         """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelNotReady."""
         known = self._seen.models.get(model_name)
-        if known is not None and known.is_ready and known.config is not None:
-            return known.config
-        config = await self._backend.model_config(model_name)
-        self._seen.models[model_name] = KnownModel(model_name, True, config=config)
-        return config
+        if known is None or known.config is None or not (known.is_ready or known.is_refused):
+            config = await self._backend.model_config(model_name)
+            known = self._judged(model_name, config)
+            self._seen.models[model_name] = known
+            return _served(known, config)
+        return _served(known, known.config)
 
     async def run(self) -> None:
         """Probe for ever. Ends by cancellation only."""
@@ -184,7 +196,7 @@ class EngineWatch:
             for name in names:
                 await self._load(name, is_loaded=any(row.name == name and row.state == "READY" for row in index))
         for name, known in self._seen.models.items():  # a config may have changed while the engine was away
-            self._seen.models[name] = replace(known, is_ready=False)
+            self._seen.models[name] = replace(known, is_ready=False, is_refused=False)
         await self._refresh()
         outcomes = [await self._probe(name) for name in self._ready_names()]
         if any(outcome is False for outcome in outcomes) and not any(outcome is True for outcome in outcomes):
@@ -223,9 +235,10 @@ class EngineWatch:
         for name, versions in rows.items():
             known = self._seen.models.get(name)
             is_ready = any(row.state == "READY" for row in versions)
-            if is_ready and (known is None or not known.is_ready):
+            is_judged = known is not None and (known.is_ready or known.is_refused)
+            if is_ready and not is_judged:
                 await self._learn(name)
-            elif not is_ready and (known is None or known.is_ready):
+            elif not is_ready and (known is None or is_judged):
                 reason = next((row.reason for row in versions if row.reason), "not loaded")
                 self._seen.models[name] = KnownModel(name, False, reason, known.config if known else None)
 
@@ -237,7 +250,15 @@ class EngineWatch:
         except InferenceError as error:
             self._seen.models[model_name] = KnownModel(model_name, False, str(error))
             return
-        self._seen.models[model_name] = KnownModel(model_name, True, config=config)
+        known = self._judged(model_name, config)
+        if known.is_refused:
+            log.error("model is not served; the others are", model=model_name, reason=known.reason)
+        self._seen.models[model_name] = known
+
+    def _judged(self, model_name: str, config: ModelConfig) -> KnownModel:
+        """A model that the engine would serve, as the gateway takes it."""
+        refusal = self._refuse(config) if self._refuse is not None else ""
+        return KnownModel(model_name, not refusal, refusal, config, is_refused=bool(refusal))
 
     async def _run_canary(self) -> None:
         self._canary_at = time.monotonic() + self._options.canary_interval_s
@@ -274,3 +295,9 @@ class EngineWatch:
             return False
         self._health.passed(model_name)
         return True
+
+
+def _served(known: KnownModel, config: ModelConfig) -> ModelConfig:
+    if known.is_refused:
+        raise ModelNotReady(known.reason)
+    return config

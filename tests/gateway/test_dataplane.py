@@ -12,6 +12,8 @@ import pytest
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.watch import EngineWatch, WatchOptions
+from server.batching.declared import DeclaredOptions
+from server.core.caller import NOBODY
 from server.core.encoded_images import EncodedCall
 from server.core.errors import (
     BackendFailed,
@@ -19,6 +21,7 @@ from server.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
+    ModelNotReady,
     Overloaded,
     UndecodableImage,
 )
@@ -103,9 +106,10 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
     hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
-    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo, hasty), answer=answer)
+    odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
+    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo, hasty, odd), answer=answer)
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
-    watch = EngineWatch(backend, options)
+    watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
     admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()
     pool = DecodePool(workers=1)
     images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics)
@@ -210,6 +214,25 @@ async def test_request_without_deadline_gets_the_models_slo(rig: Rig) -> None:
     with pytest.raises(DeadlineExceeded):
         await rig.plane.relay_http(Verb.INFER, InferHead("hasty"), CALL)
     assert time.monotonic() - started < 1.0
+
+
+async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) -> None:
+    """A deadline that nobody can keep is not silently none: tensors, pictures and streams are told the word."""
+    why = "model 'odd': slo_p99_ms is 'fast' in config.pbtxt, and must be"
+    head = InferHead("odd")
+    with pytest.raises(ModelNotReady, match=why):
+        await rig.plane.relay_http(Verb.INFER, head, CALL)
+    with pytest.raises(ModelNotReady, match=why):
+        await rig.ask("odd", picture(0))
+    with pytest.raises(ModelNotReady, match=why), rig.plane.place_on_stream(head, NOBODY, 1):
+        pytest.fail("a refused model got a place")
+    assert why in rig.plane.refusals()["odd"]
+
+
+async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -> None:
+    """Who loads a model learns at once that it is not served, and why."""
+    with pytest.raises(InvalidRequest, match="the engine loaded it, and it is not served: model 'odd': slo_p99_ms"):
+        await rig.plane.relay_http(Verb.LOAD, InferHead("odd"), CALL)
 
 
 async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_takes(rig: Rig) -> None:

@@ -210,3 +210,35 @@ async def test_watch_of_a_sick_engine_looks_at_its_interval() -> None:
         await until(lambda: engine.looks == 2)
         await asyncio.sleep(0.1)  # five times the pause that a wake-up takes
         assert engine.looks == 2
+
+
+async def test_model_that_the_gateway_refuses_is_not_ready_though_the_engine_serves_it() -> None:
+    """What config.pbtxt cannot mean is said once, keeps no other model down, and costs no question a second."""
+    engine = ScriptedEngine({"good": "", "odd": ""})
+    refuse = {"odd": "model 'odd': slo_p99_ms is 'fast' in config.pbtxt"}
+    watch = EngineWatch(engine, QUICK, refuse=lambda config: refuse.get(config.name, ""))
+    task = asyncio.create_task(watch.run())
+    await watch.first_ready.wait()
+    looks = engine.looks
+    await until(lambda: engine.looks > looks + 3)
+    task.cancel()
+    assert watch.models["good"].is_ready
+    assert (watch.models["odd"].is_ready, watch.models["odd"].is_refused) == (False, True)
+    assert watch.models["odd"].reason == refuse["odd"]
+    assert (engine.calls.count("config odd"), engine.calls.count("infer odd")) == (1, 0)
+    with pytest.raises(ModelNotReady, match="slo_p99_ms is 'fast'"):
+        await watch.find("odd")
+
+
+async def test_refused_model_is_served_once_its_new_config_is_loaded() -> None:
+    """A client that loads the model again, mended, need not start the gateway again."""
+    engine = ScriptedEngine({"odd": ""})
+    refusals = {"odd": "no"}
+    watch = EngineWatch(engine, QUICK, refuse=lambda config: refusals.get(config.name, ""))
+    task = asyncio.create_task(watch.run())
+    await watch.first_ready.wait()
+    assert watch.models["odd"].is_refused
+    refusals.clear()
+    await watch.note_loaded("odd")
+    task.cancel()
+    assert watch.models["odd"].is_ready
