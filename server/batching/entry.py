@@ -2,8 +2,17 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import Enum
 
 from server.core.batching import CloseReason, Fit
+
+
+class Stage(Enum):
+    """Where an entry is. GONE: not in the queue: never pushed, answered, dropped or cancelled."""
+
+    QUEUE = "queue"
+    BATCH = "batch"
+    GONE = "gone"
 
 
 @dataclass(slots=True, eq=False)
@@ -12,7 +21,8 @@ class Entry:
 
     key: requests with equal keys may share a batch; None for one that must go alone. rows: along axis 0. deadline:
     monotonic seconds, None for none. priority: 0 is served first. client: whom the queue is fair to. ahead: requests
-    that waited when it came; the queue sets it.
+    that waited when it came. The queue sets ahead, stage, rank (what it is served by inside its priority, monotonic
+    seconds) and number (in the order of arrival).
     """
 
     key: Hashable
@@ -23,6 +33,9 @@ class Entry:
     priority: int = 0
     client: str = ""
     ahead: int = 0
+    stage: Stage = Stage.GONE
+    rank: float = 0.0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
