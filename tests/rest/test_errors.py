@@ -28,6 +28,7 @@ TABLE = [
     (errors.Overloaded("bad", reason="full", retry_after_s=0.2), 503, "1"),
     (errors.DeadlineExceeded("bad"), 504, None),
     (errors.BackendFailed("bad"), 500, None),
+    (errors.OutOfMemory("bad", retry_after_s=1.2), 503, "2"),
     (errors.InferenceError("bad"), 500, None),
 ]
 
