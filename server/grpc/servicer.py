@@ -6,6 +6,7 @@ from functools import partial
 import grpc
 from tritonclient.grpc import service_pb2
 
+from server.backends.core_relay import CoreRelay
 from server.core.relay import GrpcAnswer
 from server.dataplane import DataPlane, Verb
 from server.grpc import shared_memory
@@ -17,9 +18,11 @@ from server.grpc.codec import (
     unblocked_metadata,
 )
 from server.grpc.gate import caller_of
+from server.grpc.passed_on import PassedOn, PassedStreams
 from server.grpc.relay import CallRelay, Context
 from server.grpc.stream import StreamRelay
 from server.grpc.trace import traced
+from server.grpc.unserved import index_with_refusals
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -35,6 +38,21 @@ _CHANGES = {"RepositoryModelLoad": Verb.LOAD, "RepositoryModelUnload": Verb.UNLO
 _SETTINGS = ("TraceSetting", "LogSettings")
 
 
+def front_handlers(
+    plane: DataPlane, relay: CallRelay, streams: PassedStreams, core: CoreRelay
+) -> "grpc.GenericRpcHandler[bytes, bytes]":
+    """The service's methods as a front has them: inference and health served here, everything else passed on."""
+    names = ["ServerMetadata", "RepositoryIndex", *_READS, *_CHANGES, *_SETTINGS, *shared_memory.METHODS]
+    passed_on = PassedOn(core, relay)
+    methods: dict[str, Method] = {name: partial(passed_on.call, f"/{SERVICE}/{name}") for name in names}
+    methods |= {
+        "ServerLive": _server_live,
+        "ServerReady": partial(_server_ready, plane),
+        "ModelInfer": partial(relay.infer, f"/{SERVICE}/ModelInfer"),
+    }
+    return _handlers(plane, methods, streams)
+
+
 def inference_handlers(
     plane: DataPlane, relay: CallRelay, streams: StreamRelay
 ) -> "grpc.GenericRpcHandler[bytes, bytes]":
@@ -43,13 +61,20 @@ def inference_handlers(
         "ServerLive": _server_live,
         "ServerReady": partial(_server_ready, plane),
         "ServerMetadata": partial(_server_metadata, plane, relay),
-        "RepositoryIndex": partial(_relayed, relay, Verb.READ, "RepositoryIndex", _no_model),
+        "RepositoryIndex": partial(_repository_index, plane, relay),
         "ModelInfer": partial(relay.infer, f"/{SERVICE}/ModelInfer"),
     }
     methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
+    methods["ModelReady"] = partial(_model_ready, plane, relay)
     methods |= {name: partial(_relayed, relay, verb, name, scan_repository_request) for name, verb in _CHANGES.items()}
     methods |= {name: partial(_settings, relay, name) for name in _SETTINGS}
     methods |= {name: partial(_about_memory, plane, relay, answer) for name, answer in shared_memory.METHODS.items()}
+    return _handlers(plane, methods, streams)
+
+
+def _handlers(
+    plane: DataPlane, methods: dict[str, Method], streams: StreamRelay | PassedStreams
+) -> "grpc.GenericRpcHandler[bytes, bytes]":
     if plane.tracer is not None:
         methods = {name: traced(plane.tracer, name, method) for name, method in methods.items()}
     handlers = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
@@ -71,6 +96,17 @@ async def _server_ready(plane: DataPlane, _: bytes, __: Context) -> bytes:
 async def _server_metadata(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
     answer = await _relayed(relay, Verb.READ, "ServerMetadata", _no_model, message, context)
     return unblocked_metadata(answer, plane.blocked_extensions)
+
+
+async def _repository_index(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "RepositoryIndex", _no_model, message, context)
+    return index_with_refusals(answer, message, plane.refusals())
+
+
+async def _model_ready(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "ModelReady", scan_model_name, message, context)
+    is_refused = scan_model_name(message) in plane.refusals()
+    return _serialised(service_pb2.ModelReadyResponse(ready=False)) if is_refused else answer
 
 
 async def _relayed(
@@ -103,6 +139,8 @@ def _no_model(_: bytes) -> str:
     return ""
 
 
-def _serialised(message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse") -> bytes:
+def _serialised(
+    message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse | service_pb2.ModelReadyResponse",
+) -> bytes:
     serialised: bytes = message.SerializeToString()
     return serialised

@@ -1,6 +1,7 @@
 """The composer of the REST front: the table of routes, the error handlers, the app."""
 
 import logging
+from dataclasses import replace
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -11,19 +12,21 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.access.door import Door
+from server.backends.core_relay import CoreRelay
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
 from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
-from server.rest.gate import Gate
+from server.rest.gate import FrontGate, Gate
 from server.rest.generate import GenerateEndpoints
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
 from server.rest.infer import InferEndpoint
 from server.rest.limits import RestLimits
 from server.rest.models import ModelEndpoints
+from server.rest.passed_on import PassedOn
 from server.rest.recorder import RequestRecorder
 from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
@@ -40,19 +43,31 @@ _REPOSITORY = "/v2/repository[/{repository}]"
 _GET, _POST, _ANY = ("GET",), ("POST",), ("GET", "POST")
 
 
-def create_app(plane: DataPlane, limits: RestLimits, record: RequestRecorder, *, door: Door | None = None) -> ASGIApp:
+def create_app(
+    plane: DataPlane,
+    limits: RestLimits,
+    record: RequestRecorder,
+    *,
+    door: Door | None = None,
+    core: CoreRelay | None = None,
+    has_fronts: bool = False,
+) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    door: lets callers in; None where everybody may do everything.
+    door: lets callers in; None where everybody may do everything. core: of a front, which serves inference and health
+    alone, and passes everything else on. has_fronts: of a core, which believes its fronts who asks.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits, record)
+    if core is not None:
+        rows = [_passed_on(row, PassedOn(core, limits, record)) for row in rows]
     open_to = door.open_to if door is not None else EVERY_ROLE
-    rows.append(Row(_GET, "/openapi.json", Description(plane, rows, open_to), "What is served here."))
+    described = Description(plane, rows, open_to) if core is None else PassedOn(core, limits, record)
+    rows.append(Row(_GET, "/openapi.json", described, "What is served here."))
     # Off, or it looks at the environment nine times a request.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
-    gate = Gate(door) if door is not None else None
+    gate = FrontGate() if has_fronts else Gate(door) if door is not None else None
     app.router.routes[:0] = [WireRoute(row, gate) for row in rows]
     app.add_middleware(Root, plane=plane, record=record)
     if plane.tracer is not None:
@@ -75,7 +90,7 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
         Row(_GET, "/v2", models.server_metadata, "Name, version and extensions."),
         Row(_GET, "/v2/models/stats", models.read, "Statistics of all models."),
         Row(_GET, _MODEL, models.read, "A model's metadata."),
-        Row(_GET, f"{_MODEL}/ready", models.read, "Whether a model is ready.", or_role=Role.INFER),
+        Row(_GET, f"{_MODEL}/ready", models.ready, "Whether a model is ready.", or_role=Role.INFER),
         Row(_GET, f"{_MODEL}/config", models.read, "A model's configuration."),
         Row(_GET, f"{_MODEL}/stats", models.read, "A model's statistics."),
         Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository.", role=Role.READ),
@@ -88,6 +103,12 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
         Row(_ANY, "/v2/trace/setting", settings, "The trace settings."),
         Row(_ANY, "/v2/logging", settings, "The log settings."),
     ]
+
+
+def _passed_on(row: Row, passed_on: PassedOn) -> Row:
+    """The row as a front has it."""
+    is_served_here = row.is_open or isinstance(row.endpoint, InferEndpoint | ImageEndpoint)
+    return row if is_served_here else replace(row, endpoint=passed_on)
 
 
 class _Refusals:

@@ -1,10 +1,12 @@
 """What models and their repository are asked, besides inference: relayed."""
 
+from urllib.parse import unquote
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.core.errors import NotSupported
+from server.core.errors import ModelNotReady, NotSupported
 from server.core.relay import HttpAnswer, InferHead
 from server.dataplane import DataPlane, Verb
 from server.rest.body import read_body
@@ -16,6 +18,7 @@ from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.routes import Endpoint
 from server.rest.threads import run_scan
+from server.rest.unserved import index_with_refusals
 
 
 class ServerMetadata(msgspec.Struct):
@@ -43,7 +46,16 @@ class ModelEndpoints:
 
     async def index(self, request: Request) -> Response:
         body = await self._json_body(request)
-        return AnswerResponse(with_client_errors(await self._read(request, body)))
+        answer = with_client_errors(await self._read(request, body))
+        return AnswerResponse(index_with_refusals(answer, body, self._plane.refusals()))
+
+    async def ready(self, request: Request) -> Response:
+        """The engine's word, but for a model that is not served here though the engine would."""
+        answer = await self._read(request, b"")
+        refusal = self._plane.refusals().get(unquote(model_of(request).model_name), "")
+        if refusal and answer.status == 200:
+            raise ModelNotReady(refusal)
+        return AnswerResponse(answer)
 
     async def load(self, request: Request) -> Response:
         return await self._change(Verb.LOAD, request)

@@ -1,7 +1,7 @@
 """The gRPC front on a real port, over a plane that hands everything to a fake engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -79,10 +79,14 @@ class FakePlane:
         self.image_inputs: dict[str, ImageInput] = {}
         self.scripts: list[GrpcStream] = []
         self.refused: dict[str, Exception] = {}
+        self.unserved: dict[str, str] = {}
         self.answered: list[str] = []
         self.left_answered: list[bool] = []
         self.admission = Admission(AdmissionLimits())
         self.entered = asyncio.Event()
+
+    def refusals(self) -> Mapping[str, str]:
+        return self.unserved
 
     def readiness(self) -> Readiness:
         return Readiness(not self.unready_reason, self.unready_reason)

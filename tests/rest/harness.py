@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,7 @@ class FakePlane:
         self.image_answer = one_box()
         self.error: Exception | None = None
         self.unready_reason = ""
+        self.refused: dict[str, str] = {}
         self.holds = False
         self.is_stopping = False
         self.admission = Admission(AdmissionLimits())
@@ -62,6 +63,9 @@ class FakePlane:
 
     def readiness(self) -> Readiness:
         return Readiness(not self.unready_reason, self.unready_reason)
+
+    def refusals(self) -> Mapping[str, str]:
+        return self.refused
 
     why_no_shared_memory = SWITCHED_OFF
     blocked_extensions = BLOCKED_EXTENSIONS

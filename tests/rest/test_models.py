@@ -1,5 +1,7 @@
 """What models and their repository are asked."""
 
+import json
+
 import pytest
 
 from server.core.relay import HttpAnswer
@@ -30,3 +32,35 @@ async def test_deadline_header_without_a_number_is_refused(front: Front) -> None
     for value in (b"", b" ", b"soon"):
         reply = await front.ask("GET", "/v2", b"", ((b"x-request-timeout-ms", value),))
         assert reply.status == 400, value
+
+
+INDEX = b'[{"name":"odd","version":"1","state":"READY"},{"name":"good","version":"1","state":"READY"},{"name":"never"}]'
+
+
+async def test_refused_model_stands_in_the_index_as_unavailable_with_the_reason(front: Front) -> None:
+    """Whoever lists the models sees which is not served, and why, though the engine would serve it."""
+    front.plane.answer = HttpAnswer(200, JSON, INDEX)
+    front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
+    rows = json.loads((await front.ask("POST", "/v2/repository/index", b"")).body)
+    assert rows == [
+        {"name": "odd", "version": "1", "state": "UNAVAILABLE", "reason": "slo_p99_ms is 'fast'"},
+        {"name": "good", "version": "1", "state": "READY"},
+        {"name": "never"},
+    ]
+    ready = json.loads((await front.ask("POST", "/v2/repository/index", b'{"ready":true}')).body)
+    assert [row["name"] for row in ready] == ["good", "never"]
+
+
+async def test_index_is_the_engines_own_bytes_while_no_model_is_refused(front: Front) -> None:
+    """Nothing is decoded for the usual case."""
+    front.plane.answer = HttpAnswer(200, JSON, INDEX)
+    assert (await front.ask("POST", "/v2/repository/index", b"")).body == INDEX
+
+
+async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
+    """A client that asks whether a model is ready is not told what an inference would deny."""
+    front.plane.answer = HttpAnswer(200, (), b"")
+    front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
+    refused = await front.ask("GET", "/v2/models/odd/ready")
+    assert (refused.status, json.loads(refused.body)) == (503, {"error": "slo_p99_ms is 'fast'"})
+    assert (await front.ask("GET", "/v2/models/good/ready")).status == 200
