@@ -9,6 +9,7 @@ from typing import TypeVar
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
+from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions
 from server.core.backend import GrpcStream, Relay
 from server.core.caller import NOBODY, Caller
@@ -59,6 +60,7 @@ class DataPlane:
         """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one.
 
         options: set by the composer where more is said of models' batches and deadlines than their configs say.
+        batches: set by the composer where the gateway may form batches.
         """
         self._relay = relay
         self._watch = watch
@@ -67,6 +69,7 @@ class DataPlane:
         self._passage = Passage(watch=watch, admission=admission, quotas=quotas)
         self._metrics = metrics
         self.options = DeclaredOptions()
+        self.batches: BatchFlow | None = None
         self.tracer: Tracer | None = None
         self._is_stopping = False
 
@@ -123,7 +126,7 @@ class DataPlane:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
         async with self._passage.through(verb, head, caller, len(call.body), until):
-            answer = await self._timed(verb, head, self._relay.http(call, deadline=until))
+            answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
             return answer
 
@@ -133,7 +136,7 @@ class DataPlane:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
         async with self._passage.through(verb, head, caller, len(call.message), until):
-            answer = await self._timed(verb, head, self._relay.grpc(call, deadline=until))
+            answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer
 
@@ -151,7 +154,7 @@ class DataPlane:
         until = self._until(Verb.INFER, asked.head, deadline)
         async with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
-            answer = await self._timed(Verb.INFER, asked.head, self._relay.http(call, deadline=until))
+            answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
             return answer
 
@@ -162,7 +165,7 @@ class DataPlane:
         until = self._until(Verb.INFER, asked.head, deadline)
         async with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
-            answer = await self._timed(Verb.INFER, asked.head, self._relay.grpc(call, deadline=until))
+            answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
             return answer
 
@@ -271,6 +274,22 @@ class DataPlane:
             return None
         slo_s = self.options.of(known.config).slo_s
         return None if slo_s is None else time.monotonic() + slo_s
+
+    def _http(
+        self, verb: Verb, head: InferHead, call: HttpCall, caller: Caller, until: float | None
+    ) -> Awaitable[HttpAnswer]:
+        """Into a batch where the gateway forms the model's, else to the engine as it came."""
+        if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
+            return self.batches.http(call, Passenger(head, caller.owner, until))
+        return self._relay.http(call, deadline=until)
+
+    def _grpc(
+        self, verb: Verb, head: InferHead, call: GrpcCall, caller: Caller, until: float | None
+    ) -> Awaitable[GrpcAnswer]:
+        """As _http."""
+        if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
+            return self.batches.grpc(call, Passenger(head, caller.owner, until))
+        return self._relay.grpc(call, deadline=until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
         started = time.monotonic()

@@ -18,7 +18,10 @@ from server.access.keys import key_of_hashed
 from server.access.quotas import Quotas
 from server.admission import Admission, AdmissionLimits
 from server.backends.watch import LOADING, EngineWatch, KnownModel
+from server.batch_flow import BatchFlow
+from server.batching.batcher import BatcherPool
 from server.batching.declared import DeclaredOptions
+from server.batching.options import BatchOptions
 from server.core.address import authority
 from server.core.caller import EVERY_ROLE
 from server.dataplane import DataPlane
@@ -91,6 +94,14 @@ class Gateway:
         )
         self.plane.tracer = self.tracer
         self.plane.options = self.options
+        self.batching = BatcherPool(self.engine.backend, self._options_of, slab=getattr(self.engine, "slab", None))
+        self.plane.batches = BatchFlow(
+            batching=self.batching,
+            relay=self.engine.relay,
+            watch=self.watch,
+            max_rows_of=lambda config: self.options.of(config).max_batch_size,
+            max_body_bytes=settings.max_body_bytes,
+        )
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.plane.share(self.memory)
         self._read_metrics()
@@ -117,6 +128,13 @@ class Gateway:
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans)
         read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
+
+    def _options_of(self, model_name: str) -> BatchOptions | None:
+        """Of a model that is served."""
+        known = self.watch.models.get(model_name)
+        if known is None or not known.is_ready or known.config is None:
+            return None
+        return self.options.of(known.config)
 
     def _ask_restart(self, reason: str) -> None:
         self.is_sick = self._settings.engine_is_embedded
@@ -262,6 +280,7 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
         await gateway.door.aclose()
     if gateway.tracer is not None:
         await asyncio.to_thread(gateway.tracer.stop, SPANS_GRACE_S)
+    await gateway.batching.aclose()
     await gateway.pool.aclose()
     await gateway.engine.backend.aclose()
 

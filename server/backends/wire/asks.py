@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.core.errors import InvalidRequest
+from server.core.infer import Parameter
 from server.core.relay import RegionUse
 from server.core.tensor import Tensor
 
@@ -29,6 +30,7 @@ class InferAsk:
 
     shared: where the inputs of these names stand; they have no bytes until those are brought.
     raw: the body of a raw binary request, whose one input the model's config describes; inputs is empty then.
+    parameters: of the request.
     """
 
     id: str
@@ -37,6 +39,7 @@ class InferAsk:
     is_binary: bool = False
     raw: memoryview | None = None
     shared: Mapping[str, RegionUse] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def output(self, name: str) -> OutputAsk:
         """What is asked of that output."""

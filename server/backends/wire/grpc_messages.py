@@ -86,7 +86,8 @@ def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
             raise InvalidRequest(
                 f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
             )
-    _check_parameters(parameters_of(request.parameters))
+    parameters = parameters_of(request.parameters)
+    _check_parameters(parameters)
     raw = iter(request.raw_input_contents)
     is_raw = bool(request.raw_input_contents)
     inputs = []
@@ -100,7 +101,7 @@ def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
             continue
         inputs.append(_tensor(request.model_name, tensor, next(raw, None), is_raw=is_raw))
     outputs = {output.name: _output(output) for output in request.outputs}
-    return InferAsk(request.id, tuple(inputs), tuple(outputs.values()), shared=shared)
+    return InferAsk(request.id, tuple(inputs), tuple(outputs.values()), shared=shared, parameters=parameters)
 
 
 def encode_response(response: InferResponse) -> bytes:

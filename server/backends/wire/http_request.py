@@ -82,7 +82,9 @@ def read_infer(body: bytes, header_length: int | None, model_name: str) -> Infer
     shared = {entry.name: use for entry in request.inputs if (use := http_region(entry.parameters)) is not None}
     outputs = {output.name: _output(output) for output in request.outputs}
     is_binary = request.parameters.get("binary_data_output") is True
-    return InferAsk(request.id, inputs, tuple(outputs.values()), is_binary, shared=shared)
+    return InferAsk(
+        request.id, inputs, tuple(outputs.values()), is_binary, shared=shared, parameters=request.parameters
+    )
 
 
 def _parsed(text: bytes) -> _Request:

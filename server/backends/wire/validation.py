@@ -62,7 +62,7 @@ class RequestRules:
         who = f"[request id: {request.id or '<id_unknown>'}] "
         arrays = {}
         for tensor in request.inputs:
-            array = self._strings(who, tensor) if tensor.datatype is Datatype.BYTES else tensor.to_numpy()
+            array = self._array_of_strings(who, tensor) if tensor.datatype is Datatype.BYTES else tensor.to_numpy()
             rule = self.inputs[tensor.name]
             if rule.reshape is not None:
                 array = array.reshape(self._other_shape(tensor.shape, rule.dims, rule.reshape))
@@ -146,10 +146,16 @@ class RequestRules:
             f"{count * size_bytes}, got {tensor.data.nbytes}"
         )
 
-    def _strings(self, who: str, tensor: Tensor) -> Array:
-        """An object array of bytes: each element behind its length, as many as the shape says."""
+    def check_strings(self, request: InferRequest) -> None:
+        """The lengths inside BYTES, which `check` leaves out: they add up to as many elements as the shape says."""
+        for tensor in request.inputs:
+            if tensor.datatype is Datatype.BYTES:
+                self._strings(f"[request id: {request.id or '<id_unknown>'}] ", tensor)
+
+    def _strings(self, who: str, tensor: Tensor) -> list[memoryview]:
+        """The elements, each behind its length, as many as the shape says."""
         what = f"for inference input '{tensor.name}'"
-        items: list[bytes] = []
+        items: list[memoryview] = []
         data, position = tensor.data, 0
         while position < data.nbytes:
             left = data.nbytes - position - 4
@@ -165,11 +171,16 @@ class RequestRules:
                     f"incomplete string data {what}, expecting string of length {length} but only {left} bytes "
                     "available"
                 )
-            items.append(bytes(data[position + 4 : position + 4 + length]))
+            items.append(data[position + 4 : position + 4 + length])
             position += 4 + length
         self._check_count(f"{what} for model '{self.model_name}'", who, len(items), tensor.element_count)
+        return items
+
+    def _array_of_strings(self, who: str, tensor: Tensor) -> Array:
+        """An object array of bytes."""
+        items = self._strings(who, tensor)
         array = np.empty(len(items), np.object_)
-        array[:] = items
+        array[:] = [bytes(item) for item in items]
         return array.reshape(tensor.shape)
 
     @staticmethod

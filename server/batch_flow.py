@@ -1,0 +1,192 @@
+"""Inferences of the models whose batches the gateway forms: bytes to tensors, into a batch, and back to bytes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from server.backends.engine_view import EngineView
+from server.backends.triton_messages import parsed
+from server.backends.wire.asks import InferAsk
+from server.backends.wire.errors import ANSWERED, grpc_error, http_error
+from server.backends.wire.grpc_messages import EMPTY_FINAL_RESPONSE, encode_response, parsed_request
+from server.backends.wire.grpc_messages import read_infer as read_grpc
+from server.backends.wire.http_raw import raw_tensor
+from server.backends.wire.http_request import header_length_of
+from server.backends.wire.http_request import read_infer as read_http
+from server.backends.wire.http_response import accepted_encoding, infer_answer
+from server.backends.wire.threads import in_thread
+from server.backends.wire.validation import RequestRules, rules_of
+from server.core.backend import Relay
+from server.core.batching import Batching
+from server.core.compression import inflate
+from server.core.errors import InferenceError
+from server.core.infer import InferRequest, InferResponse, Parameter
+from server.core.model import ModelConfig
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+
+MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
+# Said for the gateway, or of the answer's form: they go no further, and part no batch.
+_CONSUMED = frozenset(("timeout", "priority", "binary_data_output", EMPTY_FINAL_RESPONSE))
+_OF_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Passenger:
+    """Of whom a request is, and how long it may take. client: whom the queue is fair to."""
+
+    head: InferHead
+    client: str
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A version of a model, as the engine describes it. known: the config that it was asked for."""
+
+    known: ModelConfig
+    message: model_config_pb2.ModelConfig
+    rules: RequestRules
+
+
+class BatchFlow:
+    """What every inference over tensors passes whose model the gateway owns.
+
+    A request that the gateway cannot answer as the engine would is relayed alone: one that stands in shared memory,
+    is part of a sequence, wants classes, or is for a version that the engine does not describe.
+    """
+
+    def __init__(
+        self,
+        *,
+        batching: Batching,
+        relay: Relay,
+        watch: EngineView,
+        max_rows_of: Callable[[ModelConfig], int],
+        max_body_bytes: int,
+    ) -> None:
+        """max_rows_of: rows of one request of that model at most. relay: for what goes alone.
+
+        max_body_bytes: of a compressed body, once decompressed.
+        """
+        self.batching = batching
+        self._relay = relay
+        self._watch = watch
+        self._max_rows_of = max_rows_of
+        self._max_body_bytes = max_body_bytes
+        self._served: dict[tuple[str, str], _Served] = {}
+
+    def takes(self, head: InferHead) -> bool:
+        """Whether the request may be part of a batch, as far as its head says."""
+        return not head.regions and self.batching.owns(head.model_name)
+
+    async def http(self, call: HttpCall, passenger: Passenger) -> HttpAnswer:
+        """See Relay.http. Raises of the InferenceError tree what is nobody's answer."""
+        served = await self._find(passenger.head)
+        if served is None:
+            return await self._relay.http(call, deadline=passenger.deadline)
+        try:
+            ask = await _read_http(call, served, self._max_body_bytes)
+            if not _is_mergeable(ask):
+                return await self._relay.http(call, deadline=passenger.deadline)
+            response = await self._infer(ask, passenger, served)
+            encoding = accepted_encoding(_header(call, b"accept-encoding") or b"")
+            return await in_thread(_size_bytes(response), infer_answer, response, ask, encoding)
+        except ANSWERED as error:
+            return http_error(error)
+
+    async def grpc(self, call: GrpcCall, passenger: Passenger) -> GrpcAnswer:
+        """See Relay.grpc. Raises of the InferenceError tree what is nobody's answer."""
+        served = await self._find(passenger.head)
+        if served is None:
+            return await self._relay.grpc(call, deadline=passenger.deadline)
+        try:
+            size_bytes = len(call.message)
+            message = await in_thread(size_bytes, parsed_request, service_pb2.ModelInferRequest, call.message)
+            ask = await in_thread(size_bytes, read_grpc, message)
+            if not _is_mergeable(ask):
+                return await self._relay.grpc(call, deadline=passenger.deadline)
+            response = await self._infer(ask, passenger, served)
+            return GrpcAnswer(0, await in_thread(_size_bytes(response), encode_response, response))
+        except ANSWERED as error:
+            return grpc_error(error)
+
+    async def _infer(self, ask: InferAsk, passenger: Passenger, served: _Served) -> InferResponse:
+        head = passenger.head
+        outputs = tuple([output.name for output in ask.outputs])
+        request = InferRequest(
+            head.model_name,
+            ask.inputs,
+            head.model_version,
+            ask.id,
+            outputs,
+            _for_the_engine(ask.parameters),
+            passenger.deadline,
+        )
+        served.rules.check(request)
+        served.rules.check_strings(request)
+        priority = ask.parameters.get("priority", 0)
+        return await self.batching.infer(
+            request, client=passenger.client, priority=priority if isinstance(priority, int) else 0
+        )
+
+    async def _find(self, head: InferHead) -> _Served | None:
+        """What the engine says of the model's version; None where it says nothing: it has its own words for that."""
+        known = self._watch.models.get(head.model_name)
+        if known is None or known.config is None:
+            return None
+        served = self._served.get((head.model_name, head.model_version))
+        if served is None or served.known is not known.config:
+            served = await self._ask(head, known.config)
+            if served is not None:
+                self._served[head.model_name, head.model_version] = served
+        return served
+
+    async def _ask(self, head: InferHead, config: ModelConfig) -> _Served | None:
+        question = service_pb2.ModelConfigRequest(name=head.model_name, version=head.model_version)
+        answer = await self._relay.grpc(GrpcCall(MODEL_CONFIG, question.SerializeToString()), deadline=None)
+        if answer.code:
+            return None
+        message = parsed(service_pb2.ModelConfigResponse, answer.message).config
+        try:
+            rules = rules_of(message)
+        except InferenceError:
+            return None
+        if rules.max_batch_size < 1:
+            return None
+        return _Served(config, message, replace(rules, max_batch_size=self._max_rows_of(config)))
+
+
+async def _read_http(call: HttpCall, served: _Served, max_body_bytes: int) -> InferAsk:
+    body = call.body
+    encoding = (_header(call, b"content-encoding") or b"").decode("latin-1").strip().lower()
+    if encoding:
+        body = await in_thread(len(body), inflate, body, encoding, max_body_bytes)
+    length = header_length_of(_header(call, b"inference-header-content-length"))
+    size_bytes = len(body) if length is None else length
+    ask = await in_thread(size_bytes, read_http, body, length, served.rules.model_name)
+    return ask if ask.raw is None else replace(ask, inputs=(raw_tensor(ask.raw, served.message),))
+
+
+def _header(call: HttpCall, name: bytes) -> bytes | None:
+    """The first header of that name, in lower case."""
+    for known, value in call.headers:
+        if known == name:
+            return value
+    return None
+
+
+def _is_mergeable(ask: InferAsk) -> bool:
+    if ask.shared or any(output.classes or output.region is not None for output in ask.outputs):
+        return False
+    return not any(ask.parameters.get(name) for name in _OF_SEQUENCES)
+
+
+def _for_the_engine(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:
+    if not parameters:
+        return parameters
+    return {name: value for name, value in parameters.items() if name not in _CONSUMED and name not in _OF_SEQUENCES}
+
+
+def _size_bytes(response: InferResponse) -> int:
+    return sum([tensor.data.nbytes for tensor in response.outputs])

@@ -1,0 +1,208 @@
+"""The queue of each model, driven by asyncio: requests in, engine calls out, every request one future."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from server.batching.engine_call import Engine, EngineCall, Member
+from server.batching.merge import key_of, rows_of
+from server.batching.options import PRIORITY_LEVELS, BatchOptions
+from server.batching.queue import BatchQueue, Dropped, QueueStatistics
+from server.core.backend import Backend
+from server.core.batching import Owner
+from server.core.errors import BackendUnavailable, InferenceError, ModelNotFound, OutOfMemory
+from server.core.infer import InferRequest, InferResponse
+from server.core.slab import Slab
+from server.logs import get_logger
+from server.tracing.trace import current_trace
+
+log = get_logger("batcher")
+_MIDDLE = PRIORITY_LEVELS // 2
+
+
+class ModelBatcher:
+    """One model's queue and the engine calls that it is at. All members belong to one event loop."""
+
+    def __init__(self, model_name: str, options: BatchOptions, backend: Backend, slab: Slab | None = None) -> None:
+        self.options = options
+        self._queue = BatchQueue(model_name, options)
+        self._engine = Engine(backend, options.slots, slab)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[EngineCall, asyncio.Task[None]] = {}
+        self._is_pumping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakeup_at: float | None = None
+
+    async def infer(self, request: InferRequest, *, client: str, priority: int) -> InferResponse:
+        """See Batching.infer."""
+        now = time.monotonic()
+        member = Member(
+            key=key_of(request),
+            rows=rows_of(request),
+            size_bytes=sum([tensor.data.nbytes for tensor in request.inputs]),
+            arrived_at=now,
+            deadline=request.deadline,
+            priority=_level(priority),
+            client=client,
+            request=request,
+            answer=self._loop.create_future(),
+        )
+        _end(self._queue.push(member, now))
+        if not self._is_pumping:  # once a turn of the loop: what arrives together may go together
+            self._is_pumping = True
+            self._loop.call_soon(self._pump)
+        try:
+            return await member.answer
+        except asyncio.CancelledError:
+            self._leave(member)
+            raise
+
+    def statistics(self) -> QueueStatistics:
+        """Of the queue, as it is now."""
+        return self._queue.statistics()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self._tasks and self._queue.statistics().depth == 0
+
+    async def aclose(self, error: InferenceError) -> None:
+        """End what waits and what runs; every caller gets the error."""
+        _end(self._queue.close(time.monotonic()))
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = dict(self._tasks)
+        for call, task in tasks.items():
+            call.fail(error)
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    def _leave(self, member: Member) -> None:
+        """Nobody waits for the member any longer: its place is another's at once."""
+        if not member.answer.cancelled():  # its end came in the same moment
+            member.answer.exception()
+            return
+        self._queue.cancel(member, time.monotonic())
+        if member.call is not None:
+            member.call.left()
+
+    def _pump(self) -> None:
+        """Form every batch that is due now, and see to it that the next one is looked for in time."""
+        self._is_pumping = False
+        now = time.monotonic()
+        _end(self._queue.expire(now))
+        while (batch := self._queue.pop(now)) is not None:
+            call = EngineCall(batch, self._engine, self._abandon)
+            task = self._tasks[call] = self._loop.create_task(self._run(call))
+            task.add_done_callback(partial(self._ended, call))
+        self._wake_at(self._queue.next_wakeup(now), now)
+
+    def _wake_at(self, wakeup_at: float | None, now: float) -> None:
+        if wakeup_at == self._wakeup_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakeup_at, self._timer = wakeup_at, None
+        if wakeup_at is not None:
+            self._timer = self._loop.call_later(max(wakeup_at - now, 0.0), self._wake)
+
+    def _wake(self) -> None:
+        self._wakeup_at = self._timer = None
+        self._pump()
+
+    def _abandon(self, call: EngineCall) -> None:
+        task = self._tasks.get(call)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, call: EngineCall) -> None:
+        """The root of a batch's task."""
+        try:
+            await self._serve(call)
+        except Exception:
+            log.exception("a batch failed unexpectedly")
+            self._queue.failed(call.batch, time.monotonic())
+            call.fail(InferenceError("internal error"))
+
+    def _ended(self, call: EngineCall, task: "asyncio.Task[None]") -> None:
+        """Here, since a task that is cancelled before its first step never reaches a line of its own."""
+        call.close()
+        del self._tasks[call]
+        if task.cancelled():
+            self._queue.released(call.batch, time.monotonic())
+        self._pump()
+
+    async def _serve(self, call: EngineCall) -> None:
+        try:
+            merged, response = await call.ask()
+        except InferenceError as error:
+            await call.settle(error)
+            self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
+            return
+        self._queue.done(call.batch, time.monotonic())
+        self._pump()  # the engine has its next batch before this one's answers are told
+        call.deliver(merged, response)
+
+
+class BatcherPool:
+    """Batching over an engine: a queue for each model that the gateway owns, made when it is first asked for."""
+
+    def __init__(
+        self, backend: Backend, options_of: Callable[[str], BatchOptions | None], *, slab: Slab | None = None
+    ) -> None:
+        """options_of: of a model that is served; None for one that is not known. slab: what the engine reads from."""
+        self._backend = backend
+        self._options_of = options_of
+        self._slab = slab
+        self._batchers: dict[str, ModelBatcher] = {}
+        self._retired: list[ModelBatcher] = []
+
+    def owns(self, model_name: str) -> bool:
+        """Whether the gateway forms that model's batches now."""
+        options = self._options_of(model_name)
+        return options is not None and options.owner is Owner.GATEWAY
+
+    async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
+        """See Batching.infer. The request is good for its model: names, datatypes, shapes, rows."""
+        batcher = self._batcher(request.model_name)
+        response = await batcher.infer(request, client=client, priority=priority)
+        trace = current_trace.get()
+        if trace is not None:
+            trace.stages((("queue", response.timings.queue), ("engine", response.timings.infer)))
+        return response
+
+    def statistics(self) -> Mapping[str, QueueStatistics]:
+        """Of every model that was asked for, as it is now."""
+        return {name: batcher.statistics() for name, batcher in self._batchers.items()}
+
+    async def aclose(self) -> None:
+        """End every request that waits or runs: after the drain there should be none."""
+        error = BackendUnavailable("this gateway stopped before the answer came; send to another one")
+        for batcher in (*self._batchers.values(), *self._retired):
+            await batcher.aclose(error)
+
+    def _batcher(self, model_name: str) -> ModelBatcher:
+        """The model's batcher by its options of now; one of other options ends what it has, and gets no more."""
+        options = self._options_of(model_name)
+        known = self._batchers.get(model_name)
+        if known is not None and (options is known.options or options == known.options):
+            return known
+        if options is None:
+            raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
+        if known is not None:
+            self._retired = [batcher for batcher in self._retired if not batcher.is_idle] + [known]
+        batcher = self._batchers[model_name] = ModelBatcher(model_name, options, self._backend, self._slab)
+        return batcher
+
+
+def _level(priority: int) -> int:
+    """As the queue counts, 0 the first: v2 counts from 1, and 0 stands for the middle."""
+    return min(priority, PRIORITY_LEVELS) - 1 if priority > 0 else _MIDDLE
+
+
+def _end(dropped: "Iterable[Dropped]") -> None:
+    """Tell those that the queue gave up."""
+    for drop in dropped:
+        if isinstance(drop.entry, Member) and not drop.entry.answer.done():
+            drop.entry.answer.set_exception(drop.error)

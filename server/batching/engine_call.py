@@ -1,0 +1,182 @@
+"""One batch at the engine: its members' rows in one call, and each member's own end."""
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from server.batching.entry import Batch, Entry
+from server.batching.merge import MergedRequest, merge_requests
+from server.batching.split import split_outputs
+from server.core.backend import Backend
+from server.core.batching import Explanation
+from server.core.errors import BackendFailed, DeadlineExceeded, InferenceError, InvalidRequest
+from server.core.infer import InferRequest, InferResponse, Timings
+from server.core.slab import Slab
+
+RETRIES_A_DOUBLING = 4
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Member(Entry):
+    """A request in the queue or in a batch. answer: set once; cancelled where nobody waits for it any longer."""
+
+    request: InferRequest
+    answer: "asyncio.Future[InferResponse]"
+    call: "EngineCall | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Whom a model's batches are sent to. slots: calls that may run at once. slab: what the engine reads from."""
+
+    backend: Backend
+    slots: int
+    slab: Slab | None = None
+
+
+class EngineCall:
+    """A batch that was formed. `ask` it, then `deliver` what came, or `settle` what failed.
+
+    A deadline that passes meanwhile ends the member that has it, and no other.
+    """
+
+    __slots__ = ("_abandon", "_engine", "_late", "_retries", "batch", "members")
+
+    def __init__(self, batch: Batch, engine: Engine, abandon: Callable[["EngineCall"], None]) -> None:
+        """abandon: told when no member waits any longer. Every entry of the batch is a Member."""
+        self.batch = batch
+        self.members = [entry for entry in batch.entries if isinstance(entry, Member)]
+        self._engine = engine
+        self._abandon = abandon
+        self._late: asyncio.TimerHandle | None = None
+        self._retries = RETRIES_A_DOUBLING * (len(self.members) - 1).bit_length()
+        for member in self.members:
+            member.call = self
+        self._watch_deadlines(batch.formed_at)
+
+    async def ask(self, members: Sequence[Member] | None = None) -> tuple[MergedRequest, InferResponse]:
+        """The engine's answer to the members' rows. Raises what the engine raises."""
+        asked = self.members if members is None else members
+        merged = merge_requests([member.request for member in asked], self._engine.slab)
+        is_answered = False
+        try:
+            response = await self._engine.backend.infer(merged.request)
+            is_answered = True
+        finally:
+            merged.release(is_answered=is_answered)
+        return merged, response
+
+    def deliver(self, merged: MergedRequest, response: InferResponse, members: Sequence[Member] | None = None) -> None:
+        """Each member's own rows; an error for all of them where the answer has other rows than were asked for."""
+        answered = self.members if members is None else members
+        try:
+            parts = [response.outputs] if len(answered) == 1 else split_outputs(response, merged)
+        except BackendFailed as error:
+            self.fail(error, answered)
+            return
+        now = time.monotonic()
+        epoch = time.time() - now
+        for member, outputs in zip(answered, parts, strict=True):
+            if member.answer.done():
+                continue
+            explanation = self._explanation(member, epoch, now)
+            timings = Timings(queue=explanation.queued_s, infer=explanation.engine_s, batch_size=self.batch.rows)
+            name, version = response.model_name, response.model_version
+            own_id = member.request.id
+            answer = InferResponse(name, version, outputs, own_id, response.parameters, timings, explanation)
+            member.answer.set_result(answer)
+
+    async def settle(self, error: InferenceError) -> bool:
+        """The end of a call that failed; whether any member was answered after all.
+
+        What the engine says against a merged call is asked again in halves, one after the other, so that a request
+        that no engine takes fails alone. Further calls are few: what is undecided after them fails with the error of
+        the part that it was in.
+        """
+        return await self._settle(error, self.members)
+
+    def fail(self, error: InferenceError, members: Sequence[Member] | None = None) -> None:
+        """The end of every member that still waits; each gets an error of its own to raise."""
+        for member in self.members if members is None else members:
+            if not member.answer.done():
+                member.answer.set_exception(copy.copy(error))
+
+    def left(self) -> None:
+        """A member is not waited for any longer."""
+        if all(member.answer.done() for member in self.members):
+            self._abandon(self)
+
+    def close(self) -> None:
+        """No deadline is watched any longer."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    async def _settle(self, error: InferenceError, members: Sequence[Member]) -> bool:
+        waiting = [member for member in members if not member.answer.done()]
+        if (len(waiting) < 2 and len(members) < 2) or not isinstance(error, InvalidRequest | BackendFailed):
+            self.fail(error, waiting)
+            return False
+        middle = (len(waiting) + 1) // 2
+        answered = [await self._ask_again(error, half) for half in (waiting[:middle], waiting[middle:]) if half]
+        return any(answered)
+
+    async def _ask_again(self, error: InferenceError, members: Sequence[Member]) -> bool:
+        if not self._retries:
+            self.fail(error, members)
+            return False
+        self._retries -= 1
+        try:
+            merged, response = await self.ask(members)
+        except InferenceError as own_error:
+            return await self._settle(own_error, members)
+        self.deliver(merged, response, members)
+        return True
+
+    def _watch_deadlines(self, now: float) -> None:
+        waiting = [
+            member.deadline for member in self.members if member.deadline is not None and not member.answer.done()
+        ]
+        self._late = None
+        if waiting:
+            delay_s = max(min(waiting) - now, 0.0)
+            self._late = asyncio.get_running_loop().call_later(delay_s, self._end_late)
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for member in self.members:
+            if member.deadline is not None and member.deadline <= now and not member.answer.done():
+                ran_s = now - self.batch.formed_at
+                member.answer.set_exception(
+                    DeadlineExceeded(
+                        f"the deadline passed while a batch of {self.batch.rows} rows ran in the engine "
+                        f"({ran_s:.3f} s so far); allow more time"
+                    )
+                )
+        self._watch_deadlines(now)
+        self.left()
+
+    def _explanation(self, member: Member, epoch: float, now: float) -> Explanation:
+        batch = self.batch
+        formed_at, expected_s = batch.formed_at, batch.expected_s
+        slack_s = None
+        if expected_s is not None and member.deadline is not None:
+            slack_s = member.deadline - formed_at - expected_s
+        return Explanation(
+            model_name=member.request.model_name,
+            arrived_unix_s=epoch + member.arrived_at,
+            queued_s=formed_at - member.arrived_at,
+            engine_s=now - formed_at,
+            batch_number=batch.number,
+            requests=len(self.members),
+            rows=batch.rows,
+            close_reason=batch.close_reason,
+            ahead=member.ahead,
+            slots=self._engine.slots,
+            busy=batch.busy,
+            fit=batch.fit,
+            expected_s=expected_s,
+            slack_s=slack_s,
+        )
