@@ -62,6 +62,9 @@ class Passage:
                 trace_arrival(self.model_label(head.model_name))
                 with self._held(head, caller), self.cuttable():
                     yield
+            except DeadlineExceeded:
+                self._watch.note_late()
+                raise
             finally:
                 self._leave(caller, size_bytes)
         except BackendUnavailable:

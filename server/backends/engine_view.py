@@ -36,6 +36,10 @@ class EngineView(Protocol):
         """A call could not reach the engine."""
         ...
 
+    def note_late(self) -> None:
+        """A call was not answered in its time, by the engine or because its own time was short."""
+        ...
+
     def note_served(self, model_name: str) -> None:
         """A client's inference succeeded."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from server.backends.canary import CanaryHealth, canary_request
+from server.backends.circuit import Circuit, CircuitOptions, CircuitState
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
@@ -22,7 +23,8 @@ class WatchOptions:
     """wanted: names to load at start; None for every model in the repository.
 
     loads: whether we may load (an engine of ours, in explicit mode) or only look at what somebody else loaded.
-    Intervals in seconds. silence_cut_s, silence_restart_s: see server.backends.silence.
+    Intervals in seconds. silence_cut_s, silence_restart_s: see server.backends.silence. late_calls: in a row, until a
+    probe is sent that has doubt_s to be answered; where it is not, the engine is down (see server.backends.circuit).
     """
 
     wanted: tuple[str, ...] | None = None
@@ -34,6 +36,8 @@ class WatchOptions:
     canary_failures: int = 3
     silence_cut_s: float = 5.0
     silence_restart_s: float = 30.0
+    late_calls: int = 5
+    doubt_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class EngineWatch:
         self._seen = _Seen()
         self._health = CanaryHealth(options.canary_failures)
         self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
+        self._circuit = Circuit(CircuitOptions(failures=options.late_calls))
+        self._doubting: asyncio.Task[None] | None = None
         self._cut: Callable[[str], None] | None = None
         self._canary_turn = 0
         self._canary_at = 0.0
@@ -117,8 +123,23 @@ class EngineWatch:
         """A call could not reach the engine: look now, not at the next interval."""
         self._wake.set()
 
+    def note_late(self) -> None:
+        """A call was not answered in its time. Several in a row, and an unanswered probe: the engine hangs."""
+        now = time.monotonic()
+        if not self._seen.is_up:
+            return
+        self._circuit.failed(now)
+        if self._circuit.is_probe_due(now) and self._doubting is None:
+            self._doubting = asyncio.create_task(self._settle_doubt())
+
+    @property
+    def openings(self) -> int:
+        """How often the engine was taken for hung because calls and a probe went unanswered."""
+        return self._circuit.openings
+
     def note_served(self, model_name: str) -> None:
         """A client's inference succeeded: a canary that waits behind many of them is no sign of sickness."""
+        self._circuit.failures = 0
         if model_name in self._seen.models:
             self._served_at[model_name] = time.monotonic()
 
@@ -148,6 +169,13 @@ class EngineWatch:
 
     async def run(self) -> None:
         """Probe for ever. Ends by cancellation only."""
+        try:
+            await self._run()
+        finally:
+            if self._doubting is not None:
+                self._doubting.cancel()
+
+    async def _run(self) -> None:
         while True:
             self._wake.clear()
             try:
@@ -167,6 +195,22 @@ class EngineWatch:
             log.warning("engine is down", reason=reason)
         self._seen.is_up, self._seen.reason = False, reason
 
+    async def _settle_doubt(self) -> None:
+        """Whether the engine hangs, or only a model is slow."""
+        try:
+            async with asyncio.timeout(self._options.doubt_s):
+                is_answered = await self._backend.ready()
+        except TimeoutError:
+            is_answered = False
+        finally:
+            self._doubting = None
+        if is_answered:
+            self._circuit.probe_answered(time.monotonic())
+        elif self._circuit.state is CircuitState.DOUBTED:  # no other probe was answered meanwhile
+            self._circuit.probe_unanswered(time.monotonic())
+            late, doubt_s = self._options.late_calls, self._options.doubt_s
+            self.mark_down(f"{late} calls in a row were not answered in time, nor was a probe within {doubt_s:g} s")
+
     async def _look(self) -> None:
         if not await self._backend.ready():
             self._health.reset()
@@ -174,6 +218,7 @@ class EngineWatch:
             self._answer_silence(self._silence.unheard(time.monotonic()))
             return
         self._silence.heard()
+        self._circuit.probe_answered(time.monotonic())
         if not self._seen.is_up:
             await self._greet()
             return

@@ -1,0 +1,69 @@
+"""Calls that are not answered in time raise a doubt of the engine, which a probe settles."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from server.backends.watch import WatchOptions
+from tests.gateway.test_watch import ScriptedEngine, until, watching
+
+PATIENT = WatchOptions(probe_interval_s=60.0, down_interval_s=0.01, canary_interval_s=60.0, late_calls=3, doubt_s=0.05)
+
+
+@dataclass
+class StoppedAtTimes(ScriptedEngine):
+    """An engine whose answers wait while it is stopped."""
+
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        await self.running.wait()
+        return await super().ready(model_name, model_version)
+
+
+async def test_engine_that_answers_neither_calls_nor_a_probe_is_down_until_it_does() -> None:
+    """The circuit: k late calls, one unanswered probe, then nothing but probes until one is answered."""
+    engine = StoppedAtTimes(models={"good": ""})
+    engine.running.set()
+    async with watching(engine, [], PATIENT) as watch:
+        await watch.first_ready.wait()
+        engine.running.clear()
+        watch.note_late()
+        watch.note_late()
+        await asyncio.sleep(0)
+        assert watch.is_up
+        watch.note_late()
+        await until(lambda: not watch.is_up)
+        assert watch.reason == "3 calls in a row were not answered in time, nor was a probe within 0.05 s"
+        engine.running.set()
+        await until(lambda: watch.is_up)
+        assert watch.openings == 1
+
+
+async def test_engine_of_a_slow_model_stays_up() -> None:
+    """Its calls are late by the dozen, its probe is answered: one probe, and no request is refused for it."""
+    engine = ScriptedEngine(models={"good": ""})
+    async with watching(engine, [], PATIENT) as watch:
+        await watch.first_ready.wait()
+        looks = engine.looks
+        for _ in range(30):
+            watch.note_late()
+        await until(lambda: engine.looks > looks)
+        await asyncio.sleep(0)
+        for _ in range(30):
+            watch.note_late()
+        await asyncio.sleep(0.02)
+        assert (watch.is_up, watch.openings, engine.looks) == (True, 0, looks + 1)
+
+
+async def test_answers_between_late_calls_raise_no_doubt() -> None:
+    """Only failures in a row count: an engine that serves some is not asked."""
+    engine = ScriptedEngine(models={"good": ""})
+    async with watching(engine, [], PATIENT) as watch:
+        await watch.first_ready.wait()
+        looks = engine.looks
+        for _ in range(20):
+            watch.note_late()
+            watch.note_late()
+            watch.note_served("good")
+        await asyncio.sleep(0.01)
+        assert engine.looks == looks
