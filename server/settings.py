@@ -23,6 +23,7 @@ PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
 OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID", "PENSTOCK_API_KEY"}  # the last: what commands send
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
+MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LISTS = ("model_repository", "models", "anonymous", "batching")
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
@@ -67,6 +68,8 @@ class Settings(BaseSettings):
     models: tuple[str, ...] | None = None
     batching: dict[str, dict[str, str]] = Field(default_factory=dict)  # by model, see server.batching.said
 
+    workers: int = Field(0, ge=0, le=MAX_WORKERS)
+
     max_body_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1)
     body_timeout_s: float = Field(30.0, gt=0)
     max_pixels: int = Field(40_000_000, ge=1)
@@ -77,6 +80,7 @@ class Settings(BaseSettings):
     write_timeout_s: float = Field(30.0, gt=0)
     decoders: int = Field(0, ge=0, le=256)
     decode_timeout_s: float = Field(5.0, gt=0)
+    slab_bytes: int = Field(256 << 20, ge=0, le=64 << 30)  # memory shared with the engine; 0 for none
 
     allow_client_shm: bool = False
     client_shm_lease_s: float = Field(3600.0, ge=1)
@@ -167,6 +171,14 @@ class Settings(BaseSettings):
         """Decoder processes: one a core, unless said otherwise."""
         return self.decoders or len(os.sched_getaffinity(0))
 
+    @property
+    def worker_count(self) -> int:
+        """Processes that serve requests: as said, else one below eight cores and one for each four from there on.
+
+        With one there is no front; with more there is a core besides.
+        """
+        return self.workers or usual_workers(len(os.sched_getaffinity(0)))
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -177,6 +189,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # read_settings merges the sources itself, to name the line of a mistake
+
+
+def usual_workers(core_count: int) -> int:
+    """How many processes serve requests where nobody said it."""
+    return 1 if core_count < CORES_FOR_FRONTS else min(MOST_USUAL_WORKERS, core_count // 4)
 
 
 def _require_tracing(endpoint: str) -> None:

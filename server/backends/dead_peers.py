@@ -8,8 +8,10 @@ UNACKNOWLEDGED_MS = 15_000
 
 
 def detect_dead_peers(transport: asyncio.Transport) -> None:
-    """Such a peer is noticed within 20 s, whether bytes are on their way to it or not."""
+    """Such a peer is noticed within 20 s, whether bytes are on their way to it or not; one on this host at once."""
     connected = transport.get_extra_info("socket")
+    if connected.family == socket.AF_UNIX:
+        return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", IDLE_S),

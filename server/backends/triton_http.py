@@ -22,12 +22,16 @@ _REPEATABLE_POSTS = (b"/infer", b"/index", b"/generate", b"/generate_stream")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an HTTP server listens. base_path: empty, or what stands before every target."""
+    """Where an HTTP server listens. base_path: empty, or what stands before every target.
+
+    socket_path: of a Unix socket that it listens on instead; empty for none.
+    """
 
     host: str
     port: int
     is_tls: bool
     base_path: bytes
+    socket_path: str = ""
 
     @property
     def authority(self) -> bytes:
@@ -182,7 +186,12 @@ class TritonHttp:
         loop, origin = asyncio.get_running_loop(), self._origin
         try:
             async with asyncio.timeout(self._patience.connect_s):
-                _, connection = await loop.create_connection(HttpConnection, origin.host, origin.port, ssl=self._tls)
+                if origin.socket_path:
+                    _, connection = await loop.create_unix_connection(HttpConnection, origin.socket_path)
+                else:
+                    _, connection = await loop.create_connection(
+                        HttpConnection, origin.host, origin.port, ssl=self._tls
+                    )
                 return connection
         except TimeoutError as error:
             where = origin.authority.decode()

@@ -11,6 +11,7 @@ import grpc
 from server.access.credentials import CREDENTIAL_NAMES, credentials_of
 from server.access.door import Door
 from server.core.caller import Caller, Role
+from server.core.conveyance import CALLER_HEADER, caller_heard
 from server.core.errors import InferenceError
 from server.core.relay import GrpcMetadata
 from server.grpc.errors import status_of
@@ -44,6 +45,7 @@ Details = grpc.HandlerCallDetails
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
 # What the gate found out, for the handler: both run in the task of the one call.
 _admitted: ContextVar[Caller | None] = ContextVar("admitted", default=None)
+_told: ContextVar[Caller | None] = ContextVar("told", default=None)
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -70,6 +72,19 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         return await continuation(handler_call_details)
 
 
+class FrontGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Of a core: its clients are the fronts alone, which have let the callers in, and say who they are."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        """The method's own handler."""
+        for name, value in handler_call_details.invocation_metadata or ():
+            if name == CALLER_HEADER and isinstance(value, str):
+                _told.set(caller_heard(value))
+        return await continuation(handler_call_details)
+
+
 def role_needed(method: str) -> Role | None:
     """What a caller must have for "/service/Method"; None for nothing. An unknown one needs the highest role."""
     if method in _OPEN:
@@ -81,6 +96,9 @@ def role_needed(method: str) -> Role | None:
 
 def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Caller:
     """Whoever made the call."""
+    told = _told.get()
+    if told is not None:
+        return told
     peer = context.peer()
     admitted = _admitted.get()
     if admitted is None:
@@ -91,6 +109,8 @@ def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Caller:
 def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetadata:
     """The call's metadata as it goes on to the engine: where keys are asked for, without them."""
     metadata = context.invocation_metadata() or ()
+    if _told.get() is not None:
+        return tuple((key, value) for key, value in metadata if key != CALLER_HEADER)
     if _admitted.get() is None:
         return tuple((key, value) for key, value in metadata)
     return tuple((key, value) for key, value in metadata if key not in CREDENTIAL_NAMES)

@@ -10,12 +10,14 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2
 
 from server.access.door import Door
+from server.backends.core_relay import CoreRelay
 from server.dataplane import DataPlane
-from server.grpc.gate import Gate
+from server.grpc.gate import FrontGate, Gate
 from server.grpc.health import Health
+from server.grpc.passed_on import PassedStreams
 from server.grpc.reflection import reflection_handlers
 from server.grpc.relay import CallRelay
-from server.grpc.servicer import inference_handlers
+from server.grpc.servicer import front_handlers, inference_handlers
 from server.grpc.stream import StreamLimits, StreamRelay
 from server.grpc.sturdy import sturdy_server
 from server.metrics import Metrics
@@ -53,7 +55,13 @@ class GrpcServer:
     """A front that serves. `port` is the one that it listens on."""
 
     def __init__(
-        self, server: grpc.aio.Server, port: int, *, relay: CallRelay, streams: StreamRelay, health: Health
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        *,
+        relay: CallRelay,
+        streams: StreamRelay | PassedStreams,
+        health: Health,
     ) -> None:
         self.port = port
         self._server = server
@@ -77,20 +85,44 @@ class GrpcServer:
         return bool(done)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a gateway of several processes, which part this one is.
+
+    core: of a front, where what it does not serve itself goes; its port is one that all fronts listen on. None of a
+    core, which believes its fronts who asks.
+    """
+
+    core: CoreRelay | None
+
+
 async def serve(
-    plane: DataPlane, limits: GrpcLimits, address: str, record: Metrics, *, door: Door | None = None
+    plane: DataPlane,
+    limits: GrpcLimits,
+    address: str,
+    record: Metrics,
+    *,
+    door: Door | None = None,
+    share: Share | None = None,
 ) -> GrpcServer:
     """Listen on the address ("host:port"; port 0 lets the system pick) and serve. Raises AddressTaken.
 
-    door: lets callers in; None where everybody may do everything.
+    door: lets callers in; None where everybody may do everything. share: None where this process is all of the gateway.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
-    gates = () if door is None else (Gate(door, record),)
     relay = CallRelay(plane, record, reader_patience_s=limits.streams.reader_patience_s)
-    streams = StreamRelay(plane, record, limits.streams)
     health = Health(plane)
-    handlers = (inference_handlers(plane, relay, streams), health.handlers(), reflection_handlers())
-    server = sturdy_server(handlers, METHODS, interceptors=gates, options=_options(limits))
+    core = share.core if share is not None else None
+    streams: StreamRelay | PassedStreams
+    if core is not None:
+        streams = PassedStreams(core)
+        inference = front_handlers(plane, relay, streams, core)
+    else:
+        streams = StreamRelay(plane, record, limits.streams)
+        inference = inference_handlers(plane, relay, streams)
+    handlers = (inference, health.handlers(), reflection_handlers())
+    options = _options(limits, is_shared=core is not None)
+    server = sturdy_server(handlers, METHODS, interceptors=_gates(door, share, record), options=options)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -101,6 +133,14 @@ async def serve(
     return GrpcServer(server, port, relay=relay, streams=streams, health=health)
 
 
+def _gates(
+    door: Door | None, share: Share | None, record: Metrics
+) -> "tuple[grpc.aio.ServerInterceptor[object, object], ...]":
+    if share is not None and share.core is None:
+        return (FrontGate(),)
+    return () if door is None else (Gate(door, record),)
+
+
 def is_news(record: logging.LogRecord) -> bool:
     """Not an answer whose client had left at that moment or takes nothing, nor metadata that is no UTF-8: gRPC tells of
     them with tracebacks.
@@ -109,10 +149,12 @@ def is_news(record: logging.LogRecord) -> bool:
     return error is None or error.__name__ not in ("ExecuteBatchError", "UnicodeDecodeError", "CancelledError")
 
 
-def _options(limits: GrpcLimits) -> list[tuple[str, int]]:
-    """A taken port is an error, not shared; clients may ping every 5 s, also without calls; answers have no limit."""
+def _options(limits: GrpcLimits, *, is_shared: bool) -> list[tuple[str, int]]:
+    """A taken port is an error, but to another front; clients may ping every 5 s, also without calls; answers have no
+    limit.
+    """
     return [
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(is_shared)),
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", limits.max_calls),

@@ -10,9 +10,11 @@ from server.access.credentials import CREDENTIAL_NAMES, credentials_of
 from server.access.door import Door
 from server.access.quotas import Quotas
 from server.core.caller import NOBODY, Caller, Role
+from server.core.conveyance import CALLER_HEADER, caller_heard
 
 _CALLER = "penstock.caller"
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
+_TOLD = CALLER_HEADER.encode()
 
 
 class Gate:
@@ -41,10 +43,28 @@ class Gate:
         return Incoming(self._door.quotas, scope.get(_CALLER, NOBODY), receive)
 
 
-class Incoming:
-    """A body on its way: while more of it is to come, what came counts against its caller's share."""
+class FrontGate:
+    """Of a core: its clients are the fronts alone, which have let the callers in, and say who they are."""
 
-    def __init__(self, quotas: Quotas, caller: Caller, receive: Receive) -> None:
+    async def admit(self, scope: Scope, role: Role | None, *, or_role: Role | None = None) -> None:
+        """Believes the front."""
+        told = next((value for name, value in scope["headers"] if name == _TOLD), None)
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != _TOLD]
+        if told is not None:
+            scope[_CALLER] = caller_heard(told.decode())
+
+    def incoming(self, scope: Scope, receive: Receive) -> "Incoming":
+        """The body, which the front has counted."""
+        return Incoming(None, NOBODY, receive)
+
+
+class Incoming:
+    """A body on its way: while more of it is to come, what came counts against its caller's share.
+
+    quotas: None where nobody keeps them here.
+    """
+
+    def __init__(self, quotas: Quotas | None, caller: Caller, receive: Receive) -> None:
         self._quotas = quotas
         self._caller = caller
         self._receive = receive
@@ -53,6 +73,8 @@ class Incoming:
     async def receive(self) -> Message:
         """The next message. Raises QuotaExceeded where the caller has too many bytes on their way already."""
         message = await self._receive()
+        if self._quotas is None:
+            return message
         if message.get("more_body", False):
             size_bytes = len(message["body"])
             self._quotas.receive(self._caller, size_bytes, before=self._size_bytes)
@@ -63,7 +85,7 @@ class Incoming:
 
     def give_back(self) -> None:
         """The body is whole, or nobody waits for it any more."""
-        if self._size_bytes:
+        if self._size_bytes and self._quotas is not None:
             self._quotas.received(self._caller, self._size_bytes)
             self._size_bytes = 0
 

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -26,11 +27,17 @@ class PortTaken(Exception):
     """An address cannot be listened on. The message names it, and the flag that chooses another."""
 
 
-def bind(host: str, port: int, *, flag: str) -> socket.socket:
-    """A listening TCP socket; port 0 lets the system pick. Raises PortTaken."""
+def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.socket:
+    """A listening TCP socket; port 0 lets the system pick. Raises PortTaken.
+
+    is_shared: other processes of this user may listen there, too, if they say the same; the system deals connections
+    out between them.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -61,14 +68,14 @@ class Uncounted:
 class HttpListener:
     """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns.
 
-    unread: told of answers that wait for their readers. refused: told, by a stable word, of each connection that is
-    refused or cut.
+    listener: a bound socket, or the path of a Unix socket to make. unread: told of answers that wait for their readers.
+    refused: told, by a stable word, of each connection that is refused or cut.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket,
+        listener: socket.socket | Path,
         *,
         limits: ConnectionLimits | None = None,
         unread: UnreadAnswers | None = None,
@@ -79,6 +86,7 @@ class HttpListener:
         guard = Guard(self._limits, unread or Uncounted(), refused)
         config = uvicorn.Config(
             self._cuttable,
+            uds=str(listener) if isinstance(listener, Path) else None,
             http=cast(type[asyncio.Protocol], partial(GuardedProtocol, guard)),
             loop="none",
             ws="none",
@@ -95,8 +103,8 @@ class HttpListener:
 
     @property
     def port(self) -> int:
-        port: int = self._listener.getsockname()[1]
-        return port
+        """The TCP port; 0 where it is none."""
+        return 0 if isinstance(self._listener, Path) else int(self._listener.getsockname()[1])
 
     @property
     def connection_count(self) -> int:
@@ -109,7 +117,7 @@ class HttpListener:
     async def _serve(self) -> None:
         sweeping = asyncio.create_task(self._sweep())
         try:
-            await self._server.serve(sockets=[self._listener])
+            await self._server.serve(sockets=None if isinstance(self._listener, Path) else [self._listener])
         finally:
             sweeping.cancel()
 

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
 from server.core.caller import Role
-from server.rest.gate import Gate
+from server.rest.gate import FrontGate, Gate
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -58,7 +58,7 @@ class WireRoute(BaseRoute):
     gate: lets callers in before a byte of the body is read; None where everybody may do everything.
     """
 
-    def __init__(self, row: Row, gate: Gate | None = None) -> None:
+    def __init__(self, row: Row, gate: Gate | FrontGate | None = None) -> None:
         self.row = row
         self._gate = gate
         self._pattern = _pattern_of(row.path)

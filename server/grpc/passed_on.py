@@ -1,0 +1,129 @@
+"""What a front does not serve itself over gRPC: passed on to the core, and its answers passed back."""
+
+import asyncio
+import time
+
+import grpc
+
+from server.backends.core_relay import CoreRelay
+from server.core.backend import GrpcStream
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
+from server.core.relay import GrpcAnswer, GrpcCall
+from server.grpc.errors import Status, code_of, status_of
+from server.grpc.gate import caller_of, metadata_of
+from server.grpc.relay import CallRelay, Context, deadline_of
+
+
+class PassedOn:
+    """Unary calls. relay: ends those that run when a drain's grace is over."""
+
+    def __init__(self, core: CoreRelay, relay: CallRelay) -> None:
+        self._core = core
+        self._relay = relay
+
+    async def call(self, method: str, message: bytes, context: Context) -> bytes:
+        """The core's answer, or its failure as the call's end."""
+
+        async def work() -> GrpcAnswer:
+            call = GrpcCall(method, message, metadata_of(context))
+            return await self._core.grpc(call, caller_of(context), deadline=deadline_of(context))
+
+        return await self._relay.answer(work, context)
+
+
+class PassedStreams:
+    """Bidirectional streams, message by message. Those that are open end by `drain`, in order, or by `cut`, at once."""
+
+    def __init__(self, core: CoreRelay) -> None:
+        self._core = core
+        self._open: set[_Passing] = set()
+        self._is_draining = False
+
+    async def serve(self, method: str, _: object, context: Context) -> None:
+        """One stream, from its first message to its status."""
+        passing = _Passing(self._core.grpc_stream(method, metadata_of(context), caller_of(context)), context)
+        self._open.add(passing)
+        if self._is_draining:
+            passing.drain()
+        try:
+            code, details, trailing = await passing.run(deadline_of(context))
+        finally:
+            self._open.discard(passing)
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details, trailing)
+        context.set_trailing_metadata(trailing)
+
+    def drain(self) -> None:
+        """Take no further requests; a stream ends when those that it has are answered."""
+        self._is_draining = True
+        for passing in self._open:
+            passing.drain()
+
+    def cut(self) -> None:
+        """End every stream now, as UNAVAILABLE."""
+        for passing in self._open:
+            passing.cut()
+
+
+class _Passing:
+    """One stream of a client's over one of the core's."""
+
+    def __init__(self, stream: GrpcStream, context: Context) -> None:
+        self._stream = stream
+        self._context = context
+        self._whole = asyncio.timeout(None)
+        self._reading: asyncio.Task[None] | None = None
+        self._is_draining = False
+
+    async def run(self, deadline: float | None) -> Status:
+        """Until the core ends it; how."""
+        self._reading = asyncio.create_task(self._pump_up())
+        if self._is_draining:
+            self._reading.cancel()
+        is_cut = False
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                try:
+                    async with self._whole:
+                        return await self._pump_down()
+                except TimeoutError:
+                    is_cut = self._whole.expired()
+                    raise
+        except TimeoutError:
+            error: InferenceError = DeadlineExceeded("the stream's deadline passed; allow more time")
+            if is_cut:
+                error = BackendUnavailable("this gateway stopped before all answers came; send to another one")
+            return status_of(error)
+        except InferenceError as error:
+            return status_of(error)
+        finally:
+            self._reading.cancel()
+            await asyncio.wait((self._reading,))
+            self._stream.cancel()
+
+    def drain(self) -> None:
+        """Read no further requests; the core answers those that it has, and ends the stream then."""
+        self._is_draining = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def cut(self) -> None:
+        """End now."""
+        self._whole.reschedule(asyncio.get_running_loop().time())
+
+    async def _pump_up(self) -> None:
+        """What the client sends, until it says that it is done, or a drain takes no more."""
+        try:
+            while isinstance(message := await self._context.read(), bytes):
+                await self._stream.send(message)
+        except asyncio.CancelledError:
+            if not self._is_draining:
+                raise
+        await self._stream.half_close()
+
+    async def _pump_down(self) -> Status:
+        await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
+        while (message := await self._stream.receive()) is not None:
+            await self._context.write(message)
+        answer = await self._stream.end()
+        return Status(code_of(answer), answer.details, answer.trailing_metadata)
