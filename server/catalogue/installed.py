@@ -4,29 +4,25 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from server.backends.config_pbtxt import read_config
+from server.batching.declared import DeclaredOptions
 from server.catalogue.errors import CatalogueError
+from server.core.batching import Owner
 from server.core.errors import InvalidRequest
+from server.core.model import ModelConfig
 
 _LICENCE_ROW = re.compile(r"^\|\s*licen[cs]e\s*\|([^|,;(]+)", re.IGNORECASE | re.MULTILINE)
 WEIGHTS_PARAMETER, RANDOM_WEIGHTS = "weights", "random"
 
 
-class BatchingOwner(StrEnum):
-    """Who forms a model's batches. UNKNOWN: the folder or its config.pbtxt cannot be read."""
-
-    TRITON = "triton"
-    OFF = "off"
-    UNKNOWN = ""
-
-
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A folder of a model repository. problem: why it or its config.pbtxt cannot be read, else empty.
+    """A folder of a model repository.
 
+    owner: who forms its batches, None where the folder or its config.pbtxt cannot be read. problem: why it or its
+    config.pbtxt cannot be read, or what it declares cannot be, else empty.
     sizes_bytes: of a version's files, by version. licence: what its MODEL.md's table says first, empty without one.
     has_random_weights: its config.pbtxt says `weights` = `random`; its speed can be measured, its answers mean nothing.
     """
@@ -34,19 +30,20 @@ class InstalledModel:
     name: str
     repository: Path
     versions: tuple[str, ...]
-    batching: BatchingOwner
+    owner: Owner | None
     problem: str
     has_random_weights: bool = False
     sizes_bytes: Mapping[str, int] = field(default_factory=dict)
     licence: str = ""
 
 
-def scan(repositories: Iterable[Path]) -> list[InstalledModel]:
+def scan(repositories: Iterable[Path], options: DeclaredOptions | None = None) -> list[InstalledModel]:
     """Every model folder, by repository and name; repositories that do not exist are skipped.
 
+    options: what the operator said of models' batches; None where only their configs count.
     Raises CatalogueError for a repository that this user may not read.
     """
-    return [read_folder(folder) for repository in repositories for folder in _model_folders(repository)]
+    return [read_folder(folder, options) for repository in repositories for folder in _model_folders(repository)]
 
 
 def _model_folders(repository: Path) -> list[Path]:
@@ -57,35 +54,44 @@ def _model_folders(repository: Path) -> list[Path]:
         raise CatalogueError(f"{repository} cannot be read ({error.strerror}): let this user read it") from error
 
 
-def read_folder(folder: Path) -> InstalledModel:
+def read_folder(folder: Path, options: DeclaredOptions | None = None) -> InstalledModel:
     """What a model's folder tells: its versions, and of config.pbtxt what this machine decides by."""
     path = folder / "config.pbtxt"
-    batching, problem, has_random_weights = BatchingOwner.OFF, "", False
+    owner: Owner | None = Owner.OFF
+    problem, has_random_weights = "", False
     try:
         versions = sorted((item.name for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()), key=int)
         sizes_bytes = {version: _size_bytes(folder / version) for version in versions}
         has_config = path.exists()  # else Triton completes the configuration by itself, without batching
     except OSError as error:
         problem = f"{folder} cannot be read ({error.strerror}): let this user read it"
-        return InstalledModel(folder.name, folder.parent, (), BatchingOwner.UNKNOWN, problem)
+        return InstalledModel(folder.name, folder.parent, (), None, problem)
     if has_config:
         try:
             config = read_config(path)
         except InvalidRequest as error:
-            batching, problem = BatchingOwner.UNKNOWN, error.message
+            owner, problem = None, error.message
         else:
-            batching = BatchingOwner.TRITON if config.has_dynamic_batching else BatchingOwner.OFF
+            owner, problem = _owner(config, options or DeclaredOptions())
             has_random_weights = config.parameters.get(WEIGHTS_PARAMETER) == RANDOM_WEIGHTS
     return InstalledModel(
         folder.name,
         folder.parent,
         tuple(versions),
-        batching,
+        owner,
         problem,
         has_random_weights,
         sizes_bytes,
         _licence(folder / "MODEL.md"),
     )
+
+
+def _owner(config: ModelConfig, options: DeclaredOptions) -> tuple[Owner | None, str]:
+    """Who forms the batches, and what cannot be of what is declared."""
+    try:
+        return options.of(config).owner, ""
+    except InvalidRequest as error:
+        return None, error.message
 
 
 def _size_bytes(folder: Path) -> int:

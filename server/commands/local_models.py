@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
+from server.batching.declared import DeclaredOptions
 from server.catalogue.catalogue import read_catalogue
 from server.catalogue.errors import CatalogueError
 from server.catalogue.installed import InstalledModel, scan
@@ -17,7 +18,7 @@ NOT_FOUND = ("failed to poll from model repository", "it is not in the engine's 
 def installed_models(settings: Settings) -> list[InstalledModel]:
     """By repository and name; ends the command where a repository cannot be read."""
     try:
-        return scan(settings.repositories)
+        return scan(settings.repositories, DeclaredOptions(settings.batching))
     except CatalogueError as error:
         fail(str(error), code=1)
 

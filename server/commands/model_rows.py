@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from server.catalogue.catalogue import CatalogueEntry
-from server.catalogue.installed import RANDOM_WEIGHTS, BatchingOwner, InstalledModel, read_folder
+from server.catalogue.installed import RANDOM_WEIGHTS, InstalledModel, read_folder
 from server.commands.gateway import IndexRow
 from server.commands.terminal import one_line
+from server.core.batching import Owner
 from server.settings import CHECKOUT
 
 NOT_LOADED = "not loaded"
@@ -24,7 +25,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     """where: shipped, home, catalogue (not pulled), gateway (not on this machine), or the repository's path.
 
     state: the gateway's word (READY, UNAVAILABLE, …), `not loaded`, or None where no gateway answers.
-    reason: why it is not served. batching: who forms batches: triton, off, or empty where that is not known.
+    reason: why it is not served. owner: who forms batches: gateway, triton, off, or empty where that is not known.
     licence: the catalogue's for its own model, else MODEL.md's; empty where that says none. size_bytes: of the files of
     the versions that are served, of the highest where none is; of the catalogue's file before it is pulled.
     weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
@@ -35,7 +36,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     versions: tuple[str, ...]
     state: str | None
     reason: str
-    batching: str
+    owner: str
     licence: str = ""
     size_bytes: int | None = None
     weights: str = ""
@@ -73,12 +74,12 @@ def model_table(rows: Sequence[ModelRow]) -> Table:
     """The rows for a person, without the reasons, which are too long for a column. A name is never folded."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column("model", no_wrap=True, min_width=max((len(row.name) for row in rows), default=0))
-    for name in ("where", "version", "state", "batches"):
+    for name in ("where", "version", "state", "owner"):
         table.add_column(name, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("licence", overflow="fold")
     for row in rows:
-        cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.batching or "?")
+        cells = (row.name, row.where, " ".join(row.versions) or "-", row.state or "?", row.owner or "?")
         table.add_row(*map(escape, cells), _size(row.size_bytes), escape(row.licence) or "-")
     return table
 
@@ -135,7 +136,7 @@ def _installed_row(
         model.versions,
         states.state(model.name),
         model.problem or states.reason(model.name),
-        model.batching,
+        model.owner or "",
         licence=entry.licence if entry is not None and is_pulled else model.licence,
         size_bytes=_served_bytes(model, states.ready_versions(model.name)),
         weights=RANDOM_WEIGHTS if model.has_random_weights else "",
@@ -149,7 +150,7 @@ def _served_bytes(model: InstalledModel, ready_versions: tuple[str, ...]) -> int
 
 
 def _without_batches(row: ModelRow) -> ModelRow:
-    return msgspec.structs.replace(row, batching=BatchingOwner.OFF) if row.batching == BatchingOwner.TRITON else row
+    return msgspec.structs.replace(row, owner=Owner.OFF) if row.owner == Owner.TRITON else row
 
 
 def _catalogue_row(entry: CatalogueEntry, *, is_known: bool) -> ModelRow:
@@ -159,7 +160,7 @@ def _catalogue_row(entry: CatalogueEntry, *, is_known: bool) -> ModelRow:
         (),
         NOT_LOADED if is_known else None,
         "",
-        read_folder(entry.folder).batching,
+        read_folder(entry.folder).owner or "",
         licence=entry.licence,
         size_bytes=entry.size_bytes,
     )

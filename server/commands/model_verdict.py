@@ -147,6 +147,8 @@ async def _verdict(subject: Subject, around: Surroundings, findings: _Findings) 
 
 
 async def _check(subject: Subject, around: Surroundings, findings: _Findings) -> None:
+    if subject.model.problem:
+        raise CannotRun(subject.model.problem)
     files = read_model_files(subject.model)
     findings.reasons += files.misfits(subject.sha256)
     picture = files.picture()

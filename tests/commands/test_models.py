@@ -46,7 +46,7 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
         {"name": "bad"},
     ]
     rows = listed(penstock, stand_in.url)
-    columns = {name: [row[key] for key in ("where", "versions", "state", "batching")] for name, row in rows.items()}
+    columns = {name: [row[key] for key in ("where", "versions", "state", "owner")] for name, row in rows.items()}
     expected = {
         "people": ["shipped", ["1"], "READY", "off"],
         "mine": ["home", ["9", "10"], "UNAVAILABLE", "triton"],
@@ -59,6 +59,21 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
     assert set(columns) == {*expected, *read_catalogue(), *os.listdir(CHECKOUT / "model_repository")}
     assert rows["mine"]["reason"] == "no such backend"
     assert "config.pbtxt:1:" in str(rows["bad"]["reason"])
+
+
+def test_list_shows_the_owner_that_settings_or_config_name(
+    penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's owner is who `penstock up` would let form its batches here, and why it cannot be stands below."""
+    word = 'parameters {{ key: "batch_owner" value {{ string_value: "{}" }} }}'
+    write_model("mine", f'backend: "python"\nmax_batch_size: 8\n{word.format("gateway")}')
+    write_model("said", 'backend: "python"\nmax_batch_size: 8\n')
+    write_model("twice", f'backend: "python"\nmax_batch_size: 8\ndynamic_batching {{ }}\n{word.format("gateway")}')
+    monkeypatch.setenv("PENSTOCK_BATCHING", "said=gateway")
+    rows = listed(penstock, stand_in.url)
+    assert [rows[name]["owner"] for name in ("mine", "said", "twice")] == ["gateway", "gateway", ""]
+    assert "two batchers in series add two delays" in str(rows["twice"]["reason"])
+    assert "two batchers in series" in penstock("models", "check", "twice", "--json", "--url", NOBODY).stdout
 
 
 def test_list_without_a_gateway_leaves_the_states_open(penstock: Call) -> None:
@@ -113,10 +128,10 @@ def test_list_tells_size_and_licence_of_what_lies_on_disk(penstock: Call, stand_
 def test_list_beside_the_embedded_engine_says_that_nobody_batches(penstock: Call, stand_in: StandIn) -> None:
     """What config.pbtxt asks for is not what that engine does."""
     write_model("mine", "dynamic_batching { }\nmax_batch_size: 8\n")
-    assert listed(penstock, stand_in.url)["mine"]["batching"] == "triton"
+    assert listed(penstock, stand_in.url)["mine"]["owner"] == "triton"
     stand_in.engine = "penstock-embedded"
     rows = listed(penstock, stand_in.url)
-    assert {rows[name]["batching"] for name in ("mine", "resnet50")} == {"off"}
+    assert {rows[name]["owner"] for name in ("mine", "resnet50")} == {"off"}
 
 
 def test_list_in_a_pipe_keeps_each_model_in_its_line(
