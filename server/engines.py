@@ -1,5 +1,6 @@
 """The composer's part that wires the engine: which one the settings name, where it is, what it shares."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -15,6 +16,9 @@ from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
+from server.local.slab import SharedSlab
+from server.local.slab_memory import nameless_memory
+from server.local.slab_registration import SlabRegistration
 from server.settings import Settings
 from server.shared_memory.absent import ELSEWHERE, NoSharedMemory
 from server.shared_memory.keeper import EngineTraits, SharedMemory
@@ -48,11 +52,12 @@ def engine_address(settings: Settings) -> EngineAddress:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine, wired. place: where it is, for the log."""
+    """An engine, wired. place: where it is, for the log. slab: what it may read from without being sent the bytes."""
 
     backend: Backend
     relay: Relay
     place: str
+    slab: SharedSlab | None = None
 
 
 def compose_engine(settings: Settings) -> Engine:
@@ -66,7 +71,29 @@ def compose_engine(settings: Settings) -> Engine:
         metrics_url=address.metrics_url,
         max_connections=settings.max_inflight_requests,
     )
-    return Engine(triton, triton, f"{address.http_url} (gRPC {address.grpc_address})")
+    slab = _new_slab() if settings.slab_bytes and _is_on_this_host(settings) else None
+    return Engine(triton, triton, f"{address.http_url} (gRPC {address.grpc_address})", slab)
+
+
+def compose_registration(settings: Settings, engine: Engine, watch: EngineWatch) -> SlabRegistration | None:
+    """What keeps the slab known to the engine; None where there is none, or the engine needs not be told."""
+    if engine.slab is None or not isinstance(engine.backend, TritonBackend):
+        return None
+    return SlabRegistration(
+        engine.slab,
+        size_bytes=settings.slab_bytes,
+        relay=engine.relay,
+        reader=engine.backend,
+        generation=lambda: watch.generation,
+    )
+
+
+def _new_slab() -> SharedSlab:
+    return SharedSlab(asyncio.get_running_loop().call_later)
+
+
+def _is_on_this_host(settings: Settings) -> bool:
+    return not settings.engine_is_external or is_loopback(urlsplit(settings.engine).hostname or "")
 
 
 def _embedded_engine(settings: Settings) -> Engine:
@@ -76,14 +103,17 @@ def _embedded_engine(settings: Settings) -> Engine:
 
     repositories = tuple(path for path in settings.repositories if path.is_dir())
     engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
-    return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded")
+    slab = _new_slab() if settings.slab_bytes else None
+    if slab is not None:
+        slab.renew(nameless_memory(settings.slab_bytes))
+    return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded", slab)
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
     """What clients share with the engine; where they may not, or cannot, what they are told."""
     if not settings.allow_client_shm:
         return NoSharedMemory()
-    if settings.engine_is_external and not is_loopback(urlsplit(settings.engine).hostname or ""):
+    if not _is_on_this_host(settings):
         return NoSharedMemory(ELSEWHERE)
     is_embedded = settings.engine_is_embedded
     traits = EngineTraits(not settings.engine_is_external, takes_offsets=is_embedded, has_cuda=not is_embedded)

@@ -25,7 +25,7 @@ from server.batching.options import BatchOptions
 from server.core.address import authority
 from server.core.caller import EVERY_ROLE
 from server.dataplane import DataPlane
-from server.engines import compose_engine, compose_memory, describe_engine, watch_options
+from server.engines import compose_engine, compose_memory, compose_registration, describe_engine, watch_options
 from server.grpc.server import GrpcLimits, GrpcServer, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
@@ -103,6 +103,7 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
         )
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
+        self.registration = compose_registration(settings, self.engine, self.watch)
         self.plane.share(self.memory)
         self._read_metrics()
 
@@ -121,6 +122,8 @@ class Gateway:
             read("shared_memory_regions", lambda: memory.count())
             read("shared_memory_bytes", lambda: memory.size_bytes())
             read("shared_memory_expired_total", lambda: memory.lost())
+        if (slab := self.engine.slab) is not None:
+            read("slab_leased_bytes", lambda: slab.statistics().leased_bytes)
         if (door := self.door) is not None:
             read("access_keys", lambda: door.key_count)
             read("access_failed_reads_total", lambda: door.failed_reads)
@@ -135,6 +138,11 @@ class Gateway:
         if known is None or not known.is_ready or known.config is None:
             return None
         return self.options.of(known.config)
+
+    @property
+    def outlived_by_engine(self) -> bool:
+        """Whether somebody else's engine runs on when this gateway ends."""
+        return self._settings.engine_is_external
 
     def _ask_restart(self, reason: str) -> None:
         self.is_sick = self._settings.engine_is_embedded
@@ -234,6 +242,7 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
         asyncio.create_task(gateway.watch.run()),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
+        *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.tell_ready()),
     ]
@@ -282,6 +291,8 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
         await asyncio.to_thread(gateway.tracer.stop, SPANS_GRACE_S)
     await gateway.batching.aclose()
     await gateway.pool.aclose()
+    if gateway.registration is not None and gateway.outlived_by_engine:
+        await gateway.registration.aclose()
     await gateway.engine.backend.aclose()
 
 

@@ -81,6 +81,9 @@ TABLE = (
         ("key",),
     ),
     Declaration("spans_dropped_total", Kind.READ_COUNTER, "Spans that the collector of traces did not get."),
+    Declaration(
+        "slab_leased_bytes", Kind.READ_GAUGE, "Bytes of the memory shared with the engine that are in use now."
+    ),
     Declaration("shared_memory_regions", Kind.READ_GAUGE, "Regions of memory that clients share with the engine now."),
     Declaration("shared_memory_bytes", Kind.READ_GAUGE, "Bytes of the regions that clients share now."),
     Declaration(

@@ -1,6 +1,7 @@
 """A Triton Inference Server over its HTTP and gRPC ports: the Backend for what we compute, the Relay for the rest."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -25,6 +26,7 @@ from server.core.model import ModelConfig, ModelMetadata, ModelState
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
 
 METRICS_CONNECTIONS = 2
+REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's words
 
 
 class TritonBackend:
@@ -47,6 +49,7 @@ class TritonBackend:
         origin = origin_of(http_url)
         self._grpc = TritonGrpc(grpc_address, is_tls=origin.is_tls, patience=self._patience)
         self._http = TritonHttp(origin, max_connections=max_connections, patience=self._patience)
+        self._regions: dict[str, Callable[[], None]] = {}
         self._metrics: TritonHttp | None = None
         if metrics_url is not None:
             page = origin_of(metrics_url)
@@ -87,20 +90,44 @@ class TritonBackend:
     # Backend
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        message = encode_request(request)
         started = time.monotonic()
         try:
-            answer = await self._grpc.ask(
-                "ModelInfer",
-                message,
-                deadline=request.deadline,
-                patience_s=self._patience.call_s,
-                metadata=request.metadata,
-            )
+            answer = await self._infer(request)
         except BackendFailed as error:
             version = f" version {request.model_version}" if request.model_version else ""
             raise type(error)(f"model {request.model_name!r}{version} failed: {error}") from error
         return decode_response(answer, request, time.monotonic() - started)
+
+    async def _infer(self, request: InferRequest) -> bytes:
+        """Sent once more, with every byte, where the engine turns out not to know a region: it has done nothing yet."""
+        regions = self._regions
+        try:
+            return await self._ask_infer(request, encode_request(request, regions))
+        except InferenceError as error:
+            lost = [place.region for tensor in request.inputs if (place := tensor.place) and place.region in regions]
+            if not lost or REGION_UNKNOWN not in error.message:
+                raise
+            for name in lost:
+                if tell := regions.pop(name, None):
+                    tell()
+        return await self._ask_infer(request, encode_request(request))
+
+    async def _ask_infer(self, request: InferRequest, message: bytes) -> bytes:
+        return await self._grpc.ask(
+            "ModelInfer",
+            message,
+            deadline=request.deadline,
+            patience_s=self._patience.call_s,
+            metadata=request.metadata,
+        )
+
+    def use_region(self, name: str, lost: Callable[[], None]) -> None:
+        """Inputs that lie in it are named and not sent, until it is dropped. lost: the engine knows it no more."""
+        self._regions[name] = lost
+
+    def drop_region(self, name: str) -> None:
+        """Its inputs are sent again."""
+        self._regions.pop(name, None)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
         question = service_pb2.ModelMetadataRequest(name=model_name, version=model_version)

@@ -1,6 +1,6 @@
 """Between our nouns and the messages of GRPCInferenceService."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -10,7 +10,7 @@ from server.backends.triton_grpc import one_line
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.infer import InferRequest, InferResponse, Parameter, Timings
 from server.core.model import ModelMetadata, ModelState, TensorSpec
-from server.core.tensor import Datatype, Tensor
+from server.core.tensor import Datatype, Place, Tensor
 
 M = TypeVar("M", bound=Message)
 
@@ -18,9 +18,10 @@ _RAW_INPUT_TAG = b"\x3a"  # field 7, length-delimited: ModelInferRequest.raw_inp
 _INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
 
 
-def encode_request(request: InferRequest) -> bytes:
+def encode_request(request: InferRequest, regions: Container[str] = ()) -> bytes:
     """The serialised ModelInferRequest. Each tensor's bytes are copied once, into it.
 
+    regions: what the engine reads itself; a tensor that lies there is named by its place, its bytes are left out.
     Raises InvalidRequest for a parameter that protobuf has no room for.
     """
     message = service_pb2.ModelInferRequest(
@@ -28,11 +29,16 @@ def encode_request(request: InferRequest) -> bytes:
     )
     for key, value in request.parameters.items():
         _set_parameter(message.parameters[key], key, value)
+    sent: list[Tensor] = []
     for tensor in request.inputs:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        slot = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if tensor.place is None or tensor.place.region not in regions:
+            sent.append(tensor)
+        else:
+            _set_place(slot, tensor.place, tensor.data.nbytes)
     for name in request.outputs:
         message.outputs.add(name=name)
-    return with_raw_inputs(message, request.inputs)
+    return with_raw_inputs(message, sent)
 
 
 def with_raw_inputs(message: service_pb2.ModelInferRequest, tensors: Sequence[Tensor]) -> bytes:
@@ -41,6 +47,13 @@ def with_raw_inputs(message: service_pb2.ModelInferRequest, tensors: Sequence[Te
     for tensor in tensors:
         parts += (_RAW_INPUT_TAG, varint(tensor.data.nbytes), tensor.data)
     return b"".join(parts)
+
+
+def _set_place(slot: "service_pb2.ModelInferRequest.InferInputTensor", place: Place, size_bytes: int) -> None:
+    slot.parameters["shared_memory_region"].string_param = place.region
+    slot.parameters["shared_memory_byte_size"].int64_param = size_bytes
+    if place.offset:
+        slot.parameters["shared_memory_offset"].int64_param = place.offset
 
 
 def decode_response(message: bytes, request: InferRequest, infer_s: float) -> InferResponse:

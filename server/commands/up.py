@@ -94,7 +94,8 @@ def up(
 
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
     [512], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
-    decoders [one a core], decode_timeout_s [5], client_shm_lease_s [3600, of a region that nobody uses],
+    decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none],
+    client_shm_lease_s [3600, of a region that nobody uses],
     canary_interval_s [5], canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}

@@ -18,6 +18,11 @@ class Lease(Protocol):
         """The bytes, writable."""
         ...
 
+    @property
+    def descriptor(self) -> int:
+        """Of the file that they lie in, at place.offset: for a child process that is to map it."""
+        ...
+
     def hold(self) -> None:
         """One more release is owed; whoever still reads the bytes holds them."""
         ...

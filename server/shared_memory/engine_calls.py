@@ -1,7 +1,9 @@
 """What the engine is told of regions: GRPCInferenceService's calls, whichever protocol the client spoke."""
 
 import time
+from collections.abc import Callable
 
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from server.core.backend import Relay
@@ -51,9 +53,21 @@ async def unregister(relay: Relay, kind: Kind, name: str) -> None:
     await _unregister(relay, kind, name)
 
 
-async def unregister_everything(relay: Relay) -> None:
-    """Every region, whoever registered it: for an engine that is ours alone."""
-    await _unregister(relay, Kind.SYSTEM, "")
+async def system_regions(relay: Relay) -> list[str]:
+    """The names of the regions of this machine's memory that the engine knows."""
+    question = service_pb2.SystemSharedMemoryStatusRequest()
+    answer = await _call(relay, "SystemSharedMemoryStatus", question.SerializeToString())
+    try:
+        return list(service_pb2.SystemSharedMemoryStatusResponse.FromString(answer).regions)
+    except DecodeError as error:
+        raise BackendFailed("the engine answered bytes that are no SystemSharedMemoryStatusResponse") from error
+
+
+async def unregister_everything(relay: Relay, *, is_spared: Callable[[str], bool]) -> None:
+    """Every region but the spared, whoever registered it: for an engine that is ours alone."""
+    for name in await system_regions(relay):
+        if not is_spared(name):
+            await _unregister(relay, Kind.SYSTEM, name)
     try:
         await _unregister(relay, Kind.CUDA, "")
     except NotSupported:  # an engine without GPUs
@@ -69,7 +83,9 @@ async def _unregister(relay: Relay, kind: Kind, name: str) -> None:
     await _call(relay, "CudaSharedMemoryUnregister", message.SerializeToString())
 
 
-async def _call(relay: Relay, method: str, message: bytes) -> None:
+async def _call(relay: Relay, method: str, message: bytes) -> bytes:
+    """The answer's message."""
     answer = await relay.grpc(GrpcCall(_SERVICE + method, message), deadline=time.monotonic() + PATIENCE_S)
     if answer.code:
         raise _ERRORS.get(answer.code, BackendFailed)(answer.details or f"the engine answered code {answer.code}")
+    return answer.message

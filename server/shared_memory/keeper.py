@@ -12,7 +12,7 @@ from server.core.errors import BackendFailed, InferenceError, InvalidRequest, No
 from server.core.relay import RegionUse
 from server.logs import get_logger
 from server.shared_memory import connections, engine_calls
-from server.shared_memory.names import check_region_name, segment_of
+from server.shared_memory.names import check_region_name, is_slab_name, segment_of
 from server.shared_memory.region import (
     HANDLE_BYTES,
     CudaWish,
@@ -264,7 +264,7 @@ class SharedMemory:
             return
         self._check_generation()
         if self._traits.is_ours:
-            await engine_calls.unregister_everything(self._relay)
+            await engine_calls.unregister_everything(self._relay, is_spared=is_slab_name)
         for kind, name in () if self._traits.is_ours else tuple(self._stale):
             await engine_calls.unregister(self._relay, kind, name)
         self._stale.clear()

@@ -9,10 +9,20 @@ _SHOWN_CHARACTERS = 80
 # Of the engine's models (backends/reaper.region_prefix, Triton's own names for its stubs' regions), of semaphores.
 _RESERVED = re.compile(r"penstock_|triton_\w+_backend_|sem\.")
 
+# What a gateway's own memory is called (local/slab_memory), as a segment and as a region.
+_SLAB = re.compile(r"penstock_[0-9a-f]{12}_slab")
+
+
+def is_slab_name(name: str) -> bool:
+    """Whether a region of that name is a gateway's own memory."""
+    return _SLAB.fullmatch(name) is not None
+
 
 def check_region_name(name: str) -> None:
-    """Raises InvalidRequest for a name that is empty, long, no plain text, or looks like a path."""
+    """Raises InvalidRequest for a name that is empty, long, no plain text, looks like a path, or is the gateway's."""
     _check(name, "a shared memory region's name")
+    if is_slab_name(name):
+        raise InvalidRequest(f"a shared memory region's name is {_shown(name)}, which is the gateway's; take another")
 
 
 def segment_of(key: str) -> str:

@@ -1,0 +1,95 @@
+"""Which pieces of a bounded stretch of bytes are taken. Pure."""
+
+from bisect import bisect_left, bisect_right
+
+ALIGNMENT = 64  # a cache line; an image network's rows are multiples of it, so that neighbours touch
+LEAST_TURN_BYTES = 16 << 20
+TURN_PER_TAKEN = 4
+
+
+class Extents:
+    """Next fit: what is taken one after the other lies side by side where there is room.
+
+    It begins again at the front when all is free, and after a turn of a few times what is taken: few callers use few
+    pages, which stay in the processor's caches, and not the whole stretch in turns.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._begins = [0]
+        self._ends = [size_bytes]
+        self._taken: dict[int, int] = {}
+        self._cursor = 0
+        self.taken_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def take(self, size_bytes: int) -> int | None:
+        """Where so many bytes are, from now on the caller's; None where no free piece is that large."""
+        size = max(-(-size_bytes // ALIGNMENT), 1) * ALIGNMENT
+        if not self._taken or self._cursor >= max(LEAST_TURN_BYTES, TURN_PER_TAKEN * self.taken_bytes):
+            self._cursor = 0
+        begin = self._fit(size)
+        if begin is not None:
+            self._taken[begin] = size
+            self.taken_bytes += size
+            self._cursor = begin + size
+        return begin
+
+    def give_back(self, offset: int) -> None:
+        """What was taken there is free. Raises KeyError where nothing was."""
+        size = self._taken.pop(offset)
+        self.taken_bytes -= size
+        end = min(offset + size, self._size_bytes)
+        if offset < end:
+            self._free(offset, end)
+
+    def cut_off(self, size_bytes: int) -> None:
+        """Nothing is taken from there on any more; what is taken there stays so."""
+        self._size_bytes = size_bytes
+        index = bisect_left(self._begins, size_bytes)
+        del self._begins[index:], self._ends[index:]
+        if self._ends and self._ends[-1] > size_bytes:
+            self._ends[-1] = size_bytes
+
+    def _fit(self, size: int) -> int | None:
+        """From the cursor on, then from the front on; cut out of what is free."""
+        count = len(self._begins)
+        first = bisect_right(self._ends, self._cursor)
+        for index in range(first, count):
+            begin = max(self._begins[index], self._cursor)
+            if self._ends[index] - begin >= size:
+                self._cut(index, begin, begin + size)
+                return begin
+        for index in range(min(first + 1, count)):
+            begin = self._begins[index]
+            if self._ends[index] - begin >= size:
+                self._cut(index, begin, begin + size)
+                return begin
+        return None
+
+    def _cut(self, index: int, begin: int, end: int) -> None:
+        """Takes [begin, end) out of the free piece of that index."""
+        free_begin, free_end = self._begins[index], self._ends[index]
+        if begin == free_begin and end == free_end:
+            del self._begins[index], self._ends[index]
+        elif begin == free_begin:
+            self._begins[index] = end
+        else:
+            self._ends[index] = begin
+            if end < free_end:
+                self._begins.insert(index + 1, end)
+                self._ends.insert(index + 1, free_end)
+
+    def _free(self, begin: int, end: int) -> None:
+        """Joins it with its free neighbours."""
+        index = bisect_left(self._begins, begin)
+        if index < len(self._begins) and self._begins[index] == end:
+            end = self._ends[index]
+            del self._begins[index], self._ends[index]
+        if index and self._ends[index - 1] == begin:
+            self._ends[index - 1] = end
+        else:
+            self._begins.insert(index, begin)
+            self._ends.insert(index, end)

@@ -1,0 +1,83 @@
+"""The slab's memory: a file that has no name, but for the moment in which an engine opens it."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+STEP_BYTES = 4 << 20  # pages are had in steps; one takes about a millisecond
+
+
+class SlabMemory:
+    """size_bytes of a file, mapped. Pages are had by `reserve` only: touching others of a full /dev/shm is deadly.
+
+    name: the file's in /dev/shm while it has one, and the region's at an engine; unlike any other.
+    """
+
+    def __init__(self, name: str, descriptor: int, size_bytes: int) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        self.reserved_bytes = 0
+        self.descriptor = descriptor
+        os.ftruncate(descriptor, size_bytes)
+        self.view = memoryview(mmap.mmap(descriptor, size_bytes))
+
+    def __del__(self) -> None:
+        """Leases hold it; the last one closes the file. The mapping lasts as long as views of it do."""
+        os.close(self.descriptor)
+
+    def reserve(self, end: int) -> bool:
+        """Whether the bytes up to there may be touched from now on."""
+        if end <= self.reserved_bytes:
+            return True
+        wanted = min(-(-end // STEP_BYTES) * STEP_BYTES, self.size_bytes)
+        try:
+            os.posix_fallocate(self.descriptor, self.reserved_bytes, wanted - self.reserved_bytes)
+        except OSError:
+            return False
+        self.reserved_bytes = wanted
+        return True
+
+
+def nameless_memory(size_bytes: int) -> SlabMemory:
+    """Of this process and whom it hands the descriptor. Raises OSError."""
+    name = _new_name()
+    return SlabMemory(name, os.memfd_create(name, os.MFD_CLOEXEC), size_bytes)
+
+
+@contextlib.contextmanager
+def named_memory(size_bytes: int, folder: Path = SHARED_MEMORY) -> Iterator[SlabMemory]:
+    """Has its name within the block only. Raises OSError.
+
+    Locked meanwhile: a file of that form without a lock was left by a process that was killed within its block, and
+    is removed.
+    """
+    _clear_away(folder)
+    name = _new_name()
+    path = folder / name
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield SlabMemory(name, descriptor, size_bytes)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _new_name() -> str:
+    return f"penstock_{uuid.uuid4().hex[:12]}_slab"
+
+
+def _clear_away(folder: Path) -> None:
+    for path in folder.glob("penstock_*_slab"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)
