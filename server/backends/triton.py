@@ -10,6 +10,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.config_pbtxt import config_from_proto
 from server.backends.patience import Patience
+from server.backends.retry_budget import RetryBudget
 from server.backends.triton_grpc import TritonGrpc
 from server.backends.triton_http import TritonHttp, origin_of
 from server.backends.triton_messages import decode_index, decode_metadata, decode_response, encode_request, parsed
@@ -33,7 +34,8 @@ class TritonBackend:
     """Backend and Relay. Make it inside the running loop; `async with`, or aclose, ends it.
 
     http_url: https:// makes both ports TLS. metrics_url: the whole address of the engine's metrics page, None for none.
-    max_connections: HTTP connections at most; gRPC shares one. Raises InvalidRequest for an address that is none.
+    max_connections: HTTP connections at most; gRPC shares one. budget: of calls sent again, its own unless given.
+    Raises InvalidRequest for an address that is none.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class TritonBackend:
         max_connections: int,
         metrics_url: str | None = None,
         patience: Patience | None = None,
+        budget: RetryBudget | None = None,
     ) -> None:
         self._patience = patience or Patience()
+        budget = budget or RetryBudget()
         origin = origin_of(http_url)
-        self._grpc = TritonGrpc(grpc_address, is_tls=origin.is_tls, patience=self._patience)
-        self._http = TritonHttp(origin, max_connections=max_connections, patience=self._patience)
+        self._grpc = TritonGrpc(grpc_address, is_tls=origin.is_tls, patience=self._patience, budget=budget)
+        self._http = TritonHttp(origin, max_connections=max_connections, patience=self._patience, budget=budget)
         self._regions: dict[str, Callable[[], None]] = {}
         self._metrics: TritonHttp | None = None
         if metrics_url is not None:

@@ -10,6 +10,7 @@ import grpc
 from server.backends.http2_calls import GRACE_S, CallBroken, TooManyGivenUp
 from server.backends.out_of_memory import means_out_of_memory
 from server.backends.patience import Patience
+from server.backends.retry_budget import RetryBudget
 from server.backends.triton_stream import TritonStream
 from server.backends.triton_unary import UnaryCalls, is_plain_address
 from server.core.errors import (
@@ -53,7 +54,7 @@ class Failure(NamedTuple):
 class TritonGrpc:
     """One HTTP/2 connection to the engine, made again by itself when it breaks. Make it inside the running loop."""
 
-    def __init__(self, address: str, *, is_tls: bool, patience: Patience) -> None:
+    def __init__(self, address: str, *, is_tls: bool, patience: Patience, budget: RetryBudget | None = None) -> None:
         self._address = address
         self._patience = patience
         options = _channel_options(patience)
@@ -63,7 +64,7 @@ class TritonGrpc:
             else grpc.aio.insecure_channel(address, options)
         )
         is_plain = not is_tls and is_plain_address(address)
-        self._unary = UnaryCalls(address, patience) if is_plain else None
+        self._unary = UnaryCalls(address, patience, budget=budget) if is_plain else None
         self._given_up: set[asyncio.Task[GrpcAnswer | Failure]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}

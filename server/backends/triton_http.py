@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from server.backends.call_traits import READS, may_repeat_http
 from server.backends.http_connection import ConnectionBroken, HttpConnection, request_head
 from server.backends.inflow import Inflow
 from server.backends.patience import Patience
+from server.backends.retry_budget import RetryBudget
 from server.core.address import authority
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer, HttpCall, HttpStream
 
 T = TypeVar("T")
-_READS = ("GET", "HEAD")
-_REPEATABLE_POSTS = (b"/infer", b"/index", b"/generate", b"/generate_stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,13 @@ def origin_of(url: str) -> Origin:
 class TritonHttp:
     """The Relay's HTTP half. Make it inside the running loop."""
 
-    def __init__(self, origin: Origin, *, max_connections: int, patience: Patience) -> None:
+    def __init__(
+        self, origin: Origin, *, max_connections: int, patience: Patience, budget: RetryBudget | None = None
+    ) -> None:
+        """budget: of calls that are sent a second time, shared with the engine's other clients."""
         self._origin = origin
         self._patience = patience
+        self._budget = budget or RetryBudget()
         self._tls = ssl.create_default_context() if origin.is_tls else None
         self._idle: list[HttpConnection] = []
         self._slots = asyncio.Semaphore(max_connections)
@@ -100,7 +104,7 @@ class TritonHttp:
     def _timeout_s(self, call: HttpCall, deadline: float | None) -> float:
         """The time that is left. Raises DeadlineExceeded where there is none."""
         if deadline is None:
-            return self._patience.read_s if call.method in _READS else self._patience.call_s
+            return self._patience.read_s if call.method in READS else self._patience.call_s
         timeout_s = deadline - time.monotonic()
         if timeout_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent to the engine")
@@ -110,15 +114,17 @@ class TritonHttp:
         """The exchange over an idle connection, else a new one.
 
         A call is sent a second time in one case: the kept-alive connection turned out closed before any byte of an
-        answer came, and the call is a read or an inference. An engine that closes an idle connection has not begun
-        the work; one that died under it answers the second call with a refused connection.
+        answer came, the call is a read or an inference, and the budget allows it. An engine that closes an idle
+        connection has not begun the work; one that died under it answers the second call with a refused connection.
         """
+        self._budget.calls += 1
         connection = self._take_idle()
         if connection is not None:
             try:
                 return await exchange(connection)
             except ConnectionBroken as broken:
-                if broken.has_begun or not _is_repeatable(call):
+                is_lost = broken.has_begun or not may_repeat_http(call)
+                if is_lost or not self._budget.take(time.monotonic()):
                     raise BackendUnavailable(f"the connection to the engine broke: {broken}") from broken
         try:
             return await exchange(await self._connect())
@@ -198,8 +204,3 @@ class TritonHttp:
             raise BackendUnavailable(f"no connection to {where} within {self._patience.connect_s} s") from error
         except OSError as error:
             raise BackendUnavailable(f"cannot connect to the engine at {origin.authority.decode()}: {error}") from error
-
-
-def _is_repeatable(call: HttpCall) -> bool:
-    path = call.target.partition(b"?")[0]
-    return call.method in _READS or path.endswith(_REPEATABLE_POSTS)

@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import time
 
 from server.backends.http2_calls import CallBroken, CallUnread, Http2Calls
 from server.backends.http2_grpc import Reply, head_of, metadata_fields
 from server.backends.http2_keepalive import Keepalive
 from server.backends.patience import Patience
+from server.backends.retry_budget import RetryBudget
 from server.core.relay import GrpcMetadata
 
 TURNS = 5
@@ -22,26 +24,31 @@ def is_plain_address(address: str) -> bool:
 class UnaryCalls:
     """Make it inside the running loop. address: "host:port"."""
 
-    def __init__(self, address: str, patience: Patience) -> None:
+    def __init__(self, address: str, patience: Patience, *, budget: RetryBudget | None = None) -> None:
+        """budget: of calls that are sent again, shared with the engine's other clients."""
         self._address = address
         self._patience = patience
+        self._budget = budget or RetryBudget()
         self._connection: Http2Calls | None = None
         self._connecting: asyncio.Task[Http2Calls] | None = None
         self._heads: dict[str, bytes] = {}
         self._is_closed = False
 
     async def call(self, method: str, message: bytes, metadata: GrpcMetadata) -> Reply:
-        """What the engine answers. A call that it never looked at is sent again, TURNS times.
+        """What the engine answers. A call that it never looked at is sent again, within the budget, TURNS times.
 
         Raises CallBroken, TooManyGivenUp. The engine is told no deadline: whoever has one gives the call up.
         """
         head = self._head(method)
         if metadata:
             head += metadata_fields(metadata)
+        self._budget.calls += 1
         for turn in range(1, TURNS):
             try:
                 return await (await self._open()).unary(head, message)
             except CallUnread:
+                if not self._budget.take(time.monotonic()):
+                    raise
                 await asyncio.sleep(turn * PAUSE_S)
         return await (await self._open()).unary(head, message)
 
