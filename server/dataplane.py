@@ -244,7 +244,7 @@ class DataPlane:
         async with self._passage.through(Verb.INFER, head, caller, size_bytes, until):
             model = await self._images.model(request.model_name)
             label = self.model_label(request.model_name)
-            response = await self._images.run(replace(request, deadline=until), model, label)
+            response = await self._images.run(replace(request, deadline=until, client=caller.owner), model, label)
             self._watch.note_served(request.model_name)
             return response
 

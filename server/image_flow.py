@@ -6,9 +6,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from server.backends.engine_view import EngineView
 from server.batching.merge import Merged, merge
 from server.core.backend import Backend
+from server.core.batching import Batching, Explanation
 from server.core.encoded_images import ImageInput
 from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest, TooLarge, UnsupportedMedia
 from server.core.infer import InferRequest, InferResponse, Timings
@@ -22,6 +25,7 @@ from server.vision.header import sniff
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
 from server.vision.spec import PrepareSpec
+from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 
 T = TypeVar("T")
 WAVE_BYTES = 64 << 20
@@ -31,18 +35,25 @@ MAX_TENSOR_BYTES = 256 << 20  # of the tensor that one request's encoded images 
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """Encoded images for one model. deadline: monotonic seconds, None for the model's own."""
+    """Encoded images for one model. deadline: monotonic seconds, None for the model's own.
+
+    client: whom the queue of a model that the gateway owns is fair to.
+    """
 
     model_name: str
     model_version: str
     images: tuple[bytes, ...]
     deadline: float | None
     id: str = ""
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageResponse:
-    """One result an image, in the order asked. labels: by class_id; may be shorter than the ids that occur."""
+    """One result an image, in the order asked. labels: by class_id; may be shorter than the ids that occur.
+
+    explanations: one an image, where the gateway formed the batches.
+    """
 
     model_name: str
     model_version: str
@@ -50,6 +61,7 @@ class ImageResponse:
     labels: tuple[str, ...]
     timings: Timings
     total_s: float
+    explanations: tuple[Explanation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +79,33 @@ class _Wave:
     model_version: str
     results: tuple[VisionResult, ...]
     timings: Timings
+    explanations: tuple[Explanation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one image came to, in a batch that the gateway formed."""
+
+    result: VisionResult
+    response: InferResponse
+    timings: Timings
 
 
 class ImageFlow:
     """The image endpoint without its transport."""
 
-    def __init__(self, *, backend: Backend, watch: EngineView, pool: DecodePool, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        watch: EngineView,
+        pool: DecodePool,
+        metrics: Metrics,
+        batching: Batching | None = None,
+    ) -> None:
+        """batching: of the models that the gateway owns; every image of a request is one row of a batch there."""
         self._backend = backend
+        self._batching = batching
         self._watch = watch
         self._pool = pool
         self._metrics = metrics
@@ -120,10 +152,10 @@ class ImageFlow:
                 prepared += await self._prepare(request, which, model)
             except UnsupportedMedia as error:  # it says 415 of a body, and this body is v2's
                 raise InvalidRequest(error.message) from error
-            timings.append(_timings_of(prepared[first:], time.monotonic() - started))
+            timings.append(times_of(prepared[first:], time.monotonic() - started))
             _trace_preparation(timings[-1])
             _refuse_too_large(sum(item.array.nbytes for item in prepared))
-        self._metrics.prepared(label, _sum_of(timings))
+        self._metrics.prepared(label, times_in_turn(timings))
         self._metrics.batch(label, len(prepared))
         return tensor_from_numpy(model.card.input_name, _one_array([item.array for item in prepared], model.config))
 
@@ -134,11 +166,16 @@ class ImageFlow:
         """
         started = time.monotonic()
         size = wave_size(model.card.prepare_spec)
-        waves = [
-            await self._wave(request, range(first, min(first + size, len(request.images))), model, label)
-            for first in range(0, len(request.images), size)
-        ]
-        timings = _sum_of([wave.timings for wave in waves])
+        batching = self._batching
+        owner = batching if batching is not None and batching.owns(request.model_name) else None
+        waves = []
+        for first in range(0, len(request.images), size):
+            which = range(first, min(first + size, len(request.images)))
+            if owner is not None:
+                waves.append(await self._owned_wave(request, which, model, owner))
+            else:
+                waves.append(await self._wave(request, which, model, label))
+        timings = times_in_turn([wave.timings for wave in waves])
         self._metrics.stages(label, timings)
         return ImageResponse(
             request.model_name,
@@ -147,6 +184,7 @@ class ImageFlow:
             model.card.labels,
             timings,
             time.monotonic() - started,
+            tuple(explanation for wave in waves for explanation in wave.explanations),
         )
 
     def _described(self, config: ModelConfig) -> ImageModel | None:
@@ -164,7 +202,7 @@ class ImageFlow:
         """The images of these indices, side by side."""
         started = time.monotonic()
         prepared = await self._prepare(request, which, model)
-        timings = _timings_of(prepared, time.monotonic() - started)
+        timings = times_of(prepared, time.monotonic() - started)
         _trace_preparation(timings)
         calls = merge(
             [item.array for item in prepared],
@@ -183,6 +221,37 @@ class ImageFlow:
         )
         _trace_stages(("postprocess", timings.postprocess))
         return _Wave(responses[0].model_version, results, timings)
+
+    async def _owned_wave(self, request: ImageRequest, which: range, model: ImageModel, batching: Batching) -> _Wave:
+        """The images of these indices, each on its own way: none waits for another to be decoded."""
+        started = time.monotonic()
+        seen = await _together([self._see(request, index, model, batching) for index in which])
+        passed_s = time.monotonic() - started
+        return _Wave(
+            seen[0].response.model_version,
+            tuple(one.result for one in seen),
+            times_side_by_side([one.timings for one in seen], passed_s),
+            tuple(one.response.explanation for one in seen if one.response.explanation is not None),
+        )
+
+    async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
+        (prepared,) = await self._prepare(request, range(index, index + 1), model)
+        _trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
+        tensor = tensor_from_numpy(model.card.input_name, prepared.array[np.newaxis])
+        asked = InferRequest(
+            request.model_name, (tensor,), request.model_version, request.id, deadline=request.deadline
+        )
+        response = await batching.infer(asked, client=request.client)
+        parse_started = time.monotonic()
+        result = parse(model.card, response, 0, prepared.geometry)
+        timings = replace(
+            response.timings,
+            decode=prepared.decode_s,
+            preprocess=prepared.preprocess_s,
+            postprocess=time.monotonic() - parse_started,
+        )
+        _trace_stages(("postprocess", timings.postprocess))
+        return _Seen(result, response, timings)
 
     async def _prepare(self, request: ImageRequest, which: range, model: ImageModel) -> list[Prepared]:
         jobs = [self._one(request.images[index], model, index + 1, request) for index in which]
@@ -286,28 +355,6 @@ def _one_array(arrays: Sequence[Array], config: ModelConfig) -> Array:
             "no tensor holds both; send each in a request of its own"
         )
     return calls[0].array
-
-
-def _timings_of(prepared: Sequence[Prepared], passed_s: float) -> Timings:
-    """Of images prepared side by side: what took longest, and what of the time was waiting."""
-    at_work_s = max(item.decode_s + item.preprocess_s for item in prepared)
-    return Timings(
-        decode=max(item.decode_s for item in prepared),
-        preprocess=max(item.preprocess_s for item in prepared),
-        queue=max(passed_s - at_work_s, 0.0),
-    )
-
-
-def _sum_of(timings: Sequence[Timings]) -> Timings:
-    """One after the other; the largest batch counts."""
-    return Timings(
-        decode=sum(item.decode for item in timings),
-        preprocess=sum(item.preprocess for item in timings),
-        queue=sum(item.queue for item in timings),
-        infer=sum(item.infer for item in timings),
-        postprocess=sum(item.postprocess for item in timings),
-        batch_size=max(item.batch_size for item in timings),
-    )
 
 
 def _parse(

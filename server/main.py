@@ -81,7 +81,14 @@ class Gateway:
             max_pixels=settings.max_pixels,
         )
         self.admission = Admission(AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes))
-        images = ImageFlow(backend=self.engine.backend, watch=self.watch, pool=self.pool, metrics=self.metrics)
+        self.batching = BatcherPool(self.engine.backend, self._options_of, slab=getattr(self.engine, "slab", None))
+        images = ImageFlow(
+            backend=self.engine.backend,
+            watch=self.watch,
+            pool=self.pool,
+            metrics=self.metrics,
+            batching=self.batching,
+        )
         self.door = compose_door(settings)
         self.tracer = _open_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.plane = DataPlane(
@@ -94,7 +101,6 @@ class Gateway:
         )
         self.plane.tracer = self.tracer
         self.plane.options = self.options
-        self.batching = BatcherPool(self.engine.backend, self._options_of, slab=getattr(self.engine, "slab", None))
         self.plane.batches = BatchFlow(
             batching=self.batching,
             relay=self.engine.relay,
