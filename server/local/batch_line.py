@@ -1,0 +1,86 @@
+"""One end of the batch socket: records in, records out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from server.local.messages import Record
+from server.logs import get_logger
+
+SOCKET_NAME = "core-batch.sock"
+_LENGTH_BYTES = 4
+_ENCODER = msgspec.msgpack.Encoder()
+
+log = get_logger("local")
+In = TypeVar("In", bound=Record)
+
+
+class BatchLine(asyncio.Protocol, Generic[In]):
+    """decoder: of what comes. heard: told of each record, in order, with this end. lost: told once, at the end.
+
+    Tensors of what comes are views into the bytes of their own record.
+    """
+
+    def __init__(
+        self,
+        decoder: "msgspec.msgpack.Decoder[In]",
+        heard: "Callable[[BatchLine[In], In], None]",
+        lost: "Callable[[BatchLine[In]], None]",
+    ) -> None:
+        self._decoder = decoder
+        self._heard = heard
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other end is there, as far as is known."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, record: Record) -> None:
+        """Never blocks; what is sent to an end that is gone is dropped."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        encoded = _ENCODER.encode(record)
+        self._transport.writelines((len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        position = 0
+        while len(received) - position >= _LENGTH_BYTES:
+            size_bytes = int.from_bytes(received[position : position + _LENGTH_BYTES], "little")
+            end = position + _LENGTH_BYTES + size_bytes
+            if len(received) < end:
+                break
+            record = bytes(memoryview(received)[position + _LENGTH_BYTES : end])
+            position = end
+            self._take(record)
+        if position:
+            del received[:position]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._received.clear()
+        self._lost(self)
+
+    def _take(self, encoded: bytes) -> None:
+        try:
+            record = self._decoder.decode(encoded)
+        except msgspec.DecodeError as error:
+            log.error("a record on the batch socket cannot be read; closing it", error=str(error))
+            self.close()
+            return
+        self._heard(self, record)

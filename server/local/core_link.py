@@ -1,0 +1,271 @@
+"""A front's link to its core: the engine as the core sees it, and inferences whose batches the core forms."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+
+from server.backends.watch import KnownModel
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig
+from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.messages import (
+    DOWN,
+    Answer,
+    Ask,
+    Beat,
+    Cut,
+    Failed,
+    Find,
+    Found,
+    GiveUp,
+    Hello,
+    Served,
+    State,
+    Suspect,
+    error_of,
+)
+from server.logs import get_logger
+
+CORE_GONE = "the gateway's core is restarting; retry in a second"
+CORE_SILENT = "the gateway's core does not answer; retry in a second"
+SILENCE_S = 5.0
+FIND_PATIENCE_S = 5.0
+LATE_S = 0.25  # beyond a deadline, which the core keeps itself, before the front gives an answer up
+_SWEEP_S = 0.1
+_RECONNECT_S = 0.05
+_NOBODY: Mapping[str, KnownModel] = MappingProxyType({})
+
+log = get_logger("front")
+
+
+class _Question(Protocol):
+    """What waits for the core's word."""
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class CoreLink:
+    """EngineView and Batching of a front. Run `run()` as one task; call the rest from the same event loop.
+
+    index: which of the fronts this is. max_asks: inferences that may wait for the core at once.
+    While there is no core the engine is not up, and everything that waited for it fails as BackendUnavailable.
+    """
+
+    def __init__(self, run_dir: Path, index: int, *, max_asks: int) -> None:
+        self._path = str(run_dir / SOCKET_NAME)
+        self._index = index
+        self._max_asks = max_asks
+        self._decoder: msgspec.msgpack.Decoder[DOWN] = msgspec.msgpack.Decoder(DOWN)
+        self._line: BatchLine[DOWN] | None = None
+        self._is_up = False
+        self._reason = "the gateway's core has not answered yet"
+        self._generation = 0
+        self._models: Mapping[str, KnownModel] = _NOBODY
+        self._owned: frozenset[str] = frozenset()
+        self._cut: Callable[[str], None] = lambda _: None
+        self._numbers = itertools.count(1)
+        self._asks: dict[int, tuple[asyncio.Future[InferResponse], float]] = {}
+        self._finds: dict[int, asyncio.Future[ModelConfig]] = {}
+        self._served: set[str] = set()
+        self._heard_at = 0.0
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.first_state = asyncio.Event()
+
+    # EngineView
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    @property
+    def reason(self) -> str:
+        """Why the engine is not up; empty while it is."""
+        return self._reason
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def models(self) -> Mapping[str, KnownModel]:
+        return self._models
+
+    def when_silent(self, cut: Callable[[str], None]) -> None:
+        """Whom to tell, with the reason, that calls in the engine will not be answered any more."""
+        self._cut = cut
+
+    def suspect(self) -> None:
+        """A call could not reach the engine: the core is told."""
+        self._send(Suspect())
+
+    def note_served(self, model_name: str) -> None:
+        """Told to the core now and then, not each time."""
+        self._served.add(model_name)
+
+    async def note_loaded(self, model_name: str) -> None:
+        """The core has loaded it, and knows."""
+
+    def note_unloaded(self, model_name: str) -> None:
+        """The core has unloaded it, and knows."""
+
+    async def find(self, model_name: str) -> ModelConfig:
+        """The config of a ready model, asked of the core where it is new. Raises what the core says."""
+        known = self._models.get(model_name)
+        if known is not None and known.is_ready and known.config is not None:
+            return known.config
+        number = next(self._numbers)
+        future: asyncio.Future[ModelConfig] = self._loop.create_future()
+        self._finds[number] = future
+        try:
+            self._require_line().send(Find(number, model_name))
+            async with asyncio.timeout(FIND_PATIENCE_S):
+                return await future
+        except TimeoutError as error:
+            raise BackendUnavailable(CORE_SILENT) from error
+        finally:
+            self._finds.pop(number, None)
+
+    # Batching
+
+    def owns(self, model_name: str) -> bool:
+        """Whether the core forms that model's batches."""
+        return model_name in self._owned
+
+    async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
+        """See Batching.infer."""
+        line = self._require_line()
+        if len(self._asks) >= self._max_asks:
+            raise Overloaded(f"{len(self._asks)} requests wait for the gateway's core; retry after 0.2 s")
+        number = next(self._numbers)
+        future: asyncio.Future[InferResponse] = self._loop.create_future()
+        until = float("inf") if request.deadline is None else request.deadline + LATE_S
+        self._asks[number] = future, until
+        line.send(Ask(number, request, client, priority))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._send(GiveUp(number))
+            raise
+        finally:
+            self._asks.pop(number, None)
+
+    # the line
+
+    async def run(self) -> None:
+        """Connects, again and again, for ever; ends by cancellation only."""
+        try:
+            while True:
+                await self._connect()
+                await self._until_gone()
+                self._lose(CORE_GONE)
+        finally:
+            self._lose("this gateway stops")
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                self._gone.clear()
+                _, line = await self._loop.create_unix_connection(self._new_line, self._path)
+            except OSError:
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            self._heard_at = time.monotonic()
+            line.send(Hello(self._index))
+            self._line = line
+            return
+
+    def _new_line(self) -> BatchLine[DOWN]:
+        return BatchLine(self._decoder, self._hear, lambda _: self._gone.set())
+
+    async def _until_gone(self) -> None:
+        """Until the connection ends, or the core says nothing for too long."""
+        while not self._gone.is_set():
+            try:
+                async with asyncio.timeout(_SWEEP_S):
+                    await self._gone.wait()
+            except TimeoutError:
+                self._sweep(time.monotonic())
+
+    def _sweep(self, now: float) -> None:
+        if self._served:
+            self._send(Served(tuple(self._served)))
+            self._served.clear()
+        if now - self._heard_at > SILENCE_S:
+            log.error("the core is silent", seconds=round(now - self._heard_at, 1))
+            self._lose(CORE_SILENT)  # it is connected still, and may speak again
+            self._heard_at = now
+        for number, (future, until) in list(self._asks.items()):
+            if now > until and not future.done():
+                self._send(GiveUp(number))
+                future.set_exception(DeadlineExceeded("the deadline passed while the gateway's core had the request"))
+
+    def _lose(self, reason: str) -> None:
+        """The core says nothing any more: nobody waits for it."""
+        if self._is_up:
+            log.warning("no core", reason=reason)
+        self._is_up, self._reason = False, reason
+        waiting: list[_Question] = [
+            *(future for future, _ in self._asks.values() if not future.done()),
+            *(future for future in self._finds.values() if not future.done()),
+        ]
+        for question in waiting:
+            question.set_exception(BackendUnavailable(reason))
+
+    def _require_line(self) -> BatchLine[DOWN]:
+        if self._line is None or not self._line.is_open:
+            raise BackendUnavailable(CORE_GONE)
+        return self._line
+
+    def _send(self, record: GiveUp | Served | Suspect) -> None:
+        if self._line is not None:
+            self._line.send(record)
+
+    def _hear(self, _: BatchLine[DOWN], record: DOWN) -> None:
+        self._heard_at = time.monotonic()
+        match record:
+            case Answer(number, response):
+                self._answer(number, response)
+            case Failed(number):
+                self._fail(number, error_of(record))
+            case State():
+                self._take(record)
+            case Found(number, config):
+                future = self._finds.get(number)
+                if future is not None and not future.done():
+                    future.set_result(config)
+            case Cut(reason):
+                self._cut(reason)
+            case Beat():
+                pass
+
+    def _answer(self, number: int, response: InferResponse) -> None:
+        asked = self._asks.get(number)
+        if asked is not None and not asked[0].done():
+            asked[0].set_result(response)
+
+    def _fail(self, number: int, error: InferenceError) -> None:
+        asked = self._asks.get(number)
+        future: _Question | None = asked[0] if asked is not None else self._finds.get(number)
+        if isinstance(future, asyncio.Future) and not future.done():
+            future.set_exception(error)
+
+    def _take(self, state: State) -> None:
+        if state.is_up and not self._is_up:
+            log.info("the core serves", generation=state.generation)
+        self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
+        self._models = {known.name: self._same(known) for known in state.models}
+        self._owned = frozenset(state.owned)
+        self.first_state.set()
+
+    def _same(self, known: KnownModel) -> KnownModel:
+        """The model as it was known here, where nothing of it has changed: what is kept of a config stays good."""
+        former = self._models.get(known.name)
+        return former if former == known else known

@@ -1,0 +1,148 @@
+"""The core's end of the batch socket: tells its fronts of the engine, and serves their inferences."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from server.backends.watch import EngineWatch
+from server.core.backend import Backend
+from server.core.batching import Batching
+from server.core.errors import InferenceError
+from server.core.infer import InferResponse
+from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.messages import UP, Answer, Ask, Beat, Cut, Find, Found, GiveUp, Hello, Served, State, Suspect, failed
+from server.logs import get_logger
+
+LOOK_S = 0.05
+BEAT_EVERY = 20  # looks
+
+log = get_logger("core")
+
+
+@dataclass(slots=True)
+class _Front:
+    """One that is connected. index: 0 until it has said hello. tasks: what it waits for, by its own numbers."""
+
+    index: int
+    tasks: dict[int, "asyncio.Task[None]"]
+
+
+class CoreServer:
+    """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone."""
+
+    def __init__(self, run_dir: Path, watch: EngineWatch, backend: Backend, batching: Batching | None) -> None:
+        self._path = run_dir / SOCKET_NAME
+        self._watch = watch
+        self._backend = backend
+        self._batching = batching
+        self._decoder: msgspec.msgpack.Decoder[UP] = msgspec.msgpack.Decoder(UP)
+        self._fronts: dict[BatchLine[UP], _Front] = {}
+        self._told: State | None = None
+
+    @property
+    def front_count(self) -> int:
+        """Fronts that are connected."""
+        return sum(1 for front in self._fronts.values() if front.index)
+
+    def cut(self, reason: str) -> None:
+        """Tell the fronts that what they have in the engine will not be answered any more."""
+        for line in self._fronts:
+            line.send(Cut(reason))
+
+    async def run(self) -> None:
+        """Listens and tells, for ever. Ends by cancellation only, and ends what runs then."""
+        self._path.unlink(missing_ok=True)
+        server = await asyncio.get_running_loop().create_unix_server(self._new_line, str(self._path))
+        looks = 0
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                looks += 1
+                if not self._tell() and looks % BEAT_EVERY == 0:
+                    for line in self._fronts:
+                        line.send(Beat())
+        finally:
+            server.close()
+            for line in list(self._fronts):
+                line.close()
+                self._lost(line)
+
+    def _new_line(self) -> BatchLine[UP]:
+        return BatchLine(self._decoder, self._hear, self._lost)
+
+    def _state(self) -> State:
+        watch = self._watch
+        models = tuple(watch.models.values())
+        owned = tuple(known.name for known in models if self._batching is not None and self._batching.owns(known.name))
+        return State(watch.is_up, watch.reason, watch.generation, models, owned)
+
+    def _tell(self) -> bool:
+        """Whether there was anything new to tell."""
+        state = self._state()
+        if state == self._told:
+            return False
+        self._told = state
+        for line in self._fronts:
+            line.send(state)
+        return True
+
+    def _hear(self, line: BatchLine[UP], record: UP) -> None:
+        if isinstance(record, Hello):
+            self._fronts[line] = _Front(record.index, {})
+            line.send(self._state())
+            log.debug("a front came", front=record.index)
+        elif isinstance(record, Served):
+            for name in record.model_names:
+                self._watch.note_served(name)
+        elif isinstance(record, Suspect):
+            self._watch.suspect()
+        elif (front := self._fronts.get(line)) is not None:
+            self._serve(line, front, record)
+
+    def _serve(self, line: BatchLine[UP], front: _Front, question: Ask | Find | GiveUp) -> None:
+        number = question.number
+        if isinstance(question, GiveUp):
+            if (task := front.tasks.get(number)) is not None:
+                task.cancel()
+            return
+        work = self._infer(line, question) if isinstance(question, Ask) else self._find(line, question)
+        task = front.tasks[number] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: front.tasks.pop(number, None))
+
+    def _lost(self, line: BatchLine[UP]) -> None:
+        """The front is gone: nobody waits for what it asked."""
+        front = self._fronts.pop(line, None)
+        for task in list(front.tasks.values()) if front is not None else ():
+            task.cancel()
+
+    async def _infer(self, line: BatchLine[UP], ask: Ask) -> None:
+        async def work() -> None:
+            line.send(Answer(ask.number, await self._answer(ask)))
+
+        await self._guarded(line, ask.number, work)
+
+    async def _answer(self, ask: Ask) -> InferResponse:
+        request, batching = ask.request, self._batching
+        if batching is not None and batching.owns(request.model_name):
+            return await batching.infer(request, client=ask.client, priority=ask.priority)
+        return await self._backend.infer(request)
+
+    async def _find(self, line: BatchLine[UP], find: Find) -> None:
+        async def work() -> None:
+            line.send(Found(find.number, await self._watch.find(find.model_name)))
+
+        await self._guarded(line, find.number, work)
+
+    @staticmethod
+    async def _guarded(line: BatchLine[UP], number: int, work: Callable[[], Awaitable[None]]) -> None:
+        """The root of a question's task: every failure is told as itself."""
+        try:
+            await work()
+        except InferenceError as error:
+            line.send(failed(number, error))
+        except Exception:  # a bug of ours: logged here, and the front learns no more
+            log.exception("a front's question failed unexpectedly")
+            line.send(failed(number, InferenceError("internal error")))

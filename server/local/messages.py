@@ -1,0 +1,129 @@
+"""What fronts and their core tell each other over the batch socket: records in MessagePack, each behind its length.
+
+Deadlines are monotonic seconds, which the processes of one machine share.
+"""
+
+import msgspec
+
+from server.backends.watch import KnownModel
+from server.core.errors import InferenceError
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One of those below. number: of a question, by which its answer is known; a front's own."""
+
+
+class Hello(Record, frozen=True):
+    """Front → core, first: which of the fronts this is."""
+
+    index: int
+
+
+class Ask(Record, frozen=True):
+    """Front → core: an inference. client, priority: see Batching.infer."""
+
+    number: int
+    request: InferRequest
+    client: str
+    priority: int
+
+
+class GiveUp(Record, frozen=True):
+    """Front → core: nobody waits for that answer any longer."""
+
+    number: int
+
+
+class Find(Record, frozen=True):
+    """Front → core: what is this model's config?"""
+
+    number: int
+    model_name: str
+
+
+class Served(Record, frozen=True):
+    """Front → core: inferences of these models succeeded."""
+
+    model_names: tuple[str, ...]
+
+
+class Suspect(Record, frozen=True):
+    """Front → core: a call could not reach the engine."""
+
+
+class State(Record, frozen=True):
+    """Core → front: the engine as the core sees it, at every change and now and then. owned: by the gateway."""
+
+    is_up: bool
+    reason: str
+    generation: int
+    models: tuple[KnownModel, ...]
+    owned: tuple[str, ...]
+
+
+class Beat(Record, frozen=True):
+    """Core → front: nothing has changed."""
+
+
+class Cut(Record, frozen=True):
+    """Core → front: calls that are in the engine will not be answered any more."""
+
+    reason: str
+
+
+class Answer(Record, frozen=True):
+    """Core → front: of an Ask."""
+
+    number: int
+    response: InferResponse
+
+
+class Found(Record, frozen=True):
+    """Core → front: of a Find."""
+
+    number: int
+    config: ModelConfig
+
+
+class Failed(Record, frozen=True):
+    """Core → front: of an Ask or a Find. kind: the error's class. retry_after_s: None where it has none."""
+
+    number: int
+    kind: str
+    message: str
+    reason: str
+    retry_after_s: float | None
+
+
+UP = Hello | Ask | GiveUp | Find | Served | Suspect
+DOWN = State | Beat | Cut | Answer | Found | Failed
+
+
+def failed(number: int, error: InferenceError) -> Failed:
+    """The error as a record."""
+    retry_after_s: float | None = getattr(error, "retry_after_s", None)
+    return Failed(number, type(error).__name__, error.message, error.reason, retry_after_s)
+
+
+def error_of(record: Failed) -> InferenceError:
+    """The error again, of its own class; one that is not known here is an InferenceError."""
+    kind = _kinds().get(record.kind, InferenceError)
+    error = kind.__new__(kind)
+    InferenceError.__init__(error, record.message)
+    if record.reason != kind.reason:
+        error.reason = record.reason
+    if record.retry_after_s is not None:
+        vars(error)["retry_after_s"] = record.retry_after_s
+    return error
+
+
+def _kinds() -> dict[str, type[InferenceError]]:
+    kinds: dict[str, type[InferenceError]] = {}
+    todo = [InferenceError]
+    while todo:
+        kind = todo.pop()
+        kinds[kind.__name__] = kind
+        todo += kind.__subclasses__()
+    return kinds
