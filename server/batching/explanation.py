@@ -1,0 +1,139 @@
+"""What a request is told of its batch: as JSON for programs, with a sentence for people."""
+
+import json
+from collections.abc import Iterable
+
+import msgspec
+
+from server.core.batching import CloseReason, Explanation, Fit, Owner
+
+HEADER = "x-penstock-explain"
+_HEADER_BYTES = HEADER.encode()
+_ASKED = frozenset(("1", "true", "on", "yes"))
+_WHY_CLOSED = {
+    CloseReason.SLOT_FREE: "the engine was free and nothing more waited",
+    CloseReason.DEADLINE: "more rows would have made one of them late",
+    CloseReason.FULL: "it was full",
+    CloseReason.DELAY: "max_queue_delay_us had passed",
+    CloseReason.INCOMPATIBLE: "the next request could not share it",
+}
+_WHY_NOT = {
+    Owner.TRITON: "Triton forms this model's batches, not the gateway: ask Triton's statistics",
+    Owner.OFF: "nobody forms batches of this model: the request went to the engine alone",
+    Owner.GATEWAY: "the request went to the engine alone: the gateway merges no sequences, shared memory or classes",
+}
+
+
+class FitTold(msgspec.Struct, frozen=True):
+    """The line through the engine's calls: alpha_ms + beta_ms_per_row · rows, and guard_ms for its spread."""
+
+    alpha_ms: float
+    beta_ms_per_row: float
+    guard_ms: float
+    samples: int
+
+
+class Explained(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one request. owner: who forms the model's batches. text: the same for a person.
+
+    Where the gateway did not form the batch, that is all. Else: arrived_unix_s on the wall clock; queue_ms until the
+    batch was formed; engine_ms what the call took, expected_ms by the fit; batch: its number, with how many requests
+    and rows; closed_by: see CloseReason; ahead: requests that waited when it came; busy of slots: calls that ran when
+    the batch was formed; slack_ms: what the expected end left until the deadline.
+    """
+
+    model: str
+    owner: Owner
+    text: str
+    arrived_unix_s: float | None = None
+    queue_ms: float | None = None
+    engine_ms: float | None = None
+    expected_ms: float | None = None
+    slack_ms: float | None = None
+    batch: int | None = None
+    batch_requests: int | None = None
+    batch_rows: int | None = None
+    closed_by: CloseReason | None = None
+    ahead: int | None = None
+    busy: int | None = None
+    slots: int | None = None
+    fit: FitTold | None = None
+
+
+def is_asked(value: str) -> bool:
+    """Whether the header's or the metadata's value asks for an explanation."""
+    return value.strip().lower() in _ASKED
+
+
+def is_asked_by(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether one of the headers, names in lower case, asks for an explanation."""
+    for name, value in headers:
+        if name == _HEADER_BYTES:
+            return is_asked(value.decode("latin-1"))
+    return False
+
+
+def is_asked_in(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    """The same of a gRPC call's metadata."""
+    for name, value in metadata:
+        if name == HEADER:
+            return is_asked(value if isinstance(value, str) else value.decode("latin-1"))
+    return False
+
+
+def explained(explanation: Explanation) -> Explained:
+    """Of a request whose batch the gateway formed."""
+    return Explained(
+        explanation.model_name,
+        Owner.GATEWAY,
+        _sentence(explanation),
+        round(explanation.arrived_unix_s, 6),
+        _ms(explanation.queued_s),
+        _ms(explanation.engine_s),
+        _ms(explanation.expected_s),
+        _ms(explanation.slack_s),
+        explanation.batch_number,
+        explanation.requests,
+        explanation.rows,
+        explanation.close_reason,
+        explanation.ahead,
+        explanation.busy,
+        explanation.slots,
+        fit_told(explanation.fit),
+    )
+
+
+def not_formed(model_name: str, owner: Owner) -> Explained:
+    """Of a request that passed through; owner: of its model's batches."""
+    return Explained(model_name, owner, _WHY_NOT[owner])
+
+
+def as_header(told: Explained) -> str:
+    """In printable ASCII, as headers and metadata want it."""
+    return json.dumps(msgspec.to_builtins(told), separators=(",", ":"))
+
+
+def fit_told(fit: Fit | None) -> FitTold | None:
+    """In milliseconds, for JSON; None without a fit."""
+    if fit is None:
+        return None
+    alpha_ms, beta_ms, guard_ms = (round(seconds * 1e3, 4) for seconds in (fit.alpha_s, fit.beta_s, fit.guard_s))
+    return FitTold(alpha_ms, beta_ms, guard_ms, fit.samples)
+
+
+def _sentence(explanation: Explanation) -> str:
+    size = f"{_counted(explanation.requests, 'request')} and {_counted(explanation.rows, 'row')}"
+    expected = f", {explanation.expected_s * 1e3:.1f} ms were expected" if explanation.expected_s is not None else ""
+    return (
+        f"waited {explanation.queued_s * 1e3:.1f} ms behind {explanation.ahead} for its batch of {size}, "
+        f"closed because {_WHY_CLOSED[explanation.close_reason]}; the engine took {explanation.engine_s * 1e3:.1f} ms"
+        f"{expected}"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
