@@ -2,10 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from heapq import heappop
 
 from server.batching.entry import Batch, Entry, Stage
 from server.batching.fit import ServiceTimes
+from server.batching.forming import Terms, choose
 from server.batching.limit import SizeLimit
 from server.batching.options import BatchOptions
 from server.batching.running import Running
@@ -15,6 +15,7 @@ from server.core.errors import DeadlineExceeded, InferenceError, Overloaded
 
 PATIENCE_S = 1.0  # a request without a deadline is served as if it had this one
 TRUST_S = 1.0  # so long after the last call an idle engine is tried, whatever the fit says
+RATE_WEIGHT = 0.2  # of the time since the last batch, in the rate of arrivals
 TICK_S = 1e-6  # what a wake-up comes later than the moment that it is for
 
 
@@ -60,6 +61,9 @@ class BatchQueue:
         self._entries = 0
         self._batches = 0
         self._ended_at = float("-inf")
+        self._formed_at = float("-inf")
+        self._arrived_rows = 0
+        self._rate = 0.0
         self._lost: list[Dropped] = []
         self._by_rows: Counter[int] = Counter()
         self._closed_by: Counter[CloseReason] = Counter()
@@ -82,6 +86,7 @@ class BatchQueue:
         entry.ahead = self._waiting.entries
         entry.rank = entry.arrived_at + PATIENCE_S if entry.deadline is None else entry.deadline
         self._waiting.add(entry)
+        self._arrived_rows += entry.rows
         return lost
 
     def pop(self, now: float) -> Batch | None:
@@ -175,28 +180,17 @@ class BatchQueue:
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._trusted_fit(now)
-        begin = max(now, self._running.free_at(now))
-        limit = self._max_rows(fit)
-        chosen: list[Entry] = []
-        rows, earliest, reason = 0, float("inf"), CloseReason.SLOT_FREE
-        while (item := lane.head()) is not None:
-            entry = item[3]
-            if chosen and rows + entry.rows > limit:
-                reason = CloseReason.FULL
-                break
-            due = min(earliest, entry.deadline if entry.deadline is not None else earliest)
-            if chosen and fit is not None and begin + fit.seconds(rows + entry.rows) + fit.guard_s > due:
-                reason = CloseReason.DEADLINE
-                break
-            heappop(lane.items)
+        terms = Terms(self._running.free_at(now), fit, self._max_rows(fit), self._rows_a_second(now))
+        choice = choose(lane, self._waiting, terms)
+        for entry in choice.given_up:
+            finish = terms.begin + (fit.seconds(choice.rows) if fit is not None else 0.0)
+            self._lost.append(self._drop(entry, self._cannot_meet(entry, now, finish)))
+        for entry in choice.entries:
             self._waiting.remove(entry, Stage.BATCH)
-            chosen.append(entry)
-            rows, earliest = rows + entry.rows, due
-        if reason is CloseReason.SLOT_FREE and rows >= limit:
-            reason = CloseReason.FULL
-        elif reason is CloseReason.SLOT_FREE and self._waiting.entries:
+        reason = choice.reason
+        if reason is CloseReason.SLOT_FREE and self._waiting.entries:
             reason = CloseReason.INCOMPATIBLE
-        return self._send(chosen, rows, reason, now)
+        return self._send(choice.entries, choice.rows, reason, now)
 
     def _send(self, chosen: list[Entry], rows: int, reason: CloseReason, now: float) -> Batch:
         self._batches += 1
@@ -215,6 +209,14 @@ class BatchQueue:
         self._by_rows[rows] += 1
         self._closed_by[reason] += 1
         return batch
+
+    def _rows_a_second(self, now: float) -> float:
+        """What came since the last few batches."""
+        since_s = now - self._formed_at
+        if since_s > 0.0:
+            self._rate += (min(self._arrived_rows / since_s, 1e9) - self._rate) * RATE_WEIGHT
+            self._arrived_rows, self._formed_at = 0, now
+        return self._rate
 
     def _held_until(self) -> float:
         """A batch that would wait at the engine's door is formed no sooner than the engine is due."""

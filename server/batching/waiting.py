@@ -154,12 +154,12 @@ class Waiting:
             heappush(self._heads, (*head, lane))
 
     def _sweep(self) -> None:
+        self._heads = []
         for lane in self._lanes.values():
             lane.items = [item for item in lane.items if item[3].stage is Stage.QUEUE]
             heapify(lane.items)
-            lane.listed = lane.items[0][3]
-        self._heads = [(*lane.items[0], lane) for lane in self._lanes.values()]
-        heapify(self._heads)
+            lane.listed = None
+            self._list(lane)
         self._deadlines = [item for item in self._deadlines if item[2].stage is Stage.QUEUE]
         heapify(self._deadlines)
         for client in self.clients.values():
