@@ -15,9 +15,9 @@ from server.planning.policy import Policy
 from server.planning.rivals import Aimd, Deferred, Nexus, Triton
 
 DELAYS = (0.0, 0.1, 0.25, 0.4)  # shares of the SLO
-PATIENCES = (inf, 1.0, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3)
-TARGETS = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7)
-WINDOWS = (0.7, 0.85, 1.0, 1.1, 1.2, 1.3, 1.45, 1.6, 2.0)  # of the batch that Nexus' bound allows
+PATIENCES = (0.5, 0.6, 0.7, 0.8, 1.0, 0.45, 0.4, 0.35, 0.3, inf)  # likely ones first: others then cost one look
+TARGETS = (0.5, 0.55, 0.6, 0.45, 0.4, 0.7, 0.3)
+WINDOWS = (1.2, 1.1, 1.0, 1.3, 1.45, 0.85, 1.6, 0.7, 2.0)  # of the batch that Nexus' bound allows
 
 
 class Contender(StrEnum):
@@ -103,7 +103,7 @@ def _clipper(problem: Problem) -> Iterator[Setting]:
 
 def _adaptive(problem: Problem, delays: tuple[float, ...]) -> Iterator[Setting]:
     slo_s, most = problem.slo_s, problem.max_batch_size
-    knobs = itertools.product(problem.slots, delays, PATIENCES[1:], TARGETS, (1.0, 4.0))
+    knobs = itertools.product(problem.slots, delays, PATIENCES[:-1], TARGETS, (1.0, 4.0))
     for slots, delay, patience, target, step in knobs:
         words = f"call {target * slo_s * 1e3:g} ms, {_patience(patience, slo_s)}, step {step:g}"
         words += f", delay {delay * slo_s * 1e3:g} ms" if delay else ""
@@ -167,7 +167,7 @@ _GRIDS: dict[Contender, Callable[[Problem], Iterator[Setting]]] = {
 def _distinct(problem: Problem, *shares: float) -> list[int]:
     """Batch sizes by shares of Nexus' batch, and the largest possible one."""
     most = problem.max_batch_size
-    return sorted({min(max(int(share * problem.nexus_batch), 1), most) for share in shares} | {most})
+    return list(dict.fromkeys([*(min(max(int(share * problem.nexus_batch), 1), most) for share in shares), most]))
 
 
 def _patience(share: float, slo_s: float) -> str:

@@ -1,7 +1,7 @@
 """The race: every policy, tuned, before the same engine and the same arrivals, beside what is possible at all."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from server.planning import bounds
 from server.planning.arrivals import PATTERNS, Arrivals
@@ -10,7 +10,8 @@ from server.planning.contenders import Contender, Problem, Setting, settings_of
 from server.planning.search import Effort, Rate, highest, over_seeds
 from server.planning.simulate import Outcome, simulate
 
-TUNING_SEEDS = (101, 102)  # others than those that decide
+TUNING_SEEDS = (101, 102, 103)  # others than those that decide
+TUNING_SHARE = 0.4  # of the arrivals that decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def run(case: Case, contender: Contender, multiples: Sequence[float] = ()) -> Ro
 
 def tune(case: Case, settings: Sequence[Setting]) -> Setting:
     """The setting with the highest rate over seeds of its own; one that cannot beat the best so far costs one look."""
-    best, best_rate = settings[0], 0.0
+    effort = replace(case.effort, count=int(case.effort.count * TUNING_SHARE))
+    case, best, best_rate = replace(case, effort=effort), settings[0], 0.0
     for setting in settings:
         rate = _rate(case, setting, TUNING_SEEDS, floor=best_rate * (1 + case.effort.resolution))
         if rate > best_rate:
