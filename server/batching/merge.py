@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from server.core.infer import InferRequest
-from server.core.slab import Lease, Slab
+from server.core.slab import SLAB_FROM_BYTES, Lease, Slab
 from server.core.tensor import Array, Datatype, Tensor
-
-SLAB_FROM_BYTES = 32 << 10  # an input below this goes in the message: naming a region costs more than the copies
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,8 @@ from typing import Protocol
 
 from server.core.tensor import Place
 
+SLAB_FROM_BYTES = 32 << 10  # a tensor below this is sent: naming its place costs more than the copies
+
 
 class Lease(Protocol):
     """Bytes of the slab that are somebody's until the last hold on them is let go."""

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
+from server.core.slab import Lease
 from server.core.tensor import Array
 from server.vision.preprocess import NUMPY_OF, Geometry
 from server.vision.protocol import READY, Job, Reply
@@ -35,12 +36,16 @@ _INHERITED = {"PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH",
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One image as a network's input: array without batch axis, owned by the caller. Times in seconds."""
+    """One image as a network's input: array without batch axis. Times in seconds.
+
+    lease: what the array lies in, the caller's to release; without one the array is the caller's own.
+    """
 
     array: Array
     geometry: Geometry
     decode_s: float
     preprocess_s: float
+    lease: Lease | None = None
 
 
 class DecoderDied(Exception):
@@ -82,12 +87,19 @@ class Decoder:
     """A running decoder process. start() gives one that is ready; prepare() one image at a time."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], line: _Line, transport: asyncio.WriteTransport, memory_fd: int
+        self,
+        process: subprocess.Popen[bytes],
+        line: _Line,
+        transport: asyncio.WriteTransport,
+        channel: socket.socket,
+        memory_fd: int,
     ) -> None:
         self._process = process
         self._line = line
         self._transport = transport
+        self._channel = channel
         self._memory_fd = memory_fd
+        self._slab_region = ""
 
     @classmethod
     async def start(cls, memory_limit_bytes: int) -> Self:
@@ -105,7 +117,7 @@ class Decoder:
             except OSError:
                 transport.close()
                 raise
-        decoder = cls(process, line, transport, memory_fd)
+        decoder = cls(process, line, transport, ours, memory_fd)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await line.expect(len(READY))
@@ -123,22 +135,52 @@ class Decoder:
         """Whether it has ended, as far as is known."""
         return self._line.gone.done()
 
-    async def prepare(self, data: bytes | memoryview, spec: PrepareSpec, max_pixels: int) -> Prepared:
+    async def prepare(
+        self, data: bytes | memoryview, spec: PrepareSpec, max_pixels: int, lease: Lease | None = None
+    ) -> Prepared:
         """Raises what the decoder refused the image with, DecoderDied where it ended over it.
 
-        OSError where there is no memory for the bytes.
+        OSError where there is no memory for the bytes. lease: where the array goes if it fits; it is the answer's then.
         """
         try:
             await self._write(memoryview(data))
             answer = self._line.expect(Reply.WIRE_SIZE)
-            self._transport.write(Job(len(data), max_pixels, spec).pack())
+            self._send(Job(len(data), max_pixels, spec), lease)
             reply = self._understand(await answer, spec, max_pixels)
             if (error := reply.error()) is not None:
                 raise error
+            if reply.is_in_slab:
+                array = self._lying_in(lease, reply, spec)
+                return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s, lease)
             array = await self._read(reply, spec)
         finally:
             self._shrink()
         return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s)
+
+    def _send(self, job: Job, lease: Lease | None) -> None:
+        """With the slab's descriptor where it is another slab than the last one."""
+        if lease is None:
+            self._transport.write(job.pack())
+            return
+        place = lease.place
+        wire = replace(job, slab_offset=place.offset, slab_bytes=lease.view.nbytes).pack()
+        if place.region == self._slab_region:
+            self._transport.write(wire)
+            return
+        try:
+            socket.send_fds(self._channel, [wire], [lease.descriptor])  # the transport has nothing under way
+        except OSError:  # it ended, or reads no more
+            self.kill()
+            raise DecoderDied from None
+        self._slab_region = place.region
+
+    def _lying_in(self, lease: Lease | None, reply: Reply, spec: PrepareSpec) -> Array:
+        dtype = np.dtype(NUMPY_OF[spec.datatype])
+        size_bytes = math.prod(reply.shape) * dtype.itemsize
+        if lease is None or size_bytes > lease.view.nbytes:
+            self.kill()
+            raise DecoderDied
+        return np.frombuffer(lease.view[:size_bytes], dtype).reshape(reply.shape)
 
     def _understand(self, wire: bytes, spec: PrepareSpec, max_pixels: int) -> Reply:
         """What came may come from a process that an image has taken over: an impossible reply ends it."""

@@ -1,7 +1,9 @@
 """What the decode pool and a decoder process say to each other: two fixed records over a socket, bulk in a memory file.
 
-The parent writes the encoded image at the start of the memory file and sends a JOB; the worker puts the array behind it
-and answers a REPLY. One job at a time, so one side owns the file at any moment.
+The parent writes the encoded image at the start of the memory file and sends a JOB; the worker puts the array behind
+it, or into the slab where the job has room there and the array fits, and answers a REPLY. One job at a time, so one
+side owns the file, and the room in the slab, at any moment. A job that is the first of another slab brings its
+descriptor.
 """
 
 import struct
@@ -14,8 +16,8 @@ from server.vision.preprocess import Geometry
 from server.vision.spec import PrepareSpec
 
 READY = b"R"
-_JOB = struct.Struct(f"<QQ{PrepareSpec.WIRE_SIZE}s")
-_REPLY = struct.Struct("<BIIIQIIIIddiidd400s")
+_JOB = struct.Struct(f"<QQQQ{PrepareSpec.WIRE_SIZE}s")
+_REPLY = struct.Struct("<B?IIIQIIIIddiidd400s")
 _TEXT_BYTES = 400
 
 
@@ -39,21 +41,26 @@ _ERRORS: dict[Status, type[InferenceError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Decode and prepare the first size_bytes of the memory file."""
+    """Decode and prepare the first size_bytes of the memory file.
+
+    slab_bytes: the room in the slab, from slab_offset on; 0 for none.
+    """
 
     size_bytes: int
     max_pixels: int
     spec: PrepareSpec
+    slab_offset: int = 0
+    slab_bytes: int = 0
 
     WIRE_SIZE = _JOB.size
 
     def pack(self) -> bytes:
-        return _JOB.pack(self.size_bytes, self.max_pixels, self.spec.pack())
+        return _JOB.pack(self.size_bytes, self.max_pixels, self.slab_offset, self.slab_bytes, self.spec.pack())
 
     @classmethod
     def unpack(cls, wire: bytes) -> "Job":
-        size_bytes, max_pixels, spec = _JOB.unpack(wire)
-        return cls(size_bytes, max_pixels, PrepareSpec.unpack(spec))
+        size_bytes, max_pixels, slab_offset, slab_bytes, spec = _JOB.unpack(wire)
+        return cls(size_bytes, max_pixels, PrepareSpec.unpack(spec), slab_offset, slab_bytes)
 
 
 _NOWHERE = Geometry(0, 0, 0, 0, 0.0, 0.0)
@@ -61,7 +68,10 @@ _NOWHERE = Geometry(0, 0, 0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The array's shape and place in the memory file, or why there is none. Times in seconds."""
+    """The array's shape and place in the memory file, or why there is none. Times in seconds.
+
+    is_in_slab: it lies where the job's room in the slab begins, and not in the memory file.
+    """
 
     status: Status
     shape: tuple[int, int, int] = (0, 0, 0)
@@ -70,6 +80,7 @@ class Reply:
     decode_s: float = 0.0
     preprocess_s: float = 0.0
     text: str = ""
+    is_in_slab: bool = False
 
     WIRE_SIZE: ClassVar[int] = _REPLY.size
 
@@ -77,6 +88,7 @@ class Reply:
         place = self.geometry
         return _REPLY.pack(
             self.status,
+            self.is_in_slab,
             *self.shape,
             self.offset,
             place.source_width,
@@ -94,7 +106,7 @@ class Reply:
 
     @classmethod
     def unpack(cls, wire: bytes) -> "Reply":
-        status, depth, rows, columns, offset, *place, decode_s, preprocess_s, text = _REPLY.unpack(wire)
+        status, is_in_slab, depth, rows, columns, offset, *place, decode_s, preprocess_s, text = _REPLY.unpack(wire)
         return cls(
             Status(status),
             (depth, rows, columns),
@@ -103,6 +115,7 @@ class Reply:
             decode_s,
             preprocess_s,
             text.rstrip(b"\0").decode(errors="ignore"),
+            is_in_slab,
         )
 
     def error(self) -> InferenceError | None:

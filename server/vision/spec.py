@@ -81,6 +81,11 @@ class PrepareSpec:
 
     WIRE_SIZE = _WIRE.size
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one image as this network's input; 0 where images keep their own size."""
+        return self.width * self.height * self.color.channels * (self.datatype.size_bytes or 1)
+
     def pack(self) -> bytes:
         """WIRE_SIZE bytes that unpack() understands."""
         return _WIRE.pack(

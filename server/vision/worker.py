@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -54,19 +55,56 @@ class _MemoryFile:
         return np.frombuffer(self.view(), dtype, count, offset).reshape(shape)
 
 
-def _run(job: Job, memory: _MemoryFile) -> Reply:
+class _Slab:
+    """The slab as this side sees it, which is all of it; the descriptor is not kept."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(b"")
+
+    def map(self, fd: int) -> None:
+        """Another slab from now on. Closes the descriptor."""
+        try:
+            self._view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+
+    def array(self, job: Job, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array | None:
+        """An array at the job's room; None where it does not fit."""
+        count = int(np.prod(shape, dtype=np.int64))
+        if count * np.dtype(dtype).itemsize > job.slab_bytes:
+            return None
+        return np.frombuffer(self._view, dtype, count, job.slab_offset).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Where images come from, and where arrays go."""
+
+    file: _MemoryFile
+    slab: _Slab
+
+
+def _run(job: Job, memory: _Memory) -> Reply:
     started = time.perf_counter()
-    data = memory.view()[: job.size_bytes]
+    data = memory.file.view()[: job.size_bytes]
     decoded = decode(data, job.spec.color, max_pixels=job.max_pixels, at_least=least_decoded_size(job.spec))
     decoded_at = time.perf_counter()
     offset = -(-job.size_bytes // _ALIGNMENT) * _ALIGNMENT
-    array, geometry = prepare(decoded, job.spec, lambda shape, dtype: memory.array(offset, shape, dtype))
+    is_in_slab = False
+
+    def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        nonlocal is_in_slab
+        array = memory.slab.array(job, shape, dtype)
+        is_in_slab = array is not None
+        return memory.file.array(offset, shape, dtype) if array is None else array
+
+    array, geometry = prepare(decoded, job.spec, allocate)
     depth, rows, columns = array.shape
-    finished = time.perf_counter()
-    return Reply(Status.OK, (depth, rows, columns), offset, geometry, decoded_at - started, finished - decoded_at)
+    times = decoded_at - started, time.perf_counter() - decoded_at
+    return Reply(Status.OK, (depth, rows, columns), offset, geometry, *times, is_in_slab=is_in_slab)
 
 
-def _answer(job: Job, memory: _MemoryFile) -> Reply:
+def _answer(job: Job, memory: _Memory) -> Reply:
     try:
         return _run(job, memory)
     except InferenceError as error:
@@ -77,9 +115,14 @@ def _answer(job: Job, memory: _MemoryFile) -> Reply:
         return Reply(Status.BROKEN_WORKER, text=f"the decoder failed: {type(error).__name__}: {error}")
 
 
-def _serve(channel: socket.socket, memory: _MemoryFile) -> None:
+def _serve(channel: socket.socket, memory: _Memory) -> None:
     channel.sendall(READY)
-    while len(wire := channel.recv(Job.WIRE_SIZE, socket.MSG_WAITALL)) == Job.WIRE_SIZE:
+    while True:
+        wire, fds, _, _ = socket.recv_fds(channel, Job.WIRE_SIZE, 1, socket.MSG_WAITALL)
+        if len(wire) < Job.WIRE_SIZE:
+            return
+        for fd in fds:
+            memory.slab.map(fd)
         channel.sendall(_answer(Job.unpack(wire), memory).pack())
 
 
@@ -103,7 +146,7 @@ def main(arguments: list[str]) -> None:
     cv2.setNumThreads(1)
     with socket.socket(fileno=socket_fd) as channel, contextlib.suppress(ConnectionError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libpng and OpenCV complain there about every broken image
-        _serve(channel, _MemoryFile(memory_fd))
+        _serve(channel, _Memory(_MemoryFile(memory_fd), _Slab()))
 
 
 if __name__ == "__main__":
