@@ -31,6 +31,7 @@ class ModelBatcher:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[EngineCall, asyncio.Task[None]] = {}
         self._is_pumping = False
+        self._is_worth_halving = True  # until a batch of which no part was answered, and again once one is
         self._timer: asyncio.TimerHandle | None = None
         self._wakeup_at: float | None = None
 
@@ -137,9 +138,13 @@ class ModelBatcher:
         try:
             merged, response = await call.ask()
         except InferenceError as error:
-            await call.settle(error)
+            if self._is_worth_halving:
+                self._is_worth_halving = await call.settle(error) or len(call.members) == 1
+            else:
+                call.fail(error)
             self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
             return
+        self._is_worth_halving = True
         self._queue.done(call.batch, time.monotonic())
         self._pump()  # the engine has its next batch before this one's answers are told
         call.deliver(merged, response)

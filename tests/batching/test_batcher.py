@@ -1,0 +1,288 @@
+"""The queue under asyncio: every request one end of its own, whatever becomes of the batch around it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from server.batching.batcher import BatcherPool
+from server.batching.options import BatchOptions
+from server.core.batching import CloseReason, Owner
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    OutOfMemory,
+    Overloaded,
+)
+from server.core.infer import InferRequest, InferResponse
+from tests.batching.echo_engine import POISON, EchoEngine, asking, rows_in
+
+OWNED = BatchOptions(owner=Owner.GATEWAY, max_batch_size=8, instances=1)
+
+
+@dataclass
+class Rig:
+    """A pool over an engine. options: of its one model, None where it is gone."""
+
+    engine: EchoEngine
+    pool: BatcherPool
+    options: BatchOptions | None = OWNED
+
+    def ask(self, request: InferRequest, **how: object) -> "asyncio.Task[InferResponse]":
+        client, priority = str(how.get("client", "one")), how.get("priority", 0)
+        assert isinstance(priority, int)
+        return asyncio.create_task(self.pool.infer(request, client=client, priority=priority))
+
+    async def occupied(self) -> "asyncio.Task[InferResponse]":
+        """The engine runs a first call that does not end, and takes no second."""
+        self.engine.gate.clear()
+        first = self.ask(asking(100))
+        await self.engine.called(1)
+        return first
+
+    def is_empty(self) -> bool:
+        statistics = self.pool.statistics()["m"]
+        return not (statistics.depth or statistics.in_flight or self.engine.running)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    engine = EchoEngine()
+    found = Rig(engine, BatcherPool(engine, lambda name: found.options if name == "m" else None))
+    await found.pool.infer(asking(*range(8)), client="first")  # a full batch went well: the next may be full
+    engine.forget()
+    yield found
+    await found.pool.aclose()
+
+
+async def test_idle_engine_is_asked_at_once(rig: Rig) -> None:
+    """A lone request is its own batch, formed in the turn in which it came, and says so."""
+    response = await rig.ask(asking(1, 2, id="seven"))
+    assert rows_in(response) == [2, 3]
+    assert response.id == "seven"
+    assert response.explanation is not None
+    assert (response.explanation.rows, response.explanation.requests) == (2, 1)
+    assert response.explanation.close_reason is CloseReason.SLOT_FREE
+    assert response.timings.batch_size == 2
+    assert rig.is_empty()
+
+
+async def test_requests_of_one_turn_share_a_call(rig: Rig) -> None:
+    """What arrives together goes together, and each gets its own rows under its own id."""
+    asked = [rig.ask(asking(float(n), id=str(n)), client=str(n)) for n in range(4)]
+    responses = await asyncio.gather(*asked)
+    assert len(rig.engine.calls) == 1
+    assert rig.engine.requests[0].id == ""
+    assert [(rows_in(one), one.id) for one in responses] == [([n + 1.0], str(n)) for n in range(4)]
+    assert {one.explanation.requests for one in responses if one.explanation} == {4}
+
+
+async def test_requests_that_differ_are_never_merged(rig: Rig) -> None:
+    """Other outputs, another call."""
+    asked = [rig.ask(asking(1)), rig.ask(asking(2, outputs=["y"])), rig.ask(asking(3))]
+    await asyncio.gather(*asked)
+    assert sorted(rig.engine.calls) == [[1, 3], [2]]
+
+
+async def test_client_that_leaves_the_queue_is_never_run(rig: Rig) -> None:
+    """A place in the queue is another's at once."""
+    first = await rig.occupied()
+    waiting = [rig.ask(asking(float(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    in_engine = [row for call in rig.engine.calls for row in call]
+    leaves = rig.ask(asking(50))
+    await asyncio.sleep(0)
+    depth = rig.pool.statistics()["m"].depth
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert rig.pool.statistics()["m"].depth == depth - 1
+    rig.engine.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert 50 not in [row for call in rig.engine.calls for row in call]
+    assert in_engine == [100]
+    assert rig.is_empty()
+
+
+async def test_client_that_leaves_a_running_batch_costs_the_others_nothing(rig: Rig) -> None:
+    """Cancel one of four that run: the other three get their own rows, and the engine's call goes on."""
+    rig.engine.gate.clear()
+    asked = [rig.ask(asking(float(n))) for n in range(4)]
+    await rig.engine.called(1)
+    asked[1].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked[1]
+    rig.engine.gate.set()
+    assert [rows_in(await asked[n]) for n in (0, 2, 3)] == [[1], [3], [4]]
+    assert rig.engine.cancelled == 0
+    assert rig.is_empty()
+
+
+async def test_call_that_nobody_waits_for_is_given_up(rig: Rig) -> None:
+    """When the last member has left, the engine's call is cancelled and the slot is free."""
+    rig.engine.gate.clear()
+    asked = [rig.ask(asking(float(n))) for n in range(3)]
+    await rig.engine.called(1)
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.sleep(0)
+    rig.engine.gate.set()
+    assert rows_in(await rig.ask(asking(7))) == [8]
+    assert rig.engine.cancelled == 1
+    assert rig.is_empty()
+
+
+async def test_call_given_up_before_it_began_frees_its_slot(rig: Rig) -> None:
+    """Members that leave in the very turn in which their batch is formed leave nothing behind."""
+    asked = [rig.ask(asking(float(n))) for n in range(3)]
+    await asyncio.sleep(0)  # they are in the queue, and their batch is formed next
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert rig.engine.calls == []
+    assert rig.is_empty()
+    assert rows_in(await rig.ask(asking(7))) == [8]
+
+
+@pytest.mark.parametrize("error", [BackendUnavailable("gone"), Overloaded("the engine's queue is full")])
+async def test_engine_that_is_gone_ends_the_whole_batch(rig: Rig, error: InferenceError) -> None:
+    """Every member gets the same error, each an object of its own, and the engine is asked no more."""
+    rig.engine.refusals.append(error)
+    ends = await asyncio.gather(*[rig.ask(asking(float(n))) for n in range(3)], return_exceptions=True)
+    assert [(type(end), str(end)) for end in ends] == [(type(error), str(error))] * 3
+    assert len({id(end) for end in ends}) == 3
+    assert len(rig.engine.calls) == 1
+    assert rig.is_empty()
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("row of -1"), BackendFailed("model failed"), OutOfMemory("no room")])
+async def test_request_that_the_engine_refuses_fails_alone(rig: Rig, error: InferenceError) -> None:
+    """A merged call that fails is asked again in halves: only the culprit gets the error."""
+    rig.engine.poison_error = error
+    asked = [rig.ask(asking(POISON if n == 5 else float(n))) for n in range(8)]
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(ends[5], type(error))
+    assert [rows_in(end) for n, end in enumerate(ends) if n != 5 and not isinstance(end, BaseException)] == [
+        [n + 1.0] for n in range(8) if n != 5
+    ]
+    assert rig.engine.most_running == 1
+    assert rig.is_empty()
+
+
+async def test_broken_model_is_asked_few_more_times(rig: Rig) -> None:
+    """Where every call fails, what is asked again is bounded, and less once that is known."""
+    rig.engine.poison_error = BackendFailed("model failed")
+    for _ in range(2):
+        ends = await asyncio.gather(*[rig.ask(asking(POISON)) for _ in range(8)], return_exceptions=True)
+        assert all(isinstance(end, BackendFailed) for end in ends)
+    assert len(rig.engine.calls) <= (1 + 12) + 1
+
+
+async def test_out_of_memory_lowers_the_batch(rig: Rig) -> None:
+    """The next batches are half as large."""
+    rig.engine.refusals.append(OutOfMemory("no room"))
+    await asyncio.gather(*[rig.ask(asking(float(n))) for n in range(8)])
+    assert rig.pool.statistics()["m"].max_rows <= 4
+    rig.engine.calls.clear()
+    await asyncio.gather(*[rig.ask(asking(float(n))) for n in range(8)])
+    assert max(len(call) for call in rig.engine.calls) <= 5
+
+
+async def test_answer_with_too_few_rows_is_nobodys(rig: Rig) -> None:
+    """No member is given rows that may be another's."""
+    rig.engine.missing_rows = 1
+    ends = await asyncio.gather(*[rig.ask(asking(float(n))) for n in range(3)], return_exceptions=True)
+    assert all(isinstance(end, BackendFailed) for end in ends)
+    assert rig.is_empty()
+
+
+async def test_deadline_that_passes_in_the_engine_ends_that_request_only(rig: Rig) -> None:
+    """504 at the deadline for the one, its own rows for the other."""
+    rig.engine.gate.clear()
+    started = time.monotonic()
+    hurried = rig.ask(asking(1, deadline=started + 0.05))
+    patient = rig.ask(asking(2, deadline=started + 60))
+    with pytest.raises(DeadlineExceeded, match="passed while a batch of 2 rows ran"):
+        await hurried
+    assert 0.045 < time.monotonic() - started < 5
+    rig.engine.gate.set()
+    assert rows_in(await patient) == [3]
+    assert rig.engine.cancelled == 0
+
+
+async def test_call_whose_every_deadline_passed_is_given_up(rig: Rig) -> None:
+    """The engine works for nobody."""
+    rig.engine.gate.clear()
+    deadline = time.monotonic() + 0.03
+    ends = await asyncio.gather(*[rig.ask(asking(1, deadline=deadline)) for _ in range(2)], return_exceptions=True)
+    assert [type(end) for end in ends] == [DeadlineExceeded] * 2
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert rig.engine.cancelled == 1
+    assert rig.is_empty()
+
+
+async def test_deadline_that_passes_in_the_queue_never_reaches_the_engine(rig: Rig) -> None:
+    """504 without a call."""
+    first = await rig.occupied()
+    second = rig.ask(asking(200))
+    await asyncio.sleep(0)
+    late = rig.ask(asking(1, deadline=time.monotonic() + 0.03))
+    with pytest.raises(DeadlineExceeded):
+        await late
+    rig.engine.gate.set()
+    await asyncio.gather(first, second)
+    assert 1 not in [row for call in rig.engine.calls for row in call]
+
+
+async def test_full_queue_refuses_at_once(rig: Rig) -> None:
+    """503 with its reason, and nobody who waits is touched."""
+    rig.options = replace(OWNED, max_queue_size=2)
+    first = await rig.occupied()
+    waiting = [rig.ask(asking(float(n))) for n in range(4)]
+    ends: list[InferenceError] = []
+    await asyncio.sleep(0)
+    rig.engine.gate.set()
+    for task in waiting:
+        try:
+            await task
+        except Overloaded as error:
+            ends.append(error)
+    await first
+    assert 1 <= len(ends) <= 2
+    assert {error.reason for error in ends} <= {"queue_full", "share"}
+    assert rig.is_empty()
+
+
+async def test_pool_that_closes_leaves_nobody_waiting(rig: Rig) -> None:
+    """What waits and what runs ends with a reason."""
+    first = await rig.occupied()
+    others = [rig.ask(asking(float(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    await rig.pool.aclose()
+    ends = await asyncio.gather(first, *others, return_exceptions=True)
+    assert all(isinstance(end, BackendUnavailable | Overloaded) for end in ends)
+    assert rig.is_empty()
+
+
+async def test_options_that_change_hold_for_what_comes_later(rig: Rig) -> None:
+    """A model that was loaded anew has a queue of its own; what was in the old one ends there."""
+    first = await rig.occupied()
+    rig.options = replace(OWNED, max_batch_size=2)
+    later = [rig.ask(asking(float(n))) for n in range(4)]
+    await rig.engine.called(2)
+    rig.engine.gate.set()
+    await asyncio.gather(first, *later)
+    assert max(len(call) for call in rig.engine.calls[1:]) <= 2
+    rig.options = None
+    assert not rig.pool.owns("m")
+    with pytest.raises(ModelNotFound):
+        await rig.pool.infer(asking(1), client="one")
