@@ -13,24 +13,22 @@ from server.batching.merge import Merged, merge
 from server.core.backend import Backend
 from server.core.batching import Batching, Explanation
 from server.core.encoded_images import ImageInput
-from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest, TooLarge, UnsupportedMedia
+from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest, UnsupportedMedia
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.model import ModelConfig
 from server.core.result import VisionResult
-from server.core.tensor import Array, Datatype, Tensor, tensor_from_numpy
+from server.core.slab import Lease, Slab
+from server.core.tensor import Array, Datatype, Place, Tensor, tensor_from_numpy
 from server.metrics import Metrics
 from server.tracing.trace import current_trace
+from server.vision.amounts import most_rows, refuse_too_large, refuse_too_many, wave_size
 from server.vision.card import VisionCard, card_from_config
 from server.vision.header import sniff
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
-from server.vision.spec import PrepareSpec
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 
 T = TypeVar("T")
-WAVE_BYTES = 64 << 20
-OWN_SIZE_WAVE = 4  # images at once of a model that takes them at their own size
-MAX_TENSOR_BYTES = 256 << 20  # of the tensor that one request's encoded images become
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +100,15 @@ class ImageFlow:
         pool: DecodePool,
         metrics: Metrics,
         batching: Batching | None = None,
+        slab: Slab | None = None,
     ) -> None:
-        """batching: of the models that the gateway owns; every image of a request is one row of a batch there."""
+        """batching: of the models that the gateway owns; every image of a request is one row of a batch there.
+
+        slab: where images are prepared that the engine may read there.
+        """
         self._backend = backend
         self._batching = batching
+        self._slab = slab
         self._watch = watch
         self._pool = pool
         self._metrics = metrics
@@ -133,7 +136,7 @@ class ImageFlow:
         model = self._described(known.config)
         if model is None:
             return None
-        return ImageInput(model.card.input_name, row_bytes(model.card.prepare_spec))
+        return ImageInput(model.card.input_name, model.card.prepare_spec.row_bytes)
 
     async def tensor(self, request: ImageRequest, label: str) -> Tensor:
         """The images as the model's input, rows in the order given. Raises of the InferenceError tree.
@@ -141,7 +144,7 @@ class ImageFlow:
         label: the model's name as metrics may show it.
         """
         model = await self.model(request.model_name)
-        _refuse_too_many(model, len(request.images))
+        refuse_too_many(model.config, model.card.prepare_spec, len(request.images))
         prepared: list[Prepared] = []
         timings: list[Timings] = []
         size = wave_size(model.card.prepare_spec)
@@ -154,7 +157,7 @@ class ImageFlow:
                 raise InvalidRequest(error.message) from error
             timings.append(times_of(prepared[first:], time.monotonic() - started))
             _trace_preparation(timings[-1])
-            _refuse_too_large(sum(item.array.nbytes for item in prepared))
+            refuse_too_large(sum(item.array.nbytes for item in prepared))
         self._metrics.prepared(label, times_in_turn(timings))
         self._metrics.batch(label, len(prepared))
         return tensor_from_numpy(model.card.input_name, _one_array([item.array for item in prepared], model.config))
@@ -201,7 +204,7 @@ class ImageFlow:
     async def _wave(self, request: ImageRequest, which: range, model: ImageModel, label: str) -> _Wave:
         """The images of these indices, side by side."""
         started = time.monotonic()
-        prepared = await self._prepare(request, which, model)
+        prepared = await self._prepare(request, which, model, self._slab)
         timings = times_of(prepared, time.monotonic() - started)
         _trace_preparation(timings)
         calls = merge(
@@ -210,7 +213,7 @@ class ImageFlow:
             max_batch_size=model.config.max_batch_size,
         )
         infer_started = time.monotonic()
-        responses = await self._infer(request, model, calls, label)
+        responses = await self._infer_in_place(request, model, calls, label, prepared[0].lease)
         parse_started = time.monotonic()
         results = _parse(model.card, prepared, calls, responses)
         timings = replace(
@@ -235,13 +238,17 @@ class ImageFlow:
         )
 
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
-        (prepared,) = await self._prepare(request, range(index, index + 1), model)
+        (prepared,) = await self._prepare(request, range(index, index + 1), model, self._slab)
         _trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
-        tensor = tensor_from_numpy(model.card.input_name, prepared.array[np.newaxis])
+        tensor = _row(model, prepared)
         asked = InferRequest(
             request.model_name, (tensor,), request.model_version, request.id, deadline=request.deadline
         )
-        response = await batching.infer(asked, client=request.client)
+        try:
+            response = await batching.infer(asked, client=request.client)
+        finally:  # a call that still reads the array holds it itself
+            if prepared.lease is not None:
+                prepared.lease.release()
         parse_started = time.monotonic()
         result = parse(model.card, response, 0, prepared.geometry)
         timings = replace(
@@ -253,32 +260,58 @@ class ImageFlow:
         _trace_stages(("postprocess", timings.postprocess))
         return _Seen(result, response, timings)
 
-    async def _prepare(self, request: ImageRequest, which: range, model: ImageModel) -> list[Prepared]:
-        jobs = [self._one(request.images[index], model, index + 1, request) for index in which]
+    async def _prepare(
+        self, request: ImageRequest, which: range, model: ImageModel, slab: Slab | None = None
+    ) -> list[Prepared]:
+        """slab: where one image may lie; what has a lease is to be released."""
+        jobs = [self._one(request, index, model, slab if len(which) == 1 else None) for index in which]
         try:
             async with asyncio.timeout(seconds_left(request.deadline)):
                 return await _together(jobs)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time") from error
 
-    async def _one(self, data: bytes, model: ImageModel, number: int, request: ImageRequest) -> Prepared:
+    async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> Prepared:
+        data = request.images[index]
         try:
-            return await self._pool.prepare(data, model.card.prepare_spec)
+            return await self._pool.prepare(data, model.card.prepare_spec, slab)
         except InvalidRequest as error:
             self._metrics.decode_error(codec_label(data), error.reason)
             if len(request.images) == 1:
                 raise
-            raise type(error)(f"image {number} of {len(request.images)}: {error}") from error
+            raise type(error)(f"image {index + 1} of {len(request.images)}: {error}") from error
+
+    async def _infer_in_place(
+        self, request: ImageRequest, model: ImageModel, calls: Sequence[Merged], label: str, lease: Lease | None
+    ) -> list[InferResponse]:
+        """lease: of the one image that there is then; given back."""
+        if lease is None:
+            return await self._infer(request, model, calls, label)
+        try:
+            responses = await self._infer(request, model, calls, label, lease.place)
+        except BaseException:
+            lease.release_later()  # a call that was given up may read on
+            raise
+        lease.release()
+        return responses
 
     async def _infer(
-        self, request: ImageRequest, model: ImageModel, calls: Sequence[Merged], label: str
+        self,
+        request: ImageRequest,
+        model: ImageModel,
+        calls: Sequence[Merged],
+        label: str,
+        place: Place | None = None,
     ) -> list[InferResponse]:
         name = model.config.inputs[0].name
         base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
         for call in calls:
             self._metrics.batch(label, len(call.members))
         return await _together(
-            [self._engine(replace(base, inputs=(tensor_from_numpy(name, call.array),))) for call in calls]
+            [
+                self._engine(replace(base, inputs=(replace(tensor_from_numpy(name, call.array), place=place),)))
+                for call in calls
+            ]
         )
 
     async def _engine(self, request: InferRequest) -> InferResponse:
@@ -295,6 +328,12 @@ class ImageFlow:
         return response
 
 
+def _row(model: ImageModel, prepared: Prepared) -> Tensor:
+    """The image as one row of the model's input, where it lies."""
+    tensor = tensor_from_numpy(model.card.input_name, prepared.array[np.newaxis])
+    return tensor if prepared.lease is None else replace(tensor, place=prepared.lease.place)
+
+
 def _trace_preparation(timings: Timings) -> None:
     _trace_stages(("queue", timings.queue), ("decode", timings.decode), ("preprocess", timings.preprocess))
 
@@ -305,48 +344,14 @@ def _trace_stages(*stages: tuple[str, float]) -> None:
         trace.stages(stages)
 
 
-def wave_size(spec: PrepareSpec) -> int:
-    """How many images of one request are in memory at once, prepared for this network."""
-    image_bytes = row_bytes(spec)
-    return max(1, WAVE_BYTES // image_bytes) if image_bytes else OWN_SIZE_WAVE
-
-
-def row_bytes(spec: PrepareSpec) -> int:
-    """Bytes of one image as this network's input; 0 where images keep their own size."""
-    return spec.width * spec.height * spec.color.channels * (spec.datatype.size_bytes or 1)
-
-
 def _may_take_images(config: ModelConfig) -> bool:
     """What is quickly said, so that requests of BYTES to other models lose no time."""
     return "network-type" in config.parameters and all(spec.datatype is not Datatype.BYTES for spec in config.inputs)
 
 
-def _refuse_too_many(model: ImageModel, count: int) -> None:
-    """What can be said before an image is decoded."""
-    most = _most_rows(model.config)
-    if most is not None and count > most:
-        raise InvalidRequest(
-            f"{count} images for model {model.config.name!r}, which takes {most} at once; send fewer in one request"
-        )
-    _refuse_too_large(count * row_bytes(model.card.prepare_spec))
-
-
-def _most_rows(config: ModelConfig) -> int | None:
-    """Images in one input: by max_batch_size; without it as many as a variable first dimension takes, else one."""
-    shape = config.inputs[0].shape
-    return config.max_batch_size or (None if len(shape) == 4 and shape[0] == -1 else 1)
-
-
-def _refuse_too_large(size_bytes: int) -> None:
-    if size_bytes > MAX_TENSOR_BYTES:
-        raise TooLarge(
-            f"the images make a tensor of {size_bytes} bytes (limit {MAX_TENSOR_BYTES}); send fewer or smaller ones"
-        )
-
-
 def _one_array(arrays: Sequence[Array], config: ModelConfig) -> Array:
     """All rows in one array. Raises InvalidRequest for images of unlike sizes where the model keeps their own."""
-    rows = config.max_batch_size or (len(arrays) if _most_rows(config) is None else 0)
+    rows = config.max_batch_size or (len(arrays) if most_rows(config) is None else 0)
     calls = merge(arrays, declared_shape=config.inputs[0].shape, max_batch_size=rows)
     if len(calls) > 1:
         shapes = sorted({array.shape for array in arrays})

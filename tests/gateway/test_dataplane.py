@@ -151,7 +151,7 @@ async def test_image_request_of_three_makes_two_calls_and_keeps_order(rig: Rig) 
 
 async def test_many_images_pass_in_waves_and_keep_their_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's arrays are bounded: five pictures of which two fit at once take three waves."""
-    monkeypatch.setattr("server.image_flow.WAVE_BYTES", 2 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("server.vision.amounts.WAVE_BYTES", 2 * 3 * 8 * 8 * 4)
     before = len(rig.backend.calls)
     images = tuple(picture(level) for level in (255, 0, 250, 5, 0))
     response = await rig.plane.infer_images(ImageRequest("classes", "", images, None))
