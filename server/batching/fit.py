@@ -10,7 +10,8 @@ GUARD_QUANTILE = 0.95
 MEMORY_CALLS = 16  # of one bin of sizes: how fast it follows
 HALF_LIFE_CALLS = 256.0  # of a bin that no call comes to any more
 STRANGE_TIMES = 2.0  # as long, or as short, as the line says: not believed at once
-STRANGE_IN_A_ROW = 3  # are believed: the engine has changed
+SLOW_IN_A_ROW = 3  # are believed: the engine has changed
+FAST_IN_A_ROW = 2  # likewise; no accident makes a call fast
 
 
 class _Bin:
@@ -40,7 +41,13 @@ class ServiceTimes:
         self._calls = 0
         self._early: list[tuple[int, float]] = []
         self._strange: list[tuple[int, float]] = []
+        self._is_fast = False
         self._residuals: deque[float] = deque(maxlen=RESIDUALS)
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the last call was far quicker than the line says: it may be of an engine that was."""
+        return self._is_fast and bool(self._strange)
 
     def learn(self, rows: int, seconds: float) -> None:
         """One call of so many rows took so long in the engine."""
@@ -76,8 +83,12 @@ class ServiceTimes:
             self._residuals.extend(took_s - self.fit.seconds(size) for size, took_s in believed)
 
     def _doubt(self, fit: Fit, rows: int, seconds: float) -> None:
+        is_fast = seconds < fit.seconds(rows)
+        if self._strange and is_fast != self._is_fast:
+            self._strange.clear()
+        self._is_fast = is_fast
         self._strange.append((rows, seconds))
-        if len(self._strange) < STRANGE_IN_A_ROW:
+        if len(self._strange) < (FAST_IN_A_ROW if is_fast else SLOW_IN_A_ROW):
             return
         ratio = sorted(took_s / fit.seconds(size) for size, took_s in self._strange)[len(self._strange) // 2]
         for old in self._bins.values():

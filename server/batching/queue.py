@@ -8,13 +8,14 @@ from server.batching.fit import ServiceTimes
 from server.batching.forming import Terms, choose
 from server.batching.limit import SizeLimit
 from server.batching.options import BatchOptions
+from server.batching.overlap import Overlap
 from server.batching.running import Running
 from server.batching.waiting import Lane, Waiting
 from server.core.batching import CloseReason, Fit
 from server.core.errors import DeadlineExceeded, InferenceError, Overloaded
 
 PATIENCE_S = 1.0  # a request without a deadline is served as if it had this one
-TRUST_S = 1.0  # so long after the last call an idle engine is tried, whatever the fit says
+TRUST_S = 0.25  # so long after the last call an idle engine is tried, whatever the fit says
 RATE_WEIGHT = 0.2  # of the time since the last batch, in the rate of arrivals
 TICK_S = 1e-6  # what a wake-up comes later than the moment that it is for
 
@@ -57,6 +58,7 @@ class BatchQueue:
         self._waiting = Waiting()
         self._running = Running(options.instances)
         self._times = ServiceTimes()
+        self._overlap = Overlap()
         self._limit = SizeLimit(options.max_batch_size)
         self._entries = 0
         self._batches = 0
@@ -91,7 +93,7 @@ class BatchQueue:
 
     def pop(self, now: float) -> Batch | None:
         """A batch that is to run now, or None. Call it until it returns None."""
-        if not self._waiting.entries or len(self._running) >= self.options.slots or now < self._held_until():
+        if not self._waiting.entries or len(self._running) >= self.options.slots or now < self._held_until(now):
             return None
         lane = self._waiting.first()
         if lane is None:
@@ -102,13 +104,13 @@ class BatchQueue:
         """Those that are given up now: their time has passed, or is too short for the engine to answer in it."""
         lost, self._lost = self._lost, []
         fit = self._trusted_fit(now)
-        free_at = self._running.free_at(now) if fit is not None else now
+        begin = self._begin(now) if fit is not None else now
         while (entry := self._waiting.earliest()) is not None:
             deadline = entry.deadline or 0.0
             if deadline <= now:
                 error: InferenceError = self._passed(entry, now)
-            elif fit is not None and free_at + fit.seconds(entry.rows) > deadline:
-                error = self._cannot_meet(entry, now, free_at + fit.seconds(entry.rows))
+            elif fit is not None and begin + fit.seconds(entry.rows) > deadline:
+                error = self._cannot_meet(entry, now, begin + fit.seconds(entry.rows))
             else:
                 break
             lost.append(self._drop(entry, error))
@@ -129,6 +131,9 @@ class BatchQueue:
             return
         took_s = now - call.began
         self._ended_at = now
+        if call.lead_s and batch.fit is not None:
+            self._overlap.learn(batch.fit.seconds(batch.rows), took_s, call.lead_s)
+        took_s = self._overlap.whole_s(took_s, call.lead_s)
         self._times.learn(batch.rows, took_s)
         self._limit.answered(batch.rows, took_s, self._budget_s(batch))
 
@@ -147,12 +152,13 @@ class BatchQueue:
         """When pop or expire may have something, if nothing else happens; None for not before something happens."""
         if self._lost:
             return now
+        if not self._waiting.entries:
+            return None
         entry = self._waiting.earliest()
-        give_up_at = None if entry is None else self._give_up_at(entry, now) + TICK_S
-        if not self._waiting.entries or len(self._running) >= self.options.slots:
-            return give_up_at
-        held_until = self._held_until()
-        return held_until if give_up_at is None else min(held_until, give_up_at)
+        wakeup_at = float("inf") if entry is None else self._give_up_at(entry, now) + TICK_S
+        if len(self._running) < self.options.slots:
+            wakeup_at = min(wakeup_at, self._held_until(now))
+        return None if wakeup_at == float("inf") else wakeup_at
 
     def close(self, now: float) -> list[Dropped]:
         """Everything that still waits, given up: the gateway stops."""
@@ -180,7 +186,7 @@ class BatchQueue:
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._trusted_fit(now)
-        terms = Terms(self._running.free_at(now), fit, self._max_rows(fit), self._rows_a_second(now))
+        terms = Terms(self._begin(now), fit, self._max_rows(fit), self._rows_a_second(now))
         choice = choose(lane, self._waiting, terms)
         for entry in choice.given_up:
             finish = terms.begin + (fit.seconds(choice.rows) if fit is not None else 0.0)
@@ -205,7 +211,7 @@ class BatchQueue:
             fit=fit,
             expected_s=None if fit is None else fit.seconds(rows),
         )
-        self._running.start(batch, now)
+        self._running.start(batch, now, self._expected_s(batch))
         self._by_rows[rows] += 1
         self._closed_by[reason] += 1
         return batch
@@ -218,18 +224,33 @@ class BatchQueue:
             self._arrived_rows, self._formed_at = 0, now
         return self._rate
 
-    def _held_until(self) -> float:
-        """A batch that would wait at the engine's door is formed no sooner than the engine is due."""
-        return self._running.due_at()
+    def _held_until(self, now: float) -> float:
+        """When a slot may be filled: one at the engine's door just before the engine is due."""
+        due_at = self._running.due_at()
+        if due_at is None:
+            return now
+        fit = self._times.fit
+        lead_s = 0.0 if fit is None else self._overlap.lead_s(fit.alpha_s + fit.beta_s, self._batches)
+        return due_at - lead_s if lead_s > 0.0 else float("inf")
+
+    def _begin(self, now: float) -> float:
+        """When a call that is sent as early as may be would have begun, had it been sent to an idle engine."""
+        return max(self._running.free_at(now) - self._overlap.overhead_s, now)
+
+    def _expected_s(self, batch: Batch) -> float:
+        """From when an instance is free for the call."""
+        whole_s = batch.expected_s or 0.0
+        return whole_s if self._running.is_free else max(whole_s - self._overlap.overhead_s, 0.0)
 
     def _max_rows(self, fit: Fit | None) -> int:
         return self._limit.rows(is_fitted=fit is not None)
 
     def _trusted_fit(self, now: float) -> Fit | None:
         """The fit, unless nothing runs and its last call is long ago: then the engine may be another by now."""
-        if len(self._running) or now - self._ended_at < TRUST_S:
-            return self._times.fit
-        return None
+        times = self._times
+        if times.is_doubted or (not len(self._running) and now - self._ended_at >= TRUST_S):
+            return None
+        return times.fit
 
     def _give_up_at(self, entry: Entry, now: float) -> float:
         deadline = entry.deadline or 0.0
@@ -243,7 +264,7 @@ class BatchQueue:
             raise self._passed(entry, now)
         fit = self._trusted_fit(now)
         if fit is not None:
-            finish = self._running.free_at(now) + fit.seconds(entry.rows)
+            finish = self._begin(now) + fit.seconds(entry.rows)
             if finish > entry.deadline:
                 raise self._cannot_meet(entry, now, finish)
 

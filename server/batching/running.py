@@ -7,11 +7,15 @@ from server.batching.entry import Batch
 
 @dataclass(slots=True)
 class Call:
-    """One call. began: when an instance took it, None while it waits at the engine's door."""
+    """One call. began: when an instance was free for it, None while it waits at the engine's door.
+
+    expected_s: from then on. lead_s: how long before that it was sent.
+    """
 
     batch: Batch
+    expected_s: float
     began: float | None
-    waited: bool
+    lead_s: float = 0.0
 
 
 class Running:
@@ -24,22 +28,24 @@ class Running:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __contains__(self, batch: Batch) -> bool:
-        return batch.number in self._calls
+    @property
+    def is_free(self) -> bool:
+        """Whether an instance has nothing to do."""
+        return len(self._calls) < self._instances
 
-    def start(self, batch: Batch, now: float) -> None:
+    def start(self, batch: Batch, now: float, expected_s: float) -> None:
         """The batch is sent."""
-        has_room = len(self._calls) < self._instances
-        self._calls[batch.number] = Call(batch, now if has_room else None, not has_room)
+        self._calls[batch.number] = Call(batch, expected_s, now if self.is_free else None)
 
     def finish(self, batch: Batch, now: float) -> Call | None:
-        """The call's end; the next one at the door begins. None for a batch that does not run."""
+        """The call's end; the next one at the door begins. None for a batch that did not run."""
         call = self._calls.pop(batch.number, None)
         if call is None or call.began is None:
             return None
         for waiting in self._calls.values():
             if waiting.began is None:
                 waiting.began = now
+                waiting.lead_s = now - waiting.batch.formed_at
                 break
         return call
 
@@ -50,23 +56,21 @@ class Running:
         """
         if len(self._calls) < self._instances:
             return now
-        ends, waiting = [], []
+        ends: list[float] = []
+        waiting: list[float] = []
         for call in self._calls.values():
-            expected_s = call.batch.expected_s or 0.0
             if call.began is None:
-                waiting.append(expected_s)
+                waiting.append(call.expected_s)
             else:
-                end = call.began + expected_s
+                end = call.began + call.expected_s
                 ends.append(end if end >= now else now + (now - end))
         for expected_s in waiting:
-            ends.sort()
-            ends[0] += expected_s
+            first = min(range(len(ends)), key=ends.__getitem__)
+            ends[first] += expected_s
         return min(ends)
 
-    def due_at(self) -> float:
-        """The same by the calls' first expectation: it stands still while time goes on."""
-        if len(self._calls) < self._instances:
-            return 0.0
-        return min(
-            call.began + (call.batch.expected_s or 0.0) for call in self._calls.values() if call.began is not None
-        )
+    def due_at(self) -> float | None:
+        """When the first call should end by what was expected of it; None while an instance has nothing to do."""
+        if self.is_free:
+            return None
+        return min(call.began + call.expected_s for call in self._calls.values() if call.began is not None)
