@@ -1,4 +1,4 @@
-"""The composer's part that wires the engine: which one the settings name, where it is, what it shares."""
+"""What the composers wire alike: the engine that the settings name, where it is, what it shares; the door; limits."""
 
 import asyncio
 import time
@@ -7,6 +7,9 @@ from urllib.parse import urlsplit
 
 from tritonclient.grpc import service_pb2
 
+from server.access.door import AccessOptions, Door
+from server.access.keys import key_of_hashed
+from server.access.quotas import Quotas
 from server.backends.segments import open_segment
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
@@ -14,11 +17,13 @@ from server.backends.triton_messages import parsed
 from server.backends.watch import EngineWatch, WatchOptions
 from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
+from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
+from server.rest.limits import ConnectionLimits
 from server.settings import Settings
 from server.shared_memory.absent import ELSEWHERE, NoSharedMemory
 from server.shared_memory.keeper import EngineTraits, SharedMemory
@@ -149,4 +154,21 @@ def watch_options(settings: Settings) -> WatchOptions:
         loads=not settings.engine_is_external or settings.models is not None,
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
+    )
+
+
+def compose_door(settings: Settings) -> Door | None:
+    """Who may do what; None where everybody may do everything."""
+    if not settings.has_keys and settings.anonymous_roles == EVERY_ROLE:
+        return None
+    keys = tuple(map(key_of_hashed, settings.api_keys))
+    quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes)
+    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
+
+
+def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimits:
+    """Of the REST port. open_files: what this process may open; a quarter of it stays for all else."""
+    known = settings.max_connections if open_files < 0 else min(settings.max_connections, open_files * 3 // 4)
+    return ConnectionLimits(
+        max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
     )

@@ -8,32 +8,40 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain, repeat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from server.access.door import AccessOptions, Door
-from server.access.keys import key_of_hashed
-from server.access.quotas import Quotas
 from server.admission import Admission, AdmissionLimits
+from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
 from server.backends.watch import LOADING, EngineWatch, KnownModel
 from server.batch_flow import BatchFlow
 from server.batching.batcher import BatcherPool
 from server.batching.declared import DeclaredOptions
 from server.batching.options import BatchOptions
 from server.core.address import authority
-from server.core.caller import EVERY_ROLE
 from server.dataplane import DataPlane
-from server.engines import compose_engine, compose_memory, compose_registration, describe_engine, watch_options
-from server.grpc.server import GrpcLimits, GrpcServer, serve
+from server.engines import (
+    compose_door,
+    compose_engine,
+    compose_memory,
+    compose_registration,
+    connection_limits,
+    describe_engine,
+    watch_options,
+)
+from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.local.core_server import CoreServer
+from server.local.limits_page import PAGE_NAME, LimitsPage, core_counts
 from server.logs import get_logger
 from server.metrics import Metrics
 from server.rest.app import RestLimits, create_app
 from server.rest.exposition import create_metrics_app
-from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
 from server.shared_memory.keeper import SharedMemory
@@ -48,26 +56,18 @@ SPANS_GRACE_S = 1.0
 WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine that is awaited; the last one goes on
 
 
-def compose_door(settings: Settings) -> Door | None:
-    """Who may do what; None where everybody may do everything."""
-    if not settings.has_keys and settings.anonymous_roles == EVERY_ROLE:
-        return None
-    keys = tuple(map(key_of_hashed, settings.api_keys))
-    quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes)
-    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
-
-
 class Gateway:
     """The gateway's parts, wired."""
 
-    def __init__(self, settings: Settings, control: ControlLine | None) -> None:
+    def __init__(self, settings: Settings, control: ControlLine | None, run_dir: Path | None = None) -> None:
+        """run_dir: where the fronts find this process, which is their core; None where it serves alone."""
         self._settings = settings
         self._control = control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
         self.metrics = Metrics()
         self.engine = compose_engine(settings)
         self.is_sick = False
-        self.options = DeclaredOptions(settings.batching)
+        self.options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
         self.watch = EngineWatch(
             self.engine.backend,
             watch_options(settings),
@@ -75,19 +75,22 @@ class Gateway:
             refuse=self.options.refusal,
         )
         self.pool = DecodePool(
-            workers=settings.decoder_count,
+            workers=settings.decoder_count if run_dir is None else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,
             max_waiting=settings.max_inflight_requests,
             max_pixels=settings.max_pixels,
         )
-        self.admission = Admission(AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes))
-        self.batching = BatcherPool(self.engine.backend, self._options_of, slab=getattr(self.engine, "slab", None))
+        limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
+        page = None if run_dir is None else LimitsPage(run_dir / PAGE_NAME)
+        self.admission = Admission(limits, None if page is None else core_counts(page))
+        self.batching = BatcherPool(self.engine.backend, self._options_of, slab=self.engine.slab)
         images = ImageFlow(
             backend=self.engine.backend,
             watch=self.watch,
             pool=self.pool,
             metrics=self.metrics,
             batching=self.batching,
+            slab=self.engine.slab,
         )
         self.door = compose_door(settings)
         self.tracer = _open_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
@@ -101,6 +104,7 @@ class Gateway:
         )
         self.plane.tracer = self.tracer
         self.plane.options = self.options
+        self.plane.statistics_of_queues = self.batching.statistics
         self.plane.batches = BatchFlow(
             batching=self.batching,
             relay=self.engine.relay,
@@ -111,6 +115,9 @@ class Gateway:
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.registration = compose_registration(settings, self.engine, self.watch)
         self.plane.share(self.memory)
+        self.core = None if run_dir is None else CoreServer(run_dir, self.watch, self.engine.backend, self.batching)
+        if self.core is not None:
+            self.watch.when_silent(self.core.cut)
         self._read_metrics()
 
     def _read_metrics(self) -> None:
@@ -207,27 +214,62 @@ def _tell_of_collector(why_lost: str) -> None:
         log.info("the collector of traces is back")
 
 
-def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimits:
-    """Of the REST port. open_files: what this process may open; a quarter of it stays for all else."""
-    known = settings.max_connections if open_files < 0 else min(settings.max_connections, open_files * 3 // 4)
-    return ConnectionLimits(
-        max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
-    )
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """What a gateway listens on. metrics: the page of both its and the engine's."""
+
+    rest: HttpListener
+    grpc: GrpcServer
+    metrics: HttpListener
 
 
-async def _serve(settings: Settings, control: ControlLine | None) -> int:
+async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    http_socket = bind(settings.host, settings.http_port, flag="--http-port")
+    http_place = (
+        bind(settings.host, settings.http_port, flag="--http-port") if run_dir is None else run_dir / HTTP_SOCKET
+    )
     metrics_socket = bind(settings.host, settings.metrics_port, flag="--metrics-port")
-    gateway = Gateway(settings, control)
+    gateway = Gateway(settings, control, run_dir)
     await gateway.pool.start()
+    doors = await _open_doors(settings, gateway, http_place, metrics_socket, run_dir)
+    doors.rest.start()
+    doors.metrics.start()
+    if control is not None:
+        control.send(GatewayServes(doors.rest.port, doors.grpc.port, doors.metrics.port))
+    gc.collect()
+    gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
+    log.info("listening", http=doors.rest.port, grpc=doors.grpc.port, metrics=doors.metrics.port)
+    tasks = [
+        asyncio.create_task(gateway.watch.run()),
+        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
+        *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
+        *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
+        *([asyncio.create_task(gateway.core.run())] if gateway.core is not None else ()),
+        asyncio.create_task(gateway.listen_to_parent(stop.set)),
+        asyncio.create_task(gateway.tell_ready()),
+    ]
+    await _until_stopped(stop, tasks)
+    is_clean = await _drain(settings, gateway, doors.rest, doors.grpc)
+    await _close(tasks, gateway)
+    await doors.metrics.stop(1.0)
+    return 0 if is_clean else 1
+
+
+async def _open_doors(
+    settings: Settings,
+    gateway: Gateway,
+    http_place: socket.socket | Path,
+    metrics_socket: socket.socket,
+    run_dir: Path | None,
+) -> _Doors:
+    """Clients' doors; the fronts' where there is a run_dir. gRPC listens at once, the others once they are started."""
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
     rest = HttpListener(
-        create_app(gateway.plane, limits, gateway.metrics, door=gateway.door),
-        http_socket,
+        create_app(gateway.plane, limits, gateway.metrics, door=gateway.door, has_fronts=run_dir is not None),
+        http_place,
         limits=connection_limits(settings, open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
@@ -235,28 +277,11 @@ async def _serve(settings: Settings, control: ControlLine | None) -> int:
     gateway.metrics.read("http_connections", lambda: rest.connection_count)
     exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics), metrics_socket)
     grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
-    grpc_address = authority(settings.host, settings.grpc_port)
-    grpc_server = await serve(gateway.plane, grpc_limits, grpc_address, gateway.metrics, door=gateway.door)
-    rest.start()
-    exposition.start()
-    if control is not None:
-        control.send(GatewayServes(rest.port, grpc_server.port, exposition.port))
-    gc.collect()
-    gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
-    log.info("listening", http=rest.port, grpc=grpc_server.port, metrics=exposition.port)
-    tasks = [
-        asyncio.create_task(gateway.watch.run()),
-        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
-        *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
-        *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
-        asyncio.create_task(gateway.listen_to_parent(stop.set)),
-        asyncio.create_task(gateway.tell_ready()),
-    ]
-    await _until_stopped(stop, tasks)
-    is_clean = await _drain(settings, gateway, rest, grpc_server)
-    await _close(tasks, gateway)
-    await exposition.stop(1.0)
-    return 0 if is_clean else 1
+    share, address = None, authority(settings.host, settings.grpc_port)
+    if run_dir is not None:
+        share, address = Share(core=None), f"unix:{run_dir / GRPC_SOCKET}"
+    grpc_server = await serve(gateway.plane, grpc_limits, address, gateway.metrics, door=gateway.door, share=share)
+    return _Doors(rest, grpc_server, exposition)
 
 
 async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
@@ -276,7 +301,7 @@ async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_
     """
     started = time.monotonic()
     grace_s = min(settings.grace_s, SICK_GRACE_S) if gateway.is_sick else settings.grace_s
-    delay_s = 0.0 if gateway.is_sick else settings.drain_delay_s
+    delay_s = 0.0 if gateway.is_sick or gateway.core is not None else settings.drain_delay_s
     gateway.plane.announce_stop()
     log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
     await asyncio.sleep(delay_s)
@@ -302,12 +327,15 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
     await gateway.engine.backend.aclose()
 
 
-def run_gateway(settings: Settings, control_end: socket.socket | None = None) -> int:
-    """Serve until told to stop; the exit code. control_end: the line to the parent process, None without one."""
+def run_gateway(settings: Settings, control_end: socket.socket | None = None, *, run_dir: Path | None = None) -> int:
+    """Serve until told to stop; the exit code. control_end: the line to the parent process, None without one.
+
+    run_dir: serve fronts, over Unix sockets there; None to serve clients.
+    """
 
     async def main() -> int:
         control = await ControlLine.over(control_end) if control_end is not None else None
-        return await _serve(settings, control)
+        return await _serve(settings, control, run_dir)
 
     code: int = uvloop.run(main())
     return code

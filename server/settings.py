@@ -179,6 +179,11 @@ class Settings(BaseSettings):
         """
         return self.workers or usual_workers(len(os.sched_getaffinity(0)))
 
+    @property
+    def decoder_share(self) -> int:
+        """Decoder processes of each process that serves requests."""
+        return max(1, self.decoder_count // self.worker_count)
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -82,7 +82,7 @@ class EngineWatch:
         self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
         self._circuit = Circuit(CircuitOptions(failures=options.late_calls))
         self._doubting: asyncio.Task[None] | None = None
-        self._cut: Callable[[str], None] | None = None
+        self._cuts: list[Callable[[str], None]] = []
         self._canary_turn = 0
         self._canary_at = 0.0
         self._served_at: dict[str, float] = {}
@@ -111,8 +111,8 @@ class EngineWatch:
         return self._seen.models
 
     def when_silent(self, cut: Callable[[str], None]) -> None:
-        """Whom to tell, with the reason, that calls in flight will not be answered any more."""
-        self._cut = cut
+        """Whom to tell besides, with the reason, that calls in flight will not be answered any more."""
+        self._cuts.append(cut)
 
     def mark_down(self, reason: str) -> None:
         """Somebody saw the engine die: believe it at once and look again soon."""
@@ -227,8 +227,9 @@ class EngineWatch:
             await self._run_canary()
 
     def _answer_silence(self, due: Due) -> None:
-        if due is Due.CUT and self._cut is not None:
-            self._cut(self._seen.reason)
+        if due is Due.CUT:
+            for cut in self._cuts:
+                cut(self._seen.reason)
         elif due is Due.RESTART and self._ask_restart is not None:
             self._ask_restart(self._seen.reason)
 

@@ -72,6 +72,10 @@ def up(
         str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")
     ] = None,
     trace_file: TraceFile = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="processes that serve requests, over one core; 0 goes by the cores: 1 below 8 [0]"),
+    ] = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,

@@ -22,6 +22,7 @@ class EngineNews:
     reason: str
     restarts: int
     gateway_restarts: int = 0
+    front_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,22 @@ class GatewayReady:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontReady:
+    """Front → parent: it has heard of the core that the engine is up."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class RestartEngine:
     """Gateway → parent: the engine lives but cannot work."""
 
     reason: str
 
 
-News = EngineNews | GatewayServes | GatewayReady | RestartEngine
+News = EngineNews | GatewayServes | GatewayReady | FrontReady | RestartEngine
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (EngineNews, GatewayServes, GatewayReady, RestartEngine)
+    kind.__name__: kind for kind in (EngineNews, GatewayServes, GatewayReady, FrontReady, RestartEngine)
 }
 
 

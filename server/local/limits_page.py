@@ -11,6 +11,7 @@ from pathlib import Path
 from server.admission import Counts
 
 PAGE_NAME = "limits"
+CORE = 0  # its column
 MAX_PROCESSES = 65  # the core, and as many fronts as the settings allow
 _NUMBER_BYTES = 8
 
@@ -94,3 +95,9 @@ class SharedCounts(Counts):
     def total_receiving_bytes(self) -> int:
         """Of all processes."""
         return self._page.total(Row.RECEIVING_BYTES)
+
+
+def core_counts(page: LimitsPage) -> SharedCounts:
+    """Of a core that begins: what a former one had in flight is gone."""
+    page.clear(CORE)
+    return SharedCounts(page, CORE)

@@ -6,7 +6,7 @@ import pytest
 
 from server.access.keys import new_secret
 from server.core.caller import Role
-from server.main import compose_door
+from server.engines import compose_door
 from server.settings import Settings, SettingsError, read_settings
 from server.stack import CannotStart, check_access
 
