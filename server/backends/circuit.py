@@ -24,13 +24,15 @@ class CircuitState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CircuitOptions:
-    """failures: in a row, that raise a doubt. calm_s: how long an answered doubt is not raised again.
+    """failures: in a row, that raise a doubt. calm_s: how long an answered doubt is not raised again by late calls,
+    broken_calm_s: by broken ones.
 
     first_pause_s, max_pause_s: between two probes of an open circuit, doubling.
     """
 
     failures: int = 5
     calm_s: float = 1.0
+    broken_calm_s: float = 0.1
     first_pause_s: float = 0.2
     max_pause_s: float = 5.0
 
@@ -42,7 +44,7 @@ class Circuit:
         self._options = options or CircuitOptions()
         self._pause_s = self._options.first_pause_s
         self._probe_at = 0.0
-        self._calm_until = 0.0
+        self._answered_at: float | None = None
         self.state = CircuitState.CLOSED
         self.failures = 0
         self.openings = 0
@@ -58,7 +60,9 @@ class Circuit:
 
     def failed(self, now: float, *, is_broken: bool = False) -> None:
         """A call was not. is_broken: for want of a connection, which raises the doubt at once; else it was late."""
-        if self.state is not CircuitState.CLOSED or (now < self._calm_until and not is_broken):
+        calm_s = self._options.broken_calm_s if is_broken else self._options.calm_s
+        is_calm = self._answered_at is not None and now < self._answered_at + calm_s
+        if self.state is not CircuitState.CLOSED or is_calm:
             return
         self.failures += 1
         if is_broken or self.failures >= self._options.failures:
@@ -78,7 +82,7 @@ class Circuit:
     def probe_answered(self, now: float) -> None:
         """The engine answered a probe, one that was due or any other."""
         if self.state is not CircuitState.CLOSED:
-            self._calm_until = now + self._options.calm_s
+            self._answered_at = now
             self.failures = 0
         self.state = CircuitState.CLOSED
         self._pause_s = self._options.first_pause_s

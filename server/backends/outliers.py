@@ -90,6 +90,12 @@ class Outliers:
         self._eject(record, now)
         return True
 
+    def try_again(self, index: int, now: float) -> None:
+        """It was away and is back: what it did before says little, so an ejection ends now, on trial."""
+        record = self._records[index]
+        if record.is_ejected:
+            record.until = min(record.until, now)
+
     def ejections(self, index: int) -> int:
         """How often it was ejected."""
         return self._records[index].ejections

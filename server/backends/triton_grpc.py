@@ -64,7 +64,8 @@ class TritonGrpc:
             else grpc.aio.insecure_channel(address, options)
         )
         is_plain = not is_tls and is_plain_address(address)
-        self._unary = UnaryCalls(address, patience, budget=budget) if is_plain else None
+        self._budget = budget or RetryBudget()
+        self._unary = UnaryCalls(address, patience, budget=self._budget) if is_plain else None
         self._given_up: set[asyncio.Task[GrpcAnswer | Failure]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
@@ -113,6 +114,7 @@ class TritonGrpc:
             return await self._call_plainly(self._unary, call, until - started)
         if len(self._given_up) >= MAX_LARGE_GIVEN_UP:
             raise _overloaded(f"{len(self._given_up)} large calls that nobody waits for are in the engine")
+        self._budget.calls += 1
         running = self._method(call.method)(call.message, metadata=_forwarded(call.metadata) if call.metadata else None)
         outcome = await self._within(running, until - started)
         if isinstance(outcome, Failure) and outcome.is_connection:

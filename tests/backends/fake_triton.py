@@ -41,6 +41,7 @@ class Mode(StrEnum):
     LATE_IN_QUEUE = "late_in_queue"
     LOADING = "loading"
     GAVE_UP = "gave_up"
+    OUT_OF_MEMORY = "out_of_memory"
     HALF = "half"  # HTTP: half of the announced body, then the end
     CHUNKED = "chunked"
     UNTIL_CLOSE = "until_close"
@@ -58,6 +59,12 @@ GRPC_STATUS = {
     Mode.QUEUE_FULL: (grpc.StatusCode.UNAVAILABLE, "[request id: 1] Exceeds maximum queue size"),
     Mode.LATE_IN_QUEUE: (grpc.StatusCode.UNAVAILABLE, "Request timeout expired"),
     Mode.LOADING: (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'double' version 1 is not at ready state"),
+    Mode.OUT_OF_MEMORY: (
+        grpc.StatusCode.INTERNAL,
+        "onnx runtime error 6: Non-zero status code returned while running Mul node. Name:'Mul_8702' Status Message: "
+        "/workspace/onnxruntime/onnxruntime/core/framework/bfc_arena.cc:368 Failed to allocate memory for requested "
+        "buffer of size 2830172160",
+    ),
     Mode.GAVE_UP: (grpc.StatusCode.CANCELLED, "the engine gave up"),
 }
 

@@ -1,0 +1,191 @@
+"""One engine of several that serve the same models: how busy it is, whether it answers, what it has."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from server.backends.circuit import Circuit, CircuitOptions, CircuitState
+from server.backends.silence import Due, Silence
+from server.core.backend import Backend, GrpcStream, Relay
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
+from server.core.model import ModelState
+from server.core.relay import GrpcAnswer
+from server.logs import get_logger
+
+T = TypeVar("T")
+log = get_logger("engine")
+DOUBT_S = 1.0
+CUT_S = 5.0
+MAX_PAUSE_S = 1.0
+
+
+class Engine(Backend, Relay, Protocol):
+    """Both seams to one engine."""
+
+
+class Replica:
+    """name: its address, for people. index: its place among the others. wanted: models that it is to have loaded.
+
+    back: told when it was down and is not any more.
+    """
+
+    def __init__(self, name: str, engine: Engine, *, index: int, wanted: set[str], back: Callable[[], None]) -> None:
+        self.name = name
+        self.engine = engine
+        self.index = index
+        self.in_flight = 0
+        self.circuit = Circuit(CircuitOptions(max_pause_s=MAX_PAUSE_S))
+        self.models: frozenset[str] = frozenset()
+        self._wanted = wanted
+        self._back = back
+        self._silence = Silence(cut_s=CUT_S, restart_s=float("inf"))
+        self._waiting: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
+        self._probing: asyncio.Task[bool] | None = None
+        self._doubting: asyncio.Task[None] | None = None
+
+    async def call(self, ask: Callable[[Engine], Awaitable[T]]) -> T:
+        """What the engine answers. Raises what it raises, and BackendUnavailable when it falls silent meanwhile."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an engine is called by tasks")
+        self.in_flight += 1
+        self._waiting.add(task)
+        try:
+            answer = await ask(self.engine)
+        except asyncio.CancelledError:
+            if task not in self._cut or task.uncancel() > 0:  # somebody else cancelled it, too
+                raise
+            raise BackendUnavailable(f"the engine at {self.name} fell silent over this request") from None
+        except BackendUnavailable:
+            self._doubt(is_broken=True)
+            raise
+        except DeadlineExceeded:
+            self._doubt(is_broken=False)
+            raise
+        finally:
+            self.in_flight -= 1
+            self._waiting.discard(task)
+            self._cut.discard(task)
+        self.circuit.answered()
+        return answer
+
+    async def held(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The chunks, the engine being busy until they are read or closed. The first is empty: read it at once."""
+        self.in_flight += 1
+        try:
+            yield b""
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            self.in_flight -= 1
+            await chunks.aclose()
+
+    async def index_rows(self) -> list[ModelState]:
+        """The engine's models as it lists them; those that are ready are known from then on. Raises as it does."""
+        rows = await self.call(lambda engine: engine.repository_index())
+        self.models = frozenset(row.name for row in rows if row.state == "READY")
+        return rows
+
+    def probe(self) -> "asyncio.Task[bool] | None":
+        """The question whether it answers, being asked; None where an open circuit is not to be tried yet."""
+        if self._probing is None:
+            if not self.circuit.is_passable and not self.circuit.is_probe_due(time.monotonic()):
+                return None
+            self.circuit.probing()
+            self._probing = asyncio.create_task(self._probe())
+            self._probing.add_done_callback(self._probed)
+        return self._probing
+
+    def close(self) -> None:
+        """Ask no more."""
+        for task in (self._probing, self._doubting):
+            if task is not None:
+                task.cancel()
+
+    def _doubt(self, *, is_broken: bool) -> None:
+        now = time.monotonic()
+        self.circuit.failed(now, is_broken=is_broken)
+        if self.circuit.state is CircuitState.DOUBTED and self._doubting is None:
+            self._doubting = asyncio.create_task(self._settle_doubt())
+
+    async def _settle_doubt(self) -> None:
+        try:
+            async with asyncio.timeout(DOUBT_S):
+                is_answered = await self.engine.ready()
+        except TimeoutError:
+            is_answered = False
+        finally:
+            self._doubting = None
+        if is_answered:
+            self.circuit.probe_answered(time.monotonic())
+        elif self.circuit.state is CircuitState.DOUBTED:  # no other probe was answered meanwhile
+            self._unanswered()
+
+    async def _probe(self) -> bool:
+        if not await self.engine.ready() or not await self._is_whole():
+            self._unanswered()
+            return False
+        if not self.circuit.is_passable:
+            log.info("replica is back", replica=self.name)
+            self._back()
+        self._silence.heard()
+        self.circuit.probe_answered(time.monotonic())
+        return True
+
+    async def _is_whole(self) -> bool:
+        """Whether one that was away has its models again; what was loaded for it while it lived is loaded anew."""
+        if self.circuit.is_passable:
+            return True
+        try:
+            rows = await self.engine.repository_index()
+            self.models = frozenset(row.name for row in rows if row.state == "READY")
+            for name in sorted(self._wanted - self.models):
+                await self.engine.load(name)
+        except InferenceError as error:
+            log.warning("replica answers but is not whole", replica=self.name, reason=str(error))
+            return False
+        self.models |= self._wanted
+        return True
+
+    def _unanswered(self) -> None:
+        now = time.monotonic()
+        if self.circuit.is_passable:
+            log.warning("replica is down", replica=self.name)
+        self.circuit.probe_unanswered(now)
+        if self._silence.unheard(now) is Due.CUT:
+            self._cut |= self._waiting
+            for task in self._waiting:
+                task.cancel()
+
+    def _probed(self, _: "asyncio.Task[bool]") -> None:
+        self._probing = None
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.name}, {self.in_flight} in flight, {self.circuit.state.value}>"
+
+
+class HeldStream:
+    """A GrpcStream whose engine is busy until it has ended or is cancelled."""
+
+    def __init__(self, stream: GrpcStream, replica: Replica) -> None:
+        self._stream = stream
+        self._replica: Replica | None = replica
+        replica.in_flight += 1
+        self.send, self.half_close, self.receive = stream.send, stream.half_close, stream.receive
+
+    async def end(self) -> GrpcAnswer:
+        try:
+            return await self._stream.end()
+        finally:
+            self._release()
+
+    def cancel(self) -> None:
+        self._release()
+        self._stream.cancel()
+
+    def _release(self) -> None:
+        if self._replica is not None:
+            self._replica.in_flight -= 1
+            self._replica = None

@@ -1,0 +1,316 @@
+"""Several fake Tritons as one engine: who is asked, who is left out, what is sent again."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from server.backends.outliers import OutlierOptions, Outliers
+from server.backends.patience import Patience
+from server.backends.replica_metrics import merged_pages
+from server.backends.replicas import Replicas, Standing
+from server.backends.retry_budget import RetryBudget
+from server.backends.triton import TritonBackend
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, OutOfMemory
+from server.core.infer import InferRequest, Parameter
+from server.core.relay import GrpcCall, HttpCall
+from server.core.tensor import Datatype, Tensor
+from tests.backends.fake_triton import FakeTriton, Mode
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+HTTP_INFER = HttpCall("POST", b"/v2/models/double/infer", (), b"{}")
+X = Tensor("x", Datatype.FP32, (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
+
+
+def infer_request(deadline: float | None = None, **parameters: Parameter) -> InferRequest:
+    return InferRequest("double", (X,), parameters=parameters, deadline=deadline)
+
+
+def infer_call() -> GrpcCall:
+    request = service_pb2.ModelInferRequest(model_name="double", id="7")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    request.raw_input_contents.append(bytes(4))
+    return GrpcCall(METHOD, request.SerializeToString())
+
+
+class Turns:
+    """In place of chance: the next replica each time."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def __call__(self) -> float:
+        self._turn += 1
+        return self._turn * 0.381966 % 1.0  # spread evenly, whatever the number of replicas
+
+
+def connected(addresses: dict[str, str], *, outliers: Outliers | None = None) -> Replicas:
+    """addresses: gRPC's by HTTP's."""
+    budget = RetryBudget()
+    patience = Patience(control_s=1.0, connect_s=0.5)
+    engines = {
+        url: TritonBackend(http_url=url, grpc_address=grpc, max_connections=8, patience=patience, budget=budget)
+        for url, grpc in addresses.items()
+    }
+    return Replicas(engines, budget=budget, outliers=outliers, uniform=Turns())
+
+
+@asynccontextmanager
+async def group(count: int, *, outliers: Outliers | None = None) -> AsyncIterator[tuple[Replicas, list[FakeTriton]]]:
+    """So many fakes and what stands before them, looked at once as the watch does."""
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(FakeTriton().running()) for _ in range(count)]
+        replicas = connected({fake.http_url: fake.grpc_address for fake in fakes}, outliers=outliers)
+        assert await replicas.ready()
+        await replicas.repository_index()
+        try:
+            yield replicas, fakes
+        finally:
+            await replicas.aclose()
+
+
+@asynccontextmanager
+async def child_triton() -> AsyncIterator[tuple[Process, str, str]]:
+    """A fake in a process of its own, its HTTP and its gRPC address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.backends.fake_triton", "normal", stdout=asyncio.subprocess.PIPE, cwd=CHECKOUT
+    )
+    assert process.stdout is not None
+    ports = json.loads(await process.stdout.readline())
+    try:
+        yield process, f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def infers(fakes: list[FakeTriton]) -> list[int]:
+    return [fake.grpc_methods.count("ModelInfer") for fake in fakes]
+
+
+def standings(replicas: Replicas) -> list[str]:
+    return [row.standing for row in replicas.statistics()]
+
+
+async def until(condition: object, timeout_s: float = 10.0) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_calls_are_spread_over_all_and_go_to_the_least_busy() -> None:
+    """In turns while all are idle, over both protocols; one that holds its calls gets no more than its share."""
+    async with group(3) as (replicas, fakes):
+        for _ in range(30):
+            await replicas.infer(infer_request())
+        for _ in range(30):
+            await replicas.grpc(infer_call(), deadline=None)
+        for _ in range(30):
+            await replicas.http(HTTP_INFER, deadline=None)
+        assert all(18 <= count <= 22 for count in infers(fakes)), infers(fakes)
+        assert all(9 <= len(fake.http_requests) <= 11 for fake in fakes)
+        before = infers(fakes)
+        fakes[0].mode = Mode.SLOW
+        held = asyncio.create_task(_some(replicas, 3))
+        await until(lambda: infers(fakes) == [count + 1 for count in before])
+        for _ in range(10):
+            await replicas.infer(infer_request())
+        assert infers(fakes)[0] == before[0] + 1
+        fakes[0].release.set()
+        await held
+        assert [row.in_flight for row in replicas.statistics()] == [0, 0, 0]
+
+
+async def _some(replicas: Replicas, count: int) -> None:
+    await asyncio.gather(*(replicas.infer(infer_request()) for _ in range(count)))
+
+
+async def test_one_bad_replica_of_three_is_ejected_and_comes_back_when_it_is_well() -> None:
+    """Its callers see few failures; ever longer times without it, then one call at a time until it answers well."""
+    options = OutlierOptions(first_s=0.3)
+    async with group(3, outliers=Outliers(3, options, uniform=lambda: 0.0)) as (replicas, fakes):
+        fakes[1].mode = Mode.ERROR
+        failed = 0
+        while standings(replicas) != ["up", "ejected", "up"]:
+            try:
+                await replicas.infer(infer_request())
+            except BackendFailed:
+                failed += 1
+            assert failed <= 5
+        assert failed == 5
+        before = infers(fakes)
+        await _some(replicas, 20)
+        assert infers(fakes)[1] == before[1]
+
+        await until(lambda: standings(replicas) == ["up", "up", "up"])
+        outcomes = await asyncio.gather(*(replicas.infer(infer_request()) for _ in range(12)), return_exceptions=True)
+        assert Counter(type(outcome) for outcome in outcomes)[BackendFailed] == 1
+        assert (standings(replicas)[1], replicas.statistics()[1].ejections) == (Standing.EJECTED, 2)
+
+        fakes[1].mode = Mode.NORMAL
+        await until(lambda: standings(replicas) == ["up", "up", "up"])
+        served = infers(fakes)[1]
+        await _some(replicas, 12)
+        await _some(replicas, 12)
+        assert infers(fakes)[1] > served + 1
+
+
+async def test_replicas_that_all_fail_are_all_asked() -> None:
+    """A model that raises everywhere ejects nobody, and its error is the engine's own."""
+    async with group(3) as (replicas, fakes):
+        for fake in fakes:
+            fake.mode = Mode.ERROR
+        for _ in range(30):
+            with pytest.raises(BackendFailed, match="boom"):
+                await replicas.infer(infer_request())
+            answer = await replicas.grpc(infer_call(), deadline=None)
+            assert answer.code == 13
+        assert standings(replicas) == ["up", "up", "up"]
+        assert all(18 <= count <= 22 for count in infers(fakes)), infers(fakes)
+
+
+async def test_call_that_a_killed_replica_held_is_done_by_another() -> None:
+    """Nobody notices a dead replica but those whose calls change state; it is back when it answers again."""
+    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
+        replicas = connected({url: address, fake.http_url: fake.grpc_address})
+        assert await replicas.ready()
+        await replicas.repository_index()
+        process.kill()
+        await process.wait()
+        for _ in range(10):
+            await replicas.infer(infer_request())
+            assert (await replicas.http(HTTP_INFER, deadline=None)).status == 200
+        assert await replicas.ready()
+        assert standings(replicas) == ["down", "up"]
+        async with FakeTriton(grpc_port=int(address.rpartition(":")[2])).running() as back:
+            await until_ready(replicas, ["up", "up"])
+            await _some(replicas, 4)
+            assert infers([back]) != [0]
+        await replicas.aclose()
+
+
+async def until_ready(replicas: Replicas, expected: list[str]) -> None:
+    """Looks as the watch does, until it is so."""
+    async with asyncio.timeout(10):
+        while standings(replicas) != expected:
+            await replicas.ready()
+            await asyncio.sleep(0.02)
+
+
+async def test_stopped_replica_costs_a_few_deadlines_and_is_left_out_until_it_goes_on() -> None:
+    """Late calls raise the doubt, a probe settles it within a second; the others are served all the time."""
+    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
+        replicas = connected({url: address, fake.http_url: fake.grpc_address})
+        assert await replicas.ready()
+        await replicas.repository_index()
+        process.send_signal(signal.SIGSTOP)
+        late = 0
+        async with asyncio.timeout(10):
+            while standings(replicas)[0] == Standing.UP:
+                try:
+                    await replicas.infer(infer_request(time.monotonic() + 0.1))
+                except DeadlineExceeded:
+                    late += 1
+        assert late <= 5 + 20  # 5 to doubt it, and what goes there in the probe's second
+        await until(lambda: standings(replicas)[0] == Standing.DOWN)
+        before = infers([fake])
+        await _some(replicas, 20)
+        assert infers([fake]) == [before[0] + 20]
+        process.send_signal(signal.SIGCONT)
+        await until_ready(replicas, ["up", "up"])
+        await replicas.aclose()
+
+
+async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
+    """It might have been done: the caller is told, and nothing is sent again."""
+    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
+        replicas = connected({url: address, fake.http_url: fake.grpc_address})
+        assert await replicas.ready()
+        await replicas.repository_index()
+        process.kill()
+        await process.wait()
+        outcomes = await asyncio.gather(
+            *(replicas.infer(infer_request(sequence_id=number)) for number in range(1, 9)), return_exceptions=True
+        )
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BackendUnavailable)]
+        assert failed
+        assert infers([fake]) == [8 - len(failed)]
+        await replicas.aclose()
+
+
+async def test_retries_are_a_tenth_even_when_every_call_is_broken() -> None:
+    """Both replicas reset every connection: 400 calls are not 800."""
+    async with group(2) as (replicas, fakes):
+        for fake in fakes:
+            fake.mode = Mode.RESET
+        failed = 0
+        for _ in range(400):
+            try:
+                await replicas.http(HTTP_INFER, deadline=None)
+            except BackendUnavailable:
+                failed += 1
+        sent = sum(len(fake.http_requests) for fake in fakes)
+        assert failed == 400
+        assert 432 <= sent <= 400 + 80 + 10  # a fifth, and one a second
+
+
+async def test_none_answers_is_said_at_once() -> None:
+    """With every replica gone a call is refused without a wait, and the group is not ready."""
+    replicas = connected({"http://127.0.0.1:9": "127.0.0.1:9", "http://127.0.0.1:7": "127.0.0.1:7"})
+    assert not await replicas.ready()
+    started = time.monotonic()
+    with pytest.raises(BackendUnavailable, match=r"none of the engines answers \(http://127.0.0.1:9, http://127"):
+        await replicas.infer(infer_request())
+    assert time.monotonic() - started < 0.05
+    await replicas.aclose()
+
+
+async def test_models_are_loaded_into_all_and_listed_once() -> None:
+    """A replica's failure to load is the group's; the index names a model once."""
+    async with group(2) as (replicas, fakes):
+        await replicas.load("double")
+        assert [fake.grpc_methods.count("RepositoryModelLoad") for fake in fakes] == [1, 1]
+        rows = await replicas.repository_index()
+        assert [(row.name, row.state) for row in rows] == [
+            ("double", "READY"),
+            ("broken", "UNAVAILABLE"),
+            ("unloaded", ""),
+        ]
+        assert (await replicas.model_config("double")).instance_count == 2
+
+
+async def test_engine_out_of_memory_is_told_as_such() -> None:
+    """The batcher halves its batches by it; the replica is not sent the call again."""
+    async with group(2) as (replicas, fakes):
+        for fake in fakes:
+            fake.mode = Mode.OUT_OF_MEMORY
+        with pytest.raises(OutOfMemory, match=r"model 'double' failed: .*Failed to allocate memory"):
+            await replicas.infer(infer_request())
+        assert sum(infers(fakes)) == 1
+
+
+def test_metrics_pages_become_one() -> None:
+    """Each family once, every sample with its replica."""
+    page = b'# HELP n count\n# TYPE n counter\nn{model="a"} 1\nn{} 2\n# TYPE h histogram\nh_bucket{le="1"} 3\nh_sum 4\n'
+    merged = merged_pages({"u:1": page, "u:2": page}).decode()
+    assert merged.count("# TYPE n counter") == 1
+    assert merged.splitlines()[2:6] == [
+        'n{replica="u:1",model="a"} 1',
+        'n{replica="u:1"} 2',
+        'n{replica="u:2",model="a"} 1',
+        'n{replica="u:2"} 2',
+    ]
+    assert 'h_sum{replica="u:2"} 4' in merged
