@@ -1,11 +1,14 @@
 """Every metric of the gateway, declared in one table, and the one object that the other rooms record with."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from server.core.infer import Timings
 
@@ -99,12 +102,29 @@ STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 Readings = Mapping[tuple[str, ...], float]
 
 
+@dataclass(frozen=True, slots=True)
+class SharedFiles:
+    """Where several processes of one gateway count together, each in files of its own.
+
+    process: whose files; one that replaces another under the same name counts on from where that one was.
+    """
+
+    folder: Path
+    process: str
+
+
 class Metrics:
     """The gateway's registry. Not a singleton: the composer makes one and hands it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedFiles | None = None) -> None:
+        """shared: of one process among several; its text is of all of them, but for what is read at the scrape.
+
+        The library knows one kind of value a process: a process that has said `shared` once says it always.
+        """
         # The library's own series beside each counter says when it began, which nobody asks.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
+        if shared is not None:
+            _count_in_files(shared)
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -117,6 +137,9 @@ class Metrics:
                 self._histograms[row.name] = Histogram(
                     name, row.help, row.labels, buckets=row.buckets, registry=self._registry
                 )
+        if shared is not None:
+            self._registry = CollectorRegistry()
+            MultiProcessCollector(self._registry, str(shared.folder))  # type: ignore[no-untyped-call]  # as above
         self._registry.register(_ReadMetrics(self._readers))
 
     def read(self, name: str, reader: Callable[[], float | Readings]) -> None:
@@ -166,6 +189,12 @@ class Metrics:
     def text(self) -> bytes:
         """All of it in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)
+
+
+def _count_in_files(shared: SharedFiles) -> None:
+    shared.folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared.folder)  # the library's only way to be told
+    values.ValueClass = values.MultiProcessValue(lambda: shared.process)  # type: ignore[no-untyped-call]
 
 
 class _ReadMetrics:
