@@ -10,6 +10,8 @@ from tritonclient.grpc import service_pb2
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Quotas
+from server.backends.replicas import Replicas
+from server.backends.retry_budget import RetryBudget
 from server.backends.segments import open_segment
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
@@ -25,7 +27,7 @@ from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
 from server.rest.limits import ConnectionLimits
 from server.settings import Settings
-from server.shared_memory.absent import ELSEWHERE, NoSharedMemory
+from server.shared_memory.absent import ELSEWHERE, SEVERAL, NoSharedMemory
 from server.shared_memory.keeper import EngineTraits, SharedMemory
 from server.shared_memory.registry import RegistryLimits
 
@@ -41,43 +43,61 @@ class EngineAddress:
     metrics_url: str | None
 
 
-def engine_address(settings: Settings) -> EngineAddress:
-    """Of the supervised engine by its ports; of somebody else's by its URL, gRPC on the next port unless said."""
+def engine_addresses(settings: Settings) -> tuple[EngineAddress, ...]:
+    """Of the supervised engine by its ports; of others by their URLs, gRPC on the next port unless said."""
     if not settings.engine_is_external:
-        return EngineAddress(
-            f"http://127.0.0.1:{settings.engine_http_port}",
-            f"127.0.0.1:{settings.engine_grpc_port}",
-            f"http://127.0.0.1:{settings.engine_metrics_port}/metrics",
-        )
-    origin = origin_of(settings.engine)
-    grpc_address = settings.engine_grpc or authority(origin.host, origin.port + 1)
+        ports = settings.engine_http_port, settings.engine_grpc_port, settings.engine_metrics_port
+        http, grpc, metrics = (f"127.0.0.1:{port}" for port in ports)
+        return (EngineAddress(f"http://{http}", grpc, f"http://{metrics}/metrics"),)
+    said = settings.engine_grpcs or ("",) * len(settings.engine_urls)
+    return tuple(_address(url, grpc) for url, grpc in zip(settings.engine_urls, said, strict=True))
+
+
+def _address(url: str, grpc_address: str) -> EngineAddress:
+    origin = origin_of(url)
     metrics_url = f"http://{authority(origin.host, origin.port + 2)}/metrics"
-    return EngineAddress(settings.engine.rstrip("/"), grpc_address, metrics_url)
+    return EngineAddress(url.rstrip("/"), grpc_address or authority(origin.host, origin.port + 1), metrics_url)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine, wired. place: where it is, for the log. slab: what it may read from without being sent the bytes."""
+    """An engine, wired. place: where it is, for the log. slab: what it may read from without being sent the bytes.
+
+    budget: of calls that are sent to it a second time, None where none are. replicas: where the engine is several.
+    """
 
     backend: Backend
     relay: Relay
     place: str
     slab: SharedSlab | None = None
+    budget: RetryBudget | None = None
+    replicas: Replicas | None = None
 
 
 def compose_engine(settings: Settings) -> Engine:
     """The engine that the settings name. Call it inside the running loop."""
     if settings.engine_is_embedded:
         return _embedded_engine(settings)
-    address = engine_address(settings)
-    triton = TritonBackend(
+    budget = RetryBudget()
+    addresses = engine_addresses(settings)
+    engines = {address.http_url: _triton(settings, address, budget) for address in addresses}
+    place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
+    if len(engines) > 1:
+        replicas = Replicas(engines, budget=budget)
+        return Engine(replicas, replicas, place, budget=budget, replicas=replicas)
+    (triton,) = engines.values()
+    slab = _new_slab() if settings.slab_bytes and _is_on_this_host(settings) else None
+    return Engine(triton, triton, place, slab, budget)
+
+
+def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget) -> TritonBackend:
+    return TritonBackend(
         http_url=address.http_url,
         grpc_address=address.grpc_address,
         metrics_url=address.metrics_url,
         max_connections=settings.max_inflight_requests,
+        budget=budget,
     )
-    slab = _new_slab() if settings.slab_bytes and _is_on_this_host(settings) else None
-    return Engine(triton, triton, f"{address.http_url} (gRPC {address.grpc_address})", slab)
 
 
 def compose_registration(settings: Settings, engine: Engine, watch: EngineWatch) -> SlabRegistration | None:
@@ -98,7 +118,7 @@ def _new_slab() -> SharedSlab:
 
 
 def _is_on_this_host(settings: Settings) -> bool:
-    return not settings.engine_is_external or is_loopback(urlsplit(settings.engine).hostname or "")
+    return all(is_loopback(urlsplit(url).hostname or "") for url in settings.engine_urls)
 
 
 def _embedded_engine(settings: Settings) -> Engine:
@@ -118,6 +138,8 @@ def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> Shar
     """What clients share with the engine; where they may not, or cannot, what they are told."""
     if not settings.allow_client_shm:
         return NoSharedMemory()
+    if len(settings.engine_urls) > 1:
+        return NoSharedMemory(SEVERAL)
     if not _is_on_this_host(settings):
         return NoSharedMemory(ELSEWHERE)
     is_embedded = settings.engine_is_embedded
@@ -137,7 +159,7 @@ async def describe_engine(settings: Settings, relay: Relay) -> str:
         import onnxruntime
 
         return f"embedded (ONNX Runtime {onnxruntime.__version__} on the {onnxruntime.get_device()})"
-    place = f" at {settings.engine}" if settings.engine_is_external else ""
+    place = f" at {', '.join(settings.engine_urls)}" if settings.engine_is_external else ""
     question = GrpcCall("/inference.GRPCInferenceService/ServerMetadata", b"")
     try:
         answer = await relay.grpc(question, deadline=time.monotonic() + METADATA_TIMEOUT_S)

@@ -107,10 +107,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"engine is {self.engine!r}; it takes auto, triton, embedded, or the http:// address of a Triton"
             )
-        if self.engine_is_external and not _has_host(self.engine):
-            raise ValueError(f"engine is {self.engine!r}; a Triton's address looks like http://host:8000")
-        if self.engine_grpc and not self.engine_is_external:
-            raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
+        _require_addresses(self.engine_urls, self.engine_grpcs)
         ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
         if self.engine_has_process:
             ports += [p for p in (self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port) if p]
@@ -129,6 +126,16 @@ class Settings(BaseSettings):
     def engine_is_external(self) -> bool:
         """Whether somebody else runs the engine."""
         return self.engine.startswith(("http://", "https://"))
+
+    @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """Of the Tritons that somebody else runs; several of them serve the same models."""
+        return _listed(self.engine) if self.engine_is_external else ()
+
+    @property
+    def engine_grpcs(self) -> tuple[str, ...]:
+        """Their gRPC addresses, in the same order, where they are said."""
+        return _listed(self.engine_grpc)
 
     @property
     def engine_is_embedded(self) -> bool:
@@ -199,6 +206,25 @@ class Settings(BaseSettings):
 def usual_workers(core_count: int) -> int:
     """How many processes serve requests where nobody said it."""
     return 1 if core_count < CORES_FOR_FRONTS else min(MOST_USUAL_WORKERS, core_count // 4)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """What stands between the commas."""
+    return tuple(word for word in map(str.strip, text.split(",")) if word)
+
+
+def _require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...]) -> None:
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or not _has_host(url):
+            raise ValueError(f"engine is {url!r}; a Triton's address looks like http://host:8000")
+        if urls.count(url) > 1:
+            raise ValueError(f"engine names {url!r} twice; every replica needs an address of its own")
+    if grpcs and not urls:
+        raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
+    if grpcs and len(grpcs) != len(urls):
+        raise ValueError(
+            f"engine_grpc names {len(grpcs)} addresses for {len(urls)} engines; give one for each, in the same order"
+        )
 
 
 def _require_tracing(endpoint: str) -> None:

@@ -247,6 +247,9 @@ class Replicas:
     def _pick(self, question: _Question, besides: Replica | None = None) -> Replica:
         """The least busy of those that do well, any of several. Raises BackendUnavailable where none answers at all."""
         able = [replica for replica in self._passable() if replica is not besides]
+        for replica in self._replicas:  # nobody may be watching this process's replicas but its calls
+            if not replica.circuit.is_passable:
+                replica.probe()
         if not able:
             names = ", ".join(replica.name for replica in self._replicas)
             raise BackendUnavailable(f"none of the engines answers ({names})")

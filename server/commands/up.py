@@ -54,9 +54,12 @@ def up(
     grpc_port: Annotated[int | None, typer.Option(help="gRPC [8001]")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address [auto]")
+        str | None,
+        typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]"),
     ] = None,
-    engine_grpc: Annotated[str | None, typer.Option(help="that Triton's gRPC address [the next port]")] = None,
+    engine_grpc: Annotated[
+        str | None, typer.Option(help="that Triton's gRPC address, or each one's [the next port]")
+    ] = None,
     engine_http_port: Annotated[int | None, typer.Option(help="the supervised Triton's REST [9000]")] = None,
     engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
     engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,

@@ -12,6 +12,9 @@ SWITCHED_OFF = (
     "shared memory is off, since a client that may name a segment of this machine may read and write it, and may end "
     "the engine by cutting it; send tensors in the request, or start the gateway with --allow-client-shm"
 )
+SEVERAL = (
+    "the engine is several, and a region that is known to one of them is not to the others; send tensors in the request"
+)
 ELSEWHERE = "the engine is on another host and shares no memory with clients of this one; send tensors in the request"
 
 

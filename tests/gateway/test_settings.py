@@ -10,7 +10,7 @@ import structlog
 from typer.testing import CliRunner
 
 from server.cli import build_app
-from server.engines import describe_engine, engine_address
+from server.engines import describe_engine, engine_addresses
 from server.local.control import GatewayReady, GatewayServes
 from server.settings import CHECKOUT, Settings, SettingsError, read_settings
 from server.stack import CannotStart, announcement, choose_engine, resolve_ports
@@ -38,6 +38,12 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_HTTP_PORT": "70000"}, "less than or equal to 65535"),
         ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, embedded, or the http:// address"),
         ({"PENSTOCK_ENGINE": "http://"}, "engine is 'http://'; a Triton's address looks like http://host:8000"),
+        ({"PENSTOCK_ENGINE": "http://h:1,triton"}, "engine is 'triton'; a Triton's address looks like"),
+        ({"PENSTOCK_ENGINE": "http://h:1, http://h:1"}, "engine names 'http://h:1' twice; every replica needs"),
+        (
+            {"PENSTOCK_ENGINE": "http://h:1,http://g:1", "PENSTOCK_ENGINE_GRPC": "h:2"},
+            "engine_grpc names 1 addresses for 2 engines; give one for each, in the same order",
+        ),
         ({"PENSTOCK_ENGINE": "http://h:99999"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE": "http://[::1"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc goes with an engine given by URL"),
@@ -212,7 +218,7 @@ def test_settings_in_a_file_that_is_no_text_are_refused(tmp_path: Path) -> None:
 )
 def test_engine_address_is_the_urls_port_and_the_two_behind_it(engine: str, expected: tuple[str, str, str]) -> None:
     """REST, gRPC and metrics of one Triton agree, whatever the URL leaves out."""
-    address = engine_address(read_settings({"engine": engine}, environ={}))
+    (address,) = engine_addresses(read_settings({"engine": engine}, environ={}))
     assert (address.http_url, address.grpc_address, address.metrics_url) == expected
 
 
@@ -223,3 +229,14 @@ def test_engine_address_is_the_urls_port_and_the_two_behind_it(engine: str, expe
 def test_announcement_shows_addresses_that_can_be_typed(host: str, url: str) -> None:
     """The address of all interfaces is none to connect to, and IPv6 stands in brackets."""
     assert announcement(host, GatewayServes(1, 2, 3), GatewayReady("", [], {})).http_url == url
+
+
+def test_several_engines_are_replicas_each_with_its_ports() -> None:
+    """In their order; gRPC on the port after each one's, or as it is said."""
+    flags = {"engine": "http://a:8000, https://b:9000/"}
+    assert [(row.http_url, row.grpc_address) for row in engine_addresses(read_settings(flags, environ={}))] == [
+        ("http://a:8000", "a:8001"),
+        ("https://b:9000", "b:9001"),
+    ]
+    said = read_settings({**flags, "engine_grpc": "a:1,b:2"}, environ={})
+    assert [row.grpc_address for row in engine_addresses(said)] == ["a:1", "b:2"]
