@@ -1,7 +1,8 @@
 """Inferences of the models whose batches the gateway forms: bytes to tensors, into a batch, and back to bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tritonclient.grpc import model_config_pb2, service_pb2
 
@@ -24,7 +25,9 @@ from server.core.errors import InferenceError
 from server.core.infer import InferRequest, InferResponse, Parameter
 from server.core.model import ModelConfig
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.core.tensor import Datatype
 
+C = TypeVar("C", HttpCall, GrpcCall)
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 # Said for the gateway, or of the answer's form: they go no further, and part no batch.
 _CONSUMED = frozenset(("timeout", "priority", "binary_data_output", EMPTY_FINAL_RESPONSE))
@@ -47,13 +50,24 @@ class _Served:
     known: ModelConfig
     message: model_config_pb2.ModelConfig
     rules: RequestRules
+    has_strings: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Ride:
+    """A request as a batch takes it, and in what form it was asked for."""
+
+    ask: InferAsk
+    request: InferRequest
+    priority: int
 
 
 class BatchFlow:
     """What every inference over tensors passes whose model the gateway owns.
 
     A request that the gateway cannot answer as the engine would is relayed alone: one that stands in shared memory,
-    is part of a sequence, wants classes, or is for a version that the engine does not describe.
+    is part of a sequence, wants classes, or is for a version that the engine does not describe. So is one that is
+    wrong: it is kept out of the batches, and the engine refuses it in its own words.
     """
 
     def __init__(
@@ -82,53 +96,61 @@ class BatchFlow:
 
     async def http(self, call: HttpCall, passenger: Passenger) -> HttpAnswer:
         """See Relay.http. Raises of the InferenceError tree what is nobody's answer."""
-        served = await self._find(passenger.head)
-        if served is None:
+        ride = await self._ride(call, passenger, self._read_http)
+        if ride is None:
             return await self._relay.http(call, deadline=passenger.deadline)
         try:
-            ask = await _read_http(call, served, self._max_body_bytes)
-            if not _is_mergeable(ask):
-                return await self._relay.http(call, deadline=passenger.deadline)
-            response = await self._infer(ask, passenger, served)
-            encoding = accepted_encoding(_header(call, b"accept-encoding") or b"")
-            return await in_thread(_size_bytes(response), infer_answer, response, ask, encoding)
+            response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
+            encoding = accepted_encoding(_header(call, b"accept-encoding"))
+            return await in_thread(_size_bytes(response), infer_answer, response, ride.ask, encoding)
         except ANSWERED as error:
             return http_error(error)
 
     async def grpc(self, call: GrpcCall, passenger: Passenger) -> GrpcAnswer:
         """See Relay.grpc. Raises of the InferenceError tree what is nobody's answer."""
-        served = await self._find(passenger.head)
-        if served is None:
+        ride = await self._ride(call, passenger, self._read_grpc)
+        if ride is None:
             return await self._relay.grpc(call, deadline=passenger.deadline)
         try:
-            size_bytes = len(call.message)
-            message = await in_thread(size_bytes, parsed_request, service_pb2.ModelInferRequest, call.message)
-            ask = await in_thread(size_bytes, read_grpc, message)
-            if not _is_mergeable(ask):
-                return await self._relay.grpc(call, deadline=passenger.deadline)
-            response = await self._infer(ask, passenger, served)
+            response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
             return GrpcAnswer(0, await in_thread(_size_bytes(response), encode_response, response))
         except ANSWERED as error:
             return grpc_error(error)
 
-    async def _infer(self, ask: InferAsk, passenger: Passenger, served: _Served) -> InferResponse:
-        head = passenger.head
-        outputs = tuple([output.name for output in ask.outputs])
-        request = InferRequest(
-            head.model_name,
-            ask.inputs,
-            head.model_version,
-            ask.id,
-            outputs,
-            _for_the_engine(ask.parameters),
-            passenger.deadline,
-        )
-        served.rules.check(request)
-        served.rules.check_strings(request)
+    async def _ride(
+        self, call: C, passenger: Passenger, read: Callable[[C, _Served], Awaitable[InferAsk]]
+    ) -> _Ride | None:
+        """The call as a batch takes it; None for one that the engine is to be asked alone, or to refuse."""
+        served = await self._find(passenger.head)
+        if served is None:
+            return None
+        try:
+            ask = await read(call, served)
+            if not _is_mergeable(ask):
+                return None
+            request = _request(ask, passenger)
+            served.rules.check(request)
+            if served.has_strings:
+                served.rules.check_strings(request)
+        except ANSWERED:
+            return None
         priority = ask.parameters.get("priority", 0)
-        return await self.batching.infer(
-            request, client=passenger.client, priority=priority if isinstance(priority, int) else 0
-        )
+        return _Ride(ask, request, priority if isinstance(priority, int) else 0)
+
+    async def _read_http(self, call: HttpCall, served: _Served) -> InferAsk:
+        body = call.body
+        encoding = _header(call, b"content-encoding").decode("latin-1")
+        if encoding:
+            body = await in_thread(len(body), inflate, body, encoding, self._max_body_bytes)
+        length = header_length_of(_header(call, b"inference-header-content-length") or None)
+        size_bytes = len(body) if length is None else length
+        ask = await in_thread(size_bytes, read_http, body, length, served.rules.model_name)
+        return ask if ask.raw is None else replace(ask, inputs=(raw_tensor(ask.raw, served.message),))
+
+    async def _read_grpc(self, call: GrpcCall, _: _Served) -> InferAsk:
+        size_bytes = len(call.message)
+        message = await in_thread(size_bytes, parsed_request, service_pb2.ModelInferRequest, call.message)
+        return await in_thread(size_bytes, read_grpc, message)
 
     async def _find(self, head: InferHead) -> _Served | None:
         """What the engine says of the model's version; None where it says nothing: it has its own words for that."""
@@ -154,26 +176,29 @@ class BatchFlow:
             return None
         if rules.max_batch_size < 1:
             return None
-        return _Served(config, message, replace(rules, max_batch_size=self._max_rows_of(config)))
+        has_strings = any(rule.datatype is Datatype.BYTES for rule in rules.inputs.values())
+        return _Served(config, message, replace(rules, max_batch_size=self._max_rows_of(config)), has_strings)
 
 
-async def _read_http(call: HttpCall, served: _Served, max_body_bytes: int) -> InferAsk:
-    body = call.body
-    encoding = (_header(call, b"content-encoding") or b"").decode("latin-1").strip().lower()
-    if encoding:
-        body = await in_thread(len(body), inflate, body, encoding, max_body_bytes)
-    length = header_length_of(_header(call, b"inference-header-content-length"))
-    size_bytes = len(body) if length is None else length
-    ask = await in_thread(size_bytes, read_http, body, length, served.rules.model_name)
-    return ask if ask.raw is None else replace(ask, inputs=(raw_tensor(ask.raw, served.message),))
+def _request(ask: InferAsk, passenger: Passenger) -> InferRequest:
+    head = passenger.head
+    return InferRequest(
+        head.model_name,
+        ask.inputs,
+        head.model_version,
+        ask.id,
+        tuple([output.name for output in ask.outputs]),
+        _for_the_engine(ask.parameters),
+        passenger.deadline,
+    )
 
 
-def _header(call: HttpCall, name: bytes) -> bytes | None:
-    """The first header of that name, in lower case."""
+def _header(call: HttpCall, name: bytes) -> bytes:
+    """The first header of that name, in lower case; empty where there is none."""
     for known, value in call.headers:
         if known == name:
             return value
-    return None
+    return b""
 
 
 def _is_mergeable(ask: InferAsk) -> bool:

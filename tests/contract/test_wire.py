@@ -12,7 +12,7 @@ from server.core.backend import Relay
 from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 from tests.contract import wire_generate_cases, wire_grpc_cases, wire_http_binary_cases, wire_http_cases, wire_loads
 from tests.contract.wire_case import Difference, GrpcCase, HttpCase, post
-from tests.contract.wire_engines import Engines, Told, both_engines, told_by_grpc, told_by_http, without
+from tests.contract.wire_engines import MODEL_IN_PATH, Engines, Told, both_engines, told_by_grpc, told_by_http, without
 from tests.contract.wire_models import write_models
 
 pytestmark = [pytest.mark.xdist_group("wire"), pytest.mark.asyncio(loop_scope="module")]
@@ -28,6 +28,10 @@ HTTP_CASES = [
     *wire_generate_cases.GENERATE,
 ]
 GRPC_CASES = [*wire_grpc_cases.READS, *wire_grpc_cases.INFERS]
+BATCHED_HTTP_CASES = [
+    case for case in HTTP_CASES if MODEL_IN_PATH.fullmatch(case.call.target) and case.call.method == "POST"
+]
+BATCHED_DIFFERENCES = {"FP16 out as JSON": Difference("ours names the output", is_text=True)}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,22 @@ async def test_grpc_call_to_either_engine_gets_the_same_answer(engines: Engines,
     theirs = told_by_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
     ours = told_by_grpc(case.method, await engines.embedded.grpc(case.call, deadline=None))
     compare(ours, theirs, case.but, code="code")
+
+
+@pytest.mark.parametrize("case", BATCHED_HTTP_CASES, ids=lambda case: case.name)
+async def test_rest_call_through_a_batch_of_ours_gets_tritons_answer(engines: Engines, case: HttpCase) -> None:
+    """Status, headers, JSON and tensor bytes are Triton's, but for what the table says and why."""
+    theirs = told_by_http(await engines.triton.http(case.call, deadline=None))
+    ours = told_by_http(await engines.batched.http(case.call))
+    compare(ours, theirs, BATCHED_DIFFERENCES.get(case.name), code="status")
+
+
+@pytest.mark.parametrize("case", wire_grpc_cases.INFERS, ids=lambda case: case.name)
+async def test_grpc_call_through_a_batch_of_ours_gets_tritons_answer(engines: Engines, case: GrpcCase) -> None:
+    """Code, details and message are Triton's, but for what the table says and why."""
+    theirs = told_by_grpc(case.method, await engines.triton.grpc(case.call, deadline=None))
+    ours = told_by_grpc(case.method, await engines.batched.grpc(case.call))
+    compare(ours, theirs, BATCHED_DIFFERENCES.get(case.name), code="code")
 
 
 async def test_rest_loads_and_unloads_change_either_engine_alike(engines: Engines) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import re
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,13 +17,19 @@ from tritonclient.grpc import service_pb2
 from server.backends.embedded.engine import EmbeddedEngine
 from server.backends.embedded.wire.relay import EmbeddedRelay
 from server.backends.triton import TritonBackend
+from server.backends.watch import EngineWatch, KnownModel, WatchOptions
+from server.batch_flow import BatchFlow, Passenger
+from server.batching.batcher import BatcherPool
+from server.batching.options import BatchOptions
 from server.core.backend import Relay
+from server.core.batching import Owner
 from server.core.errors import ModelNotReady
-from server.core.relay import GrpcAnswer, HttpAnswer
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
 from tests.backends.triton_of_onnx_models import RunningTriton
 
 Told: TypeAlias = dict[str, Any]
 HEADERS_THAT_MATTER = (b"content-type", b"inference-header-content-length", b"content-encoding")
+MODEL_IN_PATH = re.compile(rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 RESPONSES: dict[str, type[Message]] = {
     "ModelInfer": service_pb2.ModelInferResponse,
     "ServerLive": service_pb2.ServerLiveResponse,
@@ -44,6 +51,45 @@ class Engines:
 
     triton: Relay
     embedded: Relay
+    batched: "Batched"
+
+
+class Batched:
+    """Inferences through the gateway's own batches, into the Triton: of every model that has a batch dimension."""
+
+    def __init__(self, triton: TritonBackend, watch: EngineWatch) -> None:
+        """watch: has found the models."""
+        self.pool = BatcherPool(triton, lambda name: self._options(watch.models.get(name)))
+        self.flow = BatchFlow(
+            batching=self.pool,
+            relay=triton,
+            watch=watch,
+            max_rows_of=lambda config: config.max_batch_size,
+            max_body_bytes=1 << 20,
+        )
+
+    def takes(self, model_name: str) -> bool:
+        """Whether the model's inferences go through batches."""
+        return self.flow.takes(InferHead(model_name))
+
+    async def http(self, call: HttpCall) -> HttpAnswer:
+        """As the gateway answers it."""
+        found = MODEL_IN_PATH.match(call.target)
+        assert found is not None
+        head = InferHead(found["model"].decode(), (found["version"] or b"").decode())
+        return await self.flow.http(call, Passenger(head, "", None))
+
+    async def grpc(self, call: GrpcCall) -> GrpcAnswer:
+        """As the gateway answers it."""
+        request = service_pb2.ModelInferRequest.FromString(call.message)
+        head = InferHead(request.model_name, request.model_version)
+        return await self.flow.grpc(call, Passenger(head, "", None))
+
+    @staticmethod
+    def _options(known: KnownModel | None) -> BatchOptions | None:
+        if known is None or known.config is None or not known.config.max_batch_size:
+            return None
+        return BatchOptions(owner=Owner.GATEWAY, max_batch_size=known.config.max_batch_size)
 
 
 @contextlib.asynccontextmanager
@@ -52,10 +98,14 @@ async def both_engines(triton: RunningTriton, repository: Path) -> AsyncIterator
     engine = EmbeddedEngine((repository,))
     backend = TritonBackend(http_url=triton.http_url, grpc_address=triton.grpc_address, max_connections=4)
     try:
+        watch = EngineWatch(backend, WatchOptions())
         for row in await engine.repository_index():
             with contextlib.suppress(ModelNotReady):
                 await engine.load(row.name)
-        yield Engines(backend, EmbeddedRelay(engine))
+                await watch.find(row.name)
+        batched = Batched(backend, watch)
+        yield Engines(backend, EmbeddedRelay(engine), batched)
+        await batched.pool.aclose()
     finally:
         await backend.aclose()
         await engine.aclose()
