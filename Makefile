@@ -28,7 +28,7 @@ up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway
 	@exec $(BIN)/penstock up $(ARGS)
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --reruns 1 -rR -p tests.second_tries -m "not long and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 -p tests.work_units --reruns 1 -rR -p tests.second_tries -m "not long and not gpu" $(ARGS)
 
 test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soaks and fuzzing
 	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = pytest.mark.xdist_group("load")
 
 
 def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

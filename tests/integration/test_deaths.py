@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.conftest import start_stack, stop_stack
 from tests.integration.living import (
@@ -24,9 +23,6 @@ from tests.integration.living import (
 )
 from tests.integration.web import call, post_json
 from tests.tiny_models import write_model
-
-pytestmark = pytest.mark.xdist_group("lifecycle")
-
 
 SICK = '''"""Answers until a file appears; then every inference fails, as after a sticky CUDA error."""
 import http.client

@@ -13,7 +13,7 @@ from loadtest.scenario import Ask, Kind
 from tests.backends.fake_triton import FakeTriton
 from tests.conftest import RunningStack
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = pytest.mark.xdist_group("load")
 
 TIMEOUT_S = 30.0
 LARGE = (150_528,)

@@ -15,7 +15,7 @@ from loadtest.measure.run_folder import read_run_folder
 from loadtest.results import Run, Side, State, Status
 from tests.conftest import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = pytest.mark.xdist_group("load")
 
 QUICK = """
 name = "quick"

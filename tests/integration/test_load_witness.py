@@ -29,7 +29,7 @@ from loadtest.witness.witness import Witnesses, open_witnesses
 from tests.conftest import RunningStack
 from tests.integration.web import call, post_json
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = pytest.mark.xdist_group("load")
 
 REST = Ask(kind=Kind.REST, model="identity_fp32", sizes=(4,))
 GRPC = Ask(kind=Kind.GRPC, model="identity_fp32", sizes=(4,))

@@ -15,7 +15,7 @@ from server.backends.triton_ports import pick_free_ports
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = pytest.mark.xdist_group("load")
 
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"]
 HEADLESS = ["--headless", "--json", "--only-summary"]

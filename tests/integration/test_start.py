@@ -12,8 +12,6 @@ from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_
 from tests.integration.web import call
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.xdist_group("lifecycle")
-
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
 def test_port_in_use_is_one_line_with_the_flag(tmp_path: Path, flag: str) -> None:

@@ -27,8 +27,6 @@ from tests.integration.living import (
 from tests.integration.web import call
 from tests.tiny_models import write_model
 
-pytestmark = pytest.mark.xdist_group("lifecycle")
-
 
 def _sleeping(ms: float) -> tritonclient.grpc.InferInput:
     tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
