@@ -18,6 +18,8 @@ from server.backends.wire.http_request import read_infer as read_http
 from server.backends.wire.http_response import accepted_encoding, infer_answer
 from server.backends.wire.threads import in_thread
 from server.backends.wire.validation import RequestRules, rules_of
+from server.batching.explanation import explained
+from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
 from server.core.backend import Relay
 from server.core.batching import Batching
 from server.core.compression import inflate
@@ -102,7 +104,10 @@ class BatchFlow:
         try:
             response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
             encoding = accepted_encoding(_header(call, b"accept-encoding"))
-            return await in_thread(_size_bytes(response), infer_answer, response, ride.ask, encoding)
+            answer = await in_thread(_size_bytes(response), infer_answer, response, ride.ask, encoding)
+            if response.explanation is None or not asks_http(call):
+                return answer
+            return told_http(answer, explained(response.explanation))
         except ANSWERED as error:
             return http_error(error)
 
@@ -113,7 +118,10 @@ class BatchFlow:
             return await self._relay.grpc(call, deadline=passenger.deadline)
         try:
             response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
-            return GrpcAnswer(0, await in_thread(_size_bytes(response), encode_response, response))
+            answer = GrpcAnswer(0, await in_thread(_size_bytes(response), encode_response, response))
+            if response.explanation is None or not asks_grpc(call):
+                return answer
+            return told_grpc(answer, explained(response.explanation))
         except ANSWERED as error:
             return grpc_error(error)
 
