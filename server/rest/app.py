@@ -20,6 +20,7 @@ from server.logs import get_logger
 from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from server.rest.gate import FrontGate, Gate
+from server.rest.explain import ExplainEndpoint
 from server.rest.generate import GenerateEndpoints
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
@@ -93,6 +94,7 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
         Row(_GET, f"{_MODEL}/ready", models.ready, "Whether a model is ready.", or_role=Role.INFER),
         Row(_GET, f"{_MODEL}/config", models.read, "A model's configuration."),
         Row(_GET, f"{_MODEL}/stats", models.read, "A model's statistics."),
+        Row(_GET, "/v2/models/{model}/explain", ExplainEndpoint(plane), "How its batches are formed."),
         Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository.", role=Role.READ),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/load", models.load, "Load or reload a model."),
         Row(_POST, f"{_REPOSITORY}/models/{{model}}/unload", models.unload, "Unload a model."),
