@@ -17,6 +17,7 @@ import uvloop
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from server.backends.replicas import Standing
 from server.backends.watch import LOADING, EngineWatch, KnownModel
 from server.batch_flow import BatchFlow
 from server.batching.batcher import BatcherPool
@@ -129,6 +130,12 @@ class Gateway:
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts)
         read("engine_up", lambda: int(self.watch.is_up))
         read("engine_restarts_total", lambda: self._news.restarts)
+        read("engine_stalls_total", lambda: self.watch.openings)
+        if (budget := self.engine.budget) is not None:
+            read("engine_retries_total", lambda: budget.taken)
+        if (replicas := self.engine.replicas) is not None:
+            read("replica_up", lambda: {(row.name,): int(row.standing is Standing.UP) for row in replicas.statistics()})
+            read("replica_ejections_total", lambda: {(row.name,): row.ejections for row in replicas.statistics()})
         read("gateway_restarts_total", lambda: self._news.gateway_restarts)
         read("ready", lambda: int(self.plane.readiness().is_ready))
         if isinstance(memory := self.memory, SharedMemory):

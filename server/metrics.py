@@ -74,6 +74,22 @@ TABLE = (
     Declaration("decoder_restarts_total", Kind.READ_COUNTER, "Decoder processes that were replaced."),
     Declaration("engine_up", Kind.READ_GAUGE, "1 while the engine answers and its canary inference succeeds."),
     Declaration("engine_restarts_total", Kind.READ_COUNTER, "Restarts of the engine since the stack started."),
+    Declaration(
+        "engine_stalls_total", Kind.READ_COUNTER, "Times that calls and a probe went unanswered: the circuit opened."
+    ),
+    Declaration("engine_retries_total", Kind.READ_COUNTER, "Calls that were sent to the engine a second time."),
+    Declaration(
+        "replica_up",
+        Kind.READ_GAUGE,
+        "1 for a replica of the engine that gets calls, 0 for one left out.",
+        ("replica",),
+    ),
+    Declaration(
+        "replica_ejections_total",
+        Kind.READ_COUNTER,
+        "Times that a replica was left out for failing more than the others.",
+        ("replica",),
+    ),
     Declaration("gateway_restarts_total", Kind.READ_COUNTER, "Restarts of the gateway since the stack started."),
     Declaration("access_keys", Kind.READ_GAUGE, "API keys that let a caller in now."),
     Declaration("access_failed_reads_total", Kind.READ_COUNTER, "Changes of the access file that were not taken."),
