@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,6 +34,12 @@ WELL_KNOWN_FOLDERS = {Path(p) for p in ("/", "/tmp", "/var/tmp", "/opt", "/srv",
 Rule = Callable[[str, str], Iterator[str]]
 
 
+@lru_cache(maxsize=1)
+def nodes(text: str) -> list[ast.AST]:
+    """All nodes of a Python file; of the last one, for every rule that asks."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def file_length(path: str, text: str) -> Iterator[str]:
     """A file is at most 400 lines."""
     count = text.count("\n")
@@ -42,7 +49,7 @@ def file_length(path: str, text: str) -> Iterator[str]:
 
 def function_length(path: str, text: str) -> Iterator[str]:
     """A function is at most 60 lines."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             count = (node.end_lineno or node.lineno) - node.lineno + 1
             if count > MAX_FUNCTION_LINES:
@@ -58,14 +65,14 @@ def telling_name(path: str, text: str) -> Iterator[str]:
 
 def absolute_imports(path: str, text: str) -> Iterator[str]:
     """Imports are absolute."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"{path}:{node.lineno}: relative import"
 
 
 def no_print(path: str, text: str) -> Iterator[str]:
     """Programs log; only a bench prints its table, and a test of minutes its figures."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             yield f"{path}:{node.lineno}: print"
 
@@ -83,7 +90,7 @@ def public_docstrings(path: str, text: str) -> Iterator[str]:
 
 def test_promises(path: str, text: str) -> Iterator[str]:
     """A test says what it promises, in a sentence."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
         if is_test and not (ast.get_docstring(node) or "").rstrip().endswith("."):
             yield f"{path}:{node.lineno}: {node.name} has no sentence that says what it promises"
@@ -91,7 +98,7 @@ def test_promises(path: str, text: str) -> Iterator[str]:
 
 def no_clock_in_parameters(path: str, text: str) -> Iterator[str]:
     """A test's parameter does not read the clock: it is made when pytest starts, and used many minutes later."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for call in itertools.chain.from_iterable(ast.walk(decorator) for decorator in node.decorator_list):
                 if isinstance(call, ast.Call) and re.search(r"(time|now|monotonic)\Z", ast.unparse(call.func)):
@@ -103,7 +110,7 @@ test_promises.__test__ = False  # type: ignore[attr-defined]  # a rule, whatever
 
 def imported_packages(text: str) -> Iterator[tuple[int, str]]:
     """The top-level name of each import, with its line."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -143,18 +150,20 @@ def short_readme(path: str, text: str) -> Iterator[str]:
 
 def no_registry(path: str, text: str) -> Iterator[str]:
     """No file names a package registry: every machine has its own."""
+    hosts = registry_hosts()
     for line, content in enumerate(text.splitlines(), 1):
         if re.search(r"pypi\.org|pythonhosted\.org|(?<!\w)--(extra-)?index-url|(?<!\w)--find-links", content):
             yield f"{path}:{line}: a registry's address or option"
-        yield from (f"{path}:{line}: this machine's registry" for host in registry_hosts() if host in content)
+        yield from (f"{path}:{line}: this machine's registry" for host in hosts if host in content)
 
 
 def no_machine_path(path: str, text: str) -> Iterator[str]:
     """No file names a path of the machine that it was written on."""
     folders = {CHECKOUT, CHECKOUT.parent, Path.home()} - WELL_KNOWN_FOLDERS
     known = "|".join(["/home/[a-z]", "/Users/[a-z]", "/root/", *(re.escape(f"{folder}/") for folder in folders)])
+    path_of_one = re.compile(rf"(?<![\w.}}-])({known})")
     for line, content in enumerate(text.splitlines(), 1):
-        if re.search(rf"(?<![\w.}}-])({known})", content):
+        if path_of_one.search(content):
             yield f"{path}:{line}: a path of one machine"
 
 
@@ -202,19 +211,22 @@ def repository_files() -> list[str]:
     return [path for path in listed.stdout.split("\0") if path and (CHECKOUT / path).is_file()]
 
 
-def complaints(rule: Rule) -> list[str]:
-    """What the rule has against this repository."""
-    found: list[str] = []
+@cache
+def complaints() -> dict[Rule, list[str]]:
+    """What each rule has against this repository, read once."""
+    found: dict[Rule, list[str]] = {rule: [] for rule in RULES}
     for path in repository_files():
-        if re.fullmatch(RULES[rule], path):
-            found += rule(path, (CHECKOUT / path).read_text(encoding="utf-8", errors="replace"))
+        text = (CHECKOUT / path).read_text(encoding="utf-8", errors="replace")
+        for rule, meant_for in RULES.items():
+            if re.fullmatch(meant_for, path):
+                found[rule] += rule(path, text)
     return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_repository_keeps_the_rule(rule: Rule) -> None:
     """Every file of the repository keeps every rule that is meant for it."""
-    assert complaints(rule) == []
+    assert complaints()[rule] == []
 
 
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * 60
