@@ -142,6 +142,10 @@ class FakeTriton:
                 grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.model_name}' is not found"
             )
         self.grpc_begun.set()
+        for tensor in request.inputs:
+            if region := tensor.parameters["shared_memory_region"].string_param:
+                words = f"Unable to find shared memory region: '{region}'"
+                await context.abort(grpc.StatusCode.NOT_FOUND, words)
         if self.mode is Mode.SLOW:
             try:
                 await self.release.wait()

@@ -4,13 +4,16 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from tritonclient.grpc import service_pb2
 
 from server.backends.patience import Patience
 from server.backends.triton import TritonBackend
+from server.backends.triton_messages import encode_request
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -23,7 +26,7 @@ from server.core.errors import (
 )
 from server.core.infer import InferRequest, Parameter
 from server.core.model import ModelState, TensorSpec
-from server.core.tensor import Datatype, tensor_from_numpy
+from server.core.tensor import Datatype, Place, tensor_from_numpy
 from tests.backends.fake_triton import FakeTriton, Mode
 
 X = np.array([[1.0, 2.5]], np.float32)
@@ -282,3 +285,42 @@ async def test_backend_address_that_is_none_is_refused(url: str) -> None:
     """The message shows what an address looks like."""
     with pytest.raises(InvalidRequest, match="http://host:8000"):
         TritonBackend(http_url=url, grpc_address="127.0.0.1:1", max_connections=1)
+
+
+def test_encode_leaves_out_what_the_engine_reads_itself() -> None:
+    """An input in a region that the engine knows is named by region, size and offset; every other one is sent."""
+    known, unknown, first = (
+        replace(tensor_from_numpy(name, X), place=Place(region, 1, offset))
+        for name, region, offset in (("a", "r", 64), ("b", "another", 64), ("c", "r", 0))
+    )
+    asked = InferRequest("double", (known, unknown, first, tensor_from_numpy("d", X)))
+    message = service_pb2.ModelInferRequest.FromString(encode_request(asked, {"r"}))
+    told = [
+        {key: slot.WhichOneof("parameter_choice") for key, slot in tensor.parameters.items()}
+        for tensor in message.inputs
+    ]
+    place = {"shared_memory_region": "string_param", "shared_memory_byte_size": "int64_param"}
+    assert told == [place | {"shared_memory_offset": "int64_param"}, {}, place, {}]
+    assert message.inputs[0].parameters["shared_memory_offset"].int64_param == 64
+    assert message.inputs[0].parameters["shared_memory_byte_size"].int64_param == X.nbytes
+    assert list(message.raw_input_contents) == [X.tobytes()] * 2
+
+
+async def test_region_that_the_engine_lost_is_sent_and_told(fake: FakeTriton, backend: TritonBackend) -> None:
+    """The request is answered all the same, once more with every byte, and later ones are not tried by place."""
+    lost: list[str] = []
+    backend.use_region("r", lambda: lost.append("r"))
+    tensor = replace(tensor_from_numpy("x", X), place=Place("r", 1, 0))
+    for _ in range(2):
+        response = await backend.infer(InferRequest("double", (tensor,)))
+        np.testing.assert_array_equal(response.outputs[0].to_numpy(), X * 2)
+    assert lost == ["r"]
+    assert fake.grpc_methods.count("ModelInfer") == 3
+
+
+async def test_region_that_was_dropped_is_sent(fake: FakeTriton, backend: TritonBackend) -> None:
+    """The engine is gone, or its successor does not know it."""
+    backend.use_region("r", lambda: None)
+    backend.drop_region("r")
+    await backend.infer(InferRequest("double", (replace(tensor_from_numpy("x", X), place=Place("r", 1, 0)),)))
+    assert fake.grpc_methods.count("ModelInfer") == 1

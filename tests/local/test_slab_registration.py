@@ -1,0 +1,177 @@
+"""The slab at an engine that comes, goes, refuses and forgets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from server.core.errors import BackendUnavailable
+from server.core.relay import GrpcAnswer, GrpcCall
+from server.local import slab_registration
+from server.local.slab import SharedSlab
+from server.local.slab_memory import SHARED_MEMORY
+from server.local.slab_registration import SlabRegistration
+from server.shared_memory.names import is_slab_name
+from server.testing import FakeBackend
+
+SIZE = 1 << 20
+
+
+class Engine(FakeBackend):
+    """A Triton's registry. refusal: what the next registrations are answered; is_away: nothing is answered at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = 1
+        self.regions: set[str] = set()
+        self.refusal: GrpcAnswer | None = None
+        self.is_away = False
+        self.tries = 0
+        self.read: dict[str, Callable[[], None]] = {}
+        self.were_there: list[bool] = []
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        if call.method.endswith("Status"):
+            answer = service_pb2.SystemSharedMemoryStatusResponse()
+            for name in self.regions:
+                answer.regions[name].name = name
+            return GrpcAnswer(0, answer.SerializeToString())
+        if call.method.endswith("Unregister"):
+            self.regions.discard(service_pb2.SystemSharedMemoryUnregisterRequest.FromString(call.message).name)
+            return GrpcAnswer(0)
+        self.tries += 1
+        if self.is_away:
+            raise BackendUnavailable("away")
+        if self.refusal is not None:
+            return self.refusal
+        wish = service_pb2.SystemSharedMemoryRegisterRequest.FromString(call.message)
+        self.were_there.append(_is_there(wish.key.lstrip("/")) and wish.byte_size == SIZE)
+        self.regions.add(wish.name)
+        return GrpcAnswer(0)
+
+    def use_region(self, name: str, lost: Callable[[], None]) -> None:
+        self.read[name] = lost
+
+    def drop_region(self, name: str) -> None:
+        del self.read[name]
+
+
+def _is_there(name: str) -> bool:
+    return (SHARED_MEMORY / name).exists()
+
+
+class Bench:
+    """An engine, the slab, and what keeps the one known to the other."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.slab = SharedSlab(lambda *_: None)
+        self.registration = SlabRegistration(
+            self.slab,
+            size_bytes=SIZE,
+            relay=self.engine,
+            reader=self.engine,
+            generation=lambda: self.engine.generation,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.registration.run())
+        yield
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not is_so():
+                await asyncio.sleep(0.002)
+
+    def region(self) -> str:
+        """Where leases are now."""
+        lease = self.slab.lease(1)
+        assert lease is not None
+        lease.release()
+        return lease.place.region
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(slab_registration, "LOOK_S", 0.002)
+    monkeypatch.setattr(slab_registration, "RETRY_S", 0.002)
+    return Bench()
+
+
+async def test_engine_that_comes_up_opens_a_file_that_has_no_name_afterwards(bench: Bench) -> None:
+    """Leases are of what it opened, and it reads there; the end takes both back."""
+    async with bench.running():
+        await bench.until(lambda: bool(bench.engine.read))
+        assert bench.engine.were_there == [True]
+        assert {bench.region()} == set(bench.engine.read) == bench.engine.regions
+        assert not _is_there(bench.region())
+    assert not bench.engine.read
+    await bench.registration.aclose()
+    assert not bench.engine.regions
+
+
+async def test_engine_that_comes_again_opens_another_file(bench: Bench) -> None:
+    """Another generation, another region; what lies in the former is sent from then on."""
+    async with bench.running():
+        await bench.until(lambda: bool(bench.engine.read))
+        former = bench.region()
+        bench.engine.regions.clear()
+        bench.engine.generation += 1
+        await bench.until(lambda: bool(bench.engine.read.keys() - {former}))
+        assert set(bench.engine.read) == {bench.region()} != {former}
+
+
+async def test_engine_that_lost_the_region_gets_another(bench: Bench) -> None:
+    """Somebody unregistered everything: the backend noticed, and the slab comes back."""
+    async with bench.running():
+        await bench.until(lambda: bool(bench.engine.read))
+        former = bench.region()
+        bench.engine.read[former]()
+        await bench.until(lambda: bool(bench.engine.read.keys() - {former}))
+        assert bench.engine.regions == {bench.region()}, "what is left of the former one is cleared away"
+
+
+async def test_engine_that_refuses_is_asked_once_a_coming_and_sent_every_byte(bench: Bench) -> None:
+    """In a container of its own, on another machine behind a loopback port: no leases, and no end of tries."""
+    bench.engine.refusal = GrpcAnswer(13, details="Unable to open shared memory region")
+    async with bench.running():
+        await bench.until(lambda: bench.engine.tries == 1)
+        assert bench.slab.lease(1) is None
+        bench.engine.generation += 1
+        await bench.until(lambda: bench.engine.tries >= 2)
+        bench.engine.refusal = None
+        bench.engine.generation += 1
+        await bench.until(lambda: bool(bench.engine.read))
+        assert bench.engine.tries == 3
+
+
+async def test_engine_that_does_not_answer_is_asked_again(bench: Bench) -> None:
+    """Until it says yes or no."""
+    bench.engine.is_away = True
+    async with bench.running():
+        await bench.until(lambda: bench.engine.tries >= 2)
+        bench.engine.is_away = False
+        await bench.until(lambda: bool(bench.engine.read))
+
+
+async def test_regions_of_gateways_that_are_gone_are_cleared_away_and_no_others(bench: Bench) -> None:
+    """An engine that outlives a killed gateway does not keep its memory; a living neighbour's stays."""
+    neighbour = Bench()
+    neighbour.engine = bench.engine
+    neighbour.registration = SlabRegistration(
+        neighbour.slab, size_bytes=SIZE, relay=bench.engine, reader=bench.engine, generation=lambda: 1
+    )
+    bench.engine.regions = {"penstock_0123456789ab_slab", "a_clients"}
+    async with neighbour.running():
+        await bench.until(lambda: bool(bench.engine.read))
+        theirs = neighbour.region()
+        async with bench.running():
+            await bench.until(lambda: len(bench.engine.read) == 2)
+            assert bench.engine.regions == {"a_clients", theirs, bench.region()}
+    assert all(map(is_slab_name, bench.engine.regions - {"a_clients"}))
