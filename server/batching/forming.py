@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from server.batching.entry import Entry
-from server.batching.waiting import Item, Lane, Waiting
+from server.batching.shares import is_favoured
+from server.batching.waiting import Item, Lane
 from server.core.batching import CloseReason, Fit
 
 SKIPPED = 8  # entries of lower priority whose own deadline is too near for the batch; they stay where they are
-LIGHT = 0.5  # of its equal share of the waiting rows: a client with less is light
-LIGHT_COST = 3  # a light client's entry may make the batch so many times smaller before it is given up
+FAVOURED_COST = 3  # a favoured entry may make the batch so many times smaller before it is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class Choice:
     least_s: float = float("inf")
 
 
-def choose(lane: Lane, waiting: Waiting, terms: Terms) -> Choice:
+def choose(lane: Lane, terms: Terms) -> Choice:
     """Take the batch's entries, and those that it gives up, out of the lane's order; they are not marked yet."""
     choice = Choice()
     if terms.fit is not None:
-        _give_up(lane, waiting, terms, choice)
+        _give_up(lane, terms, choice)
     _fill(lane, terms, choice)
     return choice
 
 
-def _give_up(lane: Lane, waiting: Waiting, terms: Terms, choice: Choice) -> None:
+def _give_up(lane: Lane, terms: Terms, choice: Choice) -> None:
     """Give up entries at the head until the first one allows for all the others, or as many as fit a batch.
 
-    kept: those of light clients, which may bind the batch.
+    kept: those that go first, which may bind the batch.
     """
     kept: list[Item] = []
     left, cap = lane.rows, terms.max_rows
@@ -70,13 +70,13 @@ def _give_up(lane: Lane, waiting: Waiting, terms: Terms, choice: Choice) -> None
             break
         allowed = _allowed(terms, entry.deadline)
         wanted = min(left, cap)
+        if is_favoured(entry) and allowed * FAVOURED_COST >= wanted:
+            kept.append(heappop(lane.items))
+            cap = min(cap, allowed)
+            continue
         if allowed >= wanted or (last is None and not kept and _rest_can_wait(lane, terms, allowed, left)):
             break
         heappop(lane.items)
-        if allowed * LIGHT_COST >= wanted and _is_light(entry, lane, waiting):
-            kept.append(item)
-            cap = min(cap, allowed)
-            continue
         if last is not None:
             choice.given_up.append(last[3])
         last, last_rows = item, allowed
@@ -119,11 +119,6 @@ def _allowed(terms: Terms, deadline: float) -> int:
     if fit.beta_s <= 0.0:
         return terms.max_rows
     return min(int(room_s / fit.beta_s + 1e-6), terms.max_rows)
-
-
-def _is_light(entry: Entry, lane: Lane, waiting: Waiting) -> bool:
-    clients = waiting.clients
-    return len(clients) > 1 and clients[entry.client].rows * len(clients) < waiting.rows * LIGHT
 
 
 def _fill(lane: Lane, terms: Terms, choice: Choice) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from server.batching.door import Door
 from server.batching.entry import Batch, Entry, Stage
 from server.batching.fit import ServiceTimes
 from server.batching.forming import Terms, choose
@@ -10,11 +11,11 @@ from server.batching.limit import SizeLimit
 from server.batching.options import BatchOptions
 from server.batching.overlap import Overlap
 from server.batching.running import Running
+from server.batching.shares import Shares, is_favoured
 from server.batching.waiting import Lane, Waiting
 from server.core.batching import CloseReason, Fit
 from server.core.errors import DeadlineExceeded, InferenceError, Overloaded
 
-PATIENCE_S = 1.0  # a request without a deadline is served as if it had this one
 TRUST_S = 0.25  # so long after the last call an idle engine is tried, whatever the fit says
 RATE_WEIGHT = 0.2  # of the time since the last batch, in the rate of arrivals
 TICK_S = 1e-6  # what a wake-up comes later than the moment that it is for
@@ -59,6 +60,8 @@ class BatchQueue:
         self._running = Running(options.instances)
         self._times = ServiceTimes()
         self._overlap = Overlap()
+        self._door = Door()
+        self._shares = Shares()
         self._limit = SizeLimit(options.max_batch_size)
         self._entries = 0
         self._batches = 0
@@ -77,16 +80,17 @@ class BatchQueue:
         Raises DeadlineExceeded where its time has passed, Overloaded where the queue is full or its deadline cannot
         be met.
         """
+        self._shares.asked(entry)
         try:
             self._refuse_hopeless(entry, now)
             lost = self._make_room(entry, now)
         except InferenceError as error:
             self._dropped[error.reason] += 1
+            self._shares.refused(entry.rows)
             raise
         self._entries += 1
         entry.number = self._entries
         entry.ahead = self._waiting.entries
-        entry.rank = entry.arrived_at + PATIENCE_S if entry.deadline is None else entry.deadline
         self._waiting.add(entry)
         self._arrived_rows += entry.rows
         return lost
@@ -186,13 +190,15 @@ class BatchQueue:
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._trusted_fit(now)
-        terms = Terms(self._begin(now), fit, self._max_rows(fit), self._rows_a_second(now))
-        choice = choose(lane, self._waiting, terms)
+        terms = Terms(self._begin(now), fit, self._rows_now(fit), self._rows_a_second(now))
+        choice = choose(lane, terms)
         for entry in choice.given_up:
             finish = terms.begin + (fit.seconds(choice.rows) if fit is not None else 0.0)
             self._lost.append(self._drop(entry, self._cannot_meet(entry, now, finish)))
         for entry in choice.entries:
             self._waiting.remove(entry, Stage.BATCH)
+        given_up = choice.given_up
+        self._door.formed(choice.least_s, min(one.priority for one in given_up) if given_up else None)
         reason = choice.reason
         if reason is CloseReason.SLOT_FREE and self._waiting.entries:
             reason = CloseReason.INCOMPATIBLE
@@ -211,6 +217,7 @@ class BatchQueue:
             fit=fit,
             expected_s=None if fit is None else fit.seconds(rows),
         )
+        self._shares.formed(rows)
         self._running.start(batch, now, self._expected_s(batch))
         self._by_rows[rows] += 1
         self._closed_by[reason] += 1
@@ -242,6 +249,13 @@ class BatchQueue:
         whole_s = batch.expected_s or 0.0
         return whole_s if self._running.is_free else max(whole_s - self._overlap.overhead_s, 0.0)
 
+    def _rows_now(self, fit: Fit | None) -> int:
+        """At most so many in the next batch, for the sake of those who come while it runs too."""
+        max_rows, longest_s = self._max_rows(fit), self._shares.longest_s()
+        if fit is None or longest_s is None or fit.beta_s <= 0.0:
+            return max_rows
+        return min(max(int((longest_s - fit.alpha_s) / fit.beta_s), 1), max_rows)
+
     def _max_rows(self, fit: Fit | None) -> int:
         return self._limit.rows(is_fitted=fit is not None)
 
@@ -264,9 +278,16 @@ class BatchQueue:
             raise self._passed(entry, now)
         fit = self._trusted_fit(now)
         if fit is not None:
-            finish = self._begin(now) + fit.seconds(entry.rows)
-            if finish > entry.deadline:
-                raise self._cannot_meet(entry, now, finish)
+            begin = self._begin(now)
+            least_s = fit.seconds(entry.rows)
+            if self._door.least_s > least_s and self._is_usual(entry):
+                least_s = self._door.least_s
+            if begin + least_s > entry.deadline:
+                raise self._cannot_meet(entry, now, begin + least_s)
+
+    def _is_usual(self, entry: Entry) -> bool:
+        """Whether nothing puts it before those that are given up."""
+        return entry.priority >= self._door.priority and not is_favoured(entry)
 
     def _make_room(self, entry: Entry, now: float) -> list[Dropped]:
         waiting, options = self._waiting, self.options
@@ -292,6 +313,7 @@ class BatchQueue:
 
     def _drop(self, entry: Entry, error: InferenceError) -> Dropped:
         self._waiting.remove(entry, Stage.GONE)
+        self._shares.refused(entry.rows)
         self._dropped[error.reason] += 1
         return Dropped(entry, error)
 
