@@ -1,17 +1,24 @@
 """The one plane under every transport: who may pass, what is relayed as bytes, what the gateway computes itself."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
+from urllib.parse import quote
 
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
 from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions
+from server.batching.engine_statistics import read_engine_batches
+from server.batching.explanation import Explained, not_formed
+from server.batching.page import ModelExplained, explain_engine, explain_queue
+from server.batching.queue import QueueStatistics
+from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
 from server.core.backend import GrpcStream, Relay
+from server.core.batching import Owner
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import C, EncodedCall, ImageInput
@@ -34,6 +41,7 @@ from server.tracing.trace import Tracer
 __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
+STATISTICS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class DataPlane:
         """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one.
 
         options: set by the composer where more is said of models' batches and deadlines than their configs say.
-        batches: set by the composer where the gateway may form batches.
+        batches, statistics_of_queues: set by the composer where the gateway may form batches; of the queues by model.
         """
         self._relay = relay
         self._watch = watch
@@ -70,6 +78,7 @@ class DataPlane:
         self._metrics = metrics
         self.options = DeclaredOptions()
         self.batches: BatchFlow | None = None
+        self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
         self.tracer: Tracer | None = None
         self._is_stopping = False
 
@@ -84,6 +93,24 @@ class DataPlane:
     def refusals(self) -> Mapping[str, str]:
         """Models that the engine would serve and the gateway does not, each with the reason."""
         return {name: known.reason for name, known in self._watch.models.items() if known.is_refused}
+
+    def not_formed(self, head: InferHead) -> Explained:
+        """What a request is told of a batch that the gateway did not form."""
+        known = self._watch.models.get(head.model_name)
+        if known is None or known.config is None or known.is_refused:
+            return not_formed(head.model_name, Owner.OFF)
+        return not_formed(head.model_name, self.options.of(known.config).owner)
+
+    async def explain_model(self, model_name: str, caller: Caller = NOBODY) -> ModelExplained:
+        """How the model's batches are formed, and how that went. Raises ModelNotFound and ModelNotReady."""
+        require_role(Verb.READ, caller)
+        self._passage.require_engine()
+        options = self.options.of(await self._watch.find(model_name))
+        if options.owner is Owner.GATEWAY:
+            return explain_queue(model_name, options, self.statistics_of_queues().get(model_name))
+        target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
+        answer = await self._relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_S)
+        return explain_engine(model_name, options, read_engine_batches(answer.body))
 
     @property
     def is_stopping(self) -> bool:
@@ -128,7 +155,7 @@ class DataPlane:
         async with self._passage.through(verb, head, caller, len(call.body), until):
             answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
-            return answer
+            return answer if verb is not Verb.INFER or not asks_http(call) else told_http(answer, self.not_formed(head))
 
     async def relay_grpc(
         self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
@@ -138,7 +165,7 @@ class DataPlane:
         async with self._passage.through(verb, head, caller, len(call.message), until):
             answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
-            return answer
+            return answer if verb is not Verb.INFER or not asks_grpc(call) else told_grpc(answer, self.not_formed(head))
 
     def image_input(self, model_name: str) -> ImageInput | None:
         """Where encoded images may stand in a request for this model; None where it takes tensors only.
@@ -156,7 +183,7 @@ class DataPlane:
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
-            return answer
+            return told_http(answer, self.not_formed(asked.head)) if asks_http(call) else answer
 
     async def relay_grpc_images(
         self, asked: EncodedCall[GrpcCall], *, caller: Caller = NOBODY, deadline: float | None = None
@@ -167,7 +194,7 @@ class DataPlane:
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
-            return answer
+            return told_grpc(answer, self.not_formed(asked.head)) if asks_grpc(call) else answer
 
     async def with_tensor(self, asked: EncodedCall[C], deadline: float | None) -> C:
         """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""

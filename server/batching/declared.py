@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
@@ -59,9 +59,10 @@ def check_said(model_name: str, said: Said) -> None:
 class DeclaredOptions:
     """The options of every model, each read once a config: `of` costs two look-ups."""
 
-    def __init__(self, said: Mapping[str, Said] | None = None) -> None:
-        """said: what the operator said, by model."""
+    def __init__(self, said: Mapping[str, Said] | None = None, *, engine_batches: bool = True) -> None:
+        """said: what the operator said, by model. engine_batches: whether a config's batcher is acted on at all."""
         self._said = said if said is not None else {}
+        self._engine_batches = engine_batches
         self._read: dict[str, tuple[ModelConfig, BatchOptions]] = {}
 
     def of(self, config: "ModelConfig") -> BatchOptions:
@@ -70,6 +71,8 @@ class DeclaredOptions:
         if known is not None and known[0] is config:
             return known[1]
         options = read_options(config, self._said.get(config.name, NOTHING_SAID))
+        if options.owner is Owner.TRITON and not self._engine_batches:
+            options = replace(options, owner=Owner.OFF)
         self._read[config.name] = (config, options)
         return options
 

@@ -7,6 +7,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.batching.explanation import Explained
 from server.core.errors import InvalidRequest, UnsupportedMedia
 from server.core.infer import Timings
 from server.core.result import Classes, Detections, VisionResult
@@ -16,6 +17,7 @@ from server.rest.calls import model_of
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
 from server.rest.errors import json_response
+from server.rest.explain import told_of_images
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.parts import files_of
@@ -57,7 +59,10 @@ class DetectionsResult(msgspec.Struct):
 
 
 class ImageAnswer(msgspec.Struct, omit_defaults=True):
-    """The body of an answer. timings_ms: milliseconds by stage. id: the request's x-request-id."""
+    """The body of an answer. timings_ms: milliseconds by stage. id: the request's x-request-id.
+
+    explain: of the batch of each image, where that was asked for.
+    """
 
     model_name: str
     model_version: str
@@ -65,6 +70,7 @@ class ImageAnswer(msgspec.Struct, omit_defaults=True):
     timings_ms: dict[str, float]
     batch_size: int
     id: str = ""
+    explain: list[Explained] = msgspec.field(default_factory=list)
 
 
 class ImageEndpoint:
@@ -81,7 +87,9 @@ class ImageEndpoint:
         request_id = single_header(request, "x-request-id")
         asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
         response = await run_until_disconnect(request.receive, self._plane.infer_images(asked, caller_of(request)))
-        return json_response(answer_of(response, request_id))
+        answer = answer_of(response, request_id)
+        answer.explain = told_of_images(self._plane, request, response)
+        return json_response(answer)
 
     async def _plain(self, request: Request, body: bytes) -> bytes:
         encoding = single_header(request, "content-encoding").lower()

@@ -51,6 +51,10 @@ _HEADERS: dict[Header, tuple[str, Json]] = {
     ),
     Header.JSON_LENGTH: ("Bytes of JSON at the decompressed body's start.", {"type": "integer", "minimum": 0}),
     Header.ENCODING: ("How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}),
+    Header.EXPLAIN: (
+        "1: the answer says how its batch was formed, in a header of the same name or, for images, as `explain`.",
+        {"enum": ["1"]},
+    ),
     Header.REQUEST_ID: ("Comes back as `id`.", {"type": "string"}),
 }
 _SLOTS: dict[str, tuple[str, Json]] = {

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
+from server.batching.page import ModelExplained
 from server.core.caller import Role
 from server.rest.models import ServerMetadata
 from server.rest.schemas import engine, images, models, tensors
@@ -32,6 +33,7 @@ class Header(StrEnum):
     JSON_LENGTH = "Inference-Header-Content-Length"
     ENCODING = "Content-Encoding"
     REQUEST_ID = "x-request-id"
+    EXPLAIN = "x-penstock-explain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ class Operation:
 _MODEL = "/v2/models/{model}[/versions/{version}]"
 _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 _TIMEOUT = (Header.TIMEOUT,)
-_INFER_HEADERS = (Header.TIMEOUT, Header.JSON_LENGTH, Header.ENCODING)
-_IMAGE_HEADERS = (Header.TIMEOUT, Header.REQUEST_ID, Header.ENCODING)
+_INFER_HEADERS = (Header.TIMEOUT, Header.JSON_LENGTH, Header.ENCODING, Header.EXPLAIN)
+_IMAGE_HEADERS = (Header.TIMEOUT, Header.REQUEST_ID, Header.ENCODING, Header.EXPLAIN)
 _RECEIVES = (408, 413)
 _GENERATE = (Content(JSON, dict[str, msgspec.Raw]),)
 _PICTURES = tuple(Content(media_type) for media_type in ("image/jpeg", "image/png", "image/webp", BINARY))
@@ -213,6 +215,17 @@ _MODELS = (
         "Of its version, or of all its versions.",
         _json(models.ModelStatistics),
         headers=_TIMEOUT,
+    ),
+    Operation(
+        "GET",
+        "/v2/models/{model}/explain",
+        "explainModel",
+        Tag.MODELS,
+        Role.READ,
+        "Who forms its batches, and how; how many there were of each size, why they closed, how long the engine takes; "
+        "and a config.pbtxt with which Triton would form them. Of a model whose batches the gateway does not form, by "
+        "the engine's own statistics.",
+        _json(ModelExplained),
     ),
 )
 _IN_REPOSITORY = (

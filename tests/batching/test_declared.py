@@ -134,6 +134,13 @@ def test_declared_options_are_read_anew_when_the_config_changes() -> None:
     assert declared.of(MODEL).max_queue_size == 9
 
 
+def test_engine_that_forms_no_batches_owns_none() -> None:
+    """The embedded engine does not act on dynamic_batching: such a model's batches are nobody's there."""
+    config = dataclasses.replace(MODEL, has_dynamic_batching=True)
+    assert DeclaredOptions(engine_batches=False).of(config).owner is Owner.OFF
+    assert DeclaredOptions().of(config).owner is Owner.TRITON
+
+
 def test_refusal_is_empty_for_a_model_that_can_be_served() -> None:
     """Whoever asks whether a model may be served gets a sentence or nothing."""
     declared = DeclaredOptions()

@@ -1,6 +1,7 @@
 """The data plane over a fake engine and real decoders: what is refused, what is counted, what is given back."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ import pytest
 from server.admission import Admission, AdmissionLimits
 from server.backends.watch import EngineWatch, WatchOptions
 from server.batching.declared import DeclaredOptions
+from server.core.batching import Owner
 from server.core.caller import NOBODY
 from server.core.encoded_images import EncodedCall
 from server.core.errors import (
@@ -27,7 +29,7 @@ from server.core.errors import (
 )
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
-from server.core.relay import HttpCall, InferHead
+from server.core.relay import HttpAnswer, HttpCall, InferHead
 from server.core.result import Classes, Detections
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.dataplane import DataPlane, ImageRequest, Verb
@@ -233,6 +235,37 @@ async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -
     """Who loads a model learns at once that it is not served, and why."""
     with pytest.raises(InvalidRequest, match="the engine loaded it, and it is not served: model 'odd': slo_p99_ms"):
         await rig.plane.relay_http(Verb.LOAD, InferHead("odd"), CALL)
+
+
+async def test_relayed_request_is_told_that_the_gateway_did_not_form_its_batch(rig: Rig) -> None:
+    """Over REST in a header, over gRPC in the trailing metadata; nobody else's answer has either."""
+    head = InferHead("plain")
+    asks = replace(CALL, headers=(*CALL.headers, (b"x-penstock-explain", b"1")))
+    assert b"x-penstock-explain" not in dict((await rig.plane.relay_http(Verb.INFER, head, CALL)).headers)
+    answer = await rig.plane.relay_http(Verb.INFER, head, asks)
+    told = json.loads(dict(answer.headers)[b"x-penstock-explain"])
+    assert (told["model"], told["owner"]) == ("plain", "off")
+    assert "alone" in told["text"]
+    unasked = await rig.plane.relay_http(Verb.READ, head, asks)
+    assert b"x-penstock-explain" not in dict(unasked.headers)
+
+
+async def test_page_of_a_model_that_the_gateway_does_not_batch_is_of_the_engines_statistics(rig: Rig) -> None:
+    """What Triton counted is shown as the gateway shows its own, and an unknown model is none."""
+    counted = {"count": 10, "ns": 10_000_000}
+    batches = [{"batch_size": rows, "compute_infer": counted} for rows in (1, 2)]
+    body = json.dumps({"model_stats": [{"name": "plain", "batch_stats": batches}]}).encode()
+    rig.backend.http_answer = HttpAnswer(200, (), body)
+    page = await rig.plane.explain_model("plain")
+    assert (page.owner, page.queue, [(row.rows, row.batches) for row in page.batches]) == (
+        Owner.OFF,
+        None,
+        [(1, 10), (2, 10)],
+    )
+    with pytest.raises(ModelNotFound):
+        await rig.plane.explain_model("nobody")
+    with pytest.raises(ModelNotReady, match="slo_p99_ms"):
+        await rig.plane.explain_model("odd")
 
 
 async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_takes(rig: Rig) -> None:

@@ -11,6 +11,10 @@ import numpy as np
 
 from server.access.door import Door
 from server.admission import Admission, AdmissionLimits
+from server.batching.explanation import Explained, not_formed
+from server.batching.options import BatchOptions
+from server.batching.page import ModelExplained, explain_queue
+from server.core.batching import Owner
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import EncodedCall, ImageInput
@@ -66,6 +70,13 @@ class FakePlane:
 
     def refusals(self) -> Mapping[str, str]:
         return self.refused
+
+    def not_formed(self, head: InferHead) -> Explained:
+        return not_formed(head.model_name, Owner.TRITON)
+
+    async def explain_model(self, model_name: str, caller: Caller = NOBODY) -> ModelExplained:
+        await self._work()
+        return explain_queue(model_name, BatchOptions(owner=Owner.GATEWAY), None)
 
     why_no_shared_memory = SWITCHED_OFF
     blocked_extensions = BLOCKED_EXTENSIONS

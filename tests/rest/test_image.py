@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.core.batching import CloseReason, Explanation
 from server.core.errors import InvalidRequest, UnsupportedMedia
 from server.core.infer import Timings
 from server.core.result import Classes, Detections
@@ -165,3 +167,23 @@ async def test_image_answer_is_the_golden_file(front: Front, golden: str, respon
     reply = await front.ask("POST", IMAGE, JPEG)
     assert reply.headers["content-type"] == "application/json"
     assert reply.body == (GOLDEN / golden).read_bytes().rstrip(b"\n")
+
+
+async def test_image_answer_explains_its_batches_to_who_asks(front: Front) -> None:
+    """One entry an image of those whose batches the gateway formed; else one that says who owns the batches."""
+    asks = ((b"x-penstock-explain", b"1"),)
+    silent = json.loads((await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff")).body)
+    assert "explain" not in silent
+    passed = json.loads((await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff", asks)).body)
+    assert [(told["owner"], "batch" in told) for told in passed["explain"]] == [("triton", False)]
+    one = Explanation("ident", 1.0, 0.001, 0.004, 7, 2, 3, CloseReason.FULL, 0, 2, 1)
+    front.plane.image_answer = replace(front.plane.image_answer, explanations=(one, one))
+    formed = json.loads((await front.ask("POST", "/v2/models/ident/image", b"\xff\xd8\xff", asks)).body)
+    told = [(entry["owner"], entry["batch_rows"], entry["closed_by"]) for entry in formed["explain"]]
+    assert told == [("gateway", 3, "full")] * 2
+
+
+async def test_model_explains_its_batches(front: Front) -> None:
+    """The page of a model is JSON, with the options that hold."""
+    page = json.loads((await front.ask("GET", "/v2/models/ident/explain")).body)
+    assert (page["model"], page["owner"], page["options"]["max_queue_size"]) == ("ident", "gateway", 512)

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from server.batching.explanation import Explained
 from server.rest.image import ClassesResult, DetectionsResult
 
 RESULTS = (ClassesResult, DetectionsResult)
@@ -23,3 +24,12 @@ class ImageAnswer(msgspec.Struct):
     ]
     batch_size: Annotated[int, Meta(ge=1, description="Rows of the engine's call that this request was part of.")]
     id: Annotated[str, Meta(description="The request's x-request-id.")] | UnsetType = UNSET
+    explain: (
+        Annotated[
+            list[Explained],
+            Meta(
+                description="Of the batch of each image, or of the call with all of them; with x-penstock-explain: 1."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
