@@ -1,4 +1,7 @@
-"""The gateway process: `python -m server SETTINGS_FILE CONTROL_FD`, started by the stack's parent (server.stack)."""
+"""The gateway process: `python -m server SETTINGS_FILE CONTROL_FD [core | front-N]`, started by the stack's parent.
+
+The third argument says which part of a gateway of several processes this is; without it, it is all of the gateway.
+"""
 
 import os
 import socket
@@ -6,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from server.front import Seat, run_front
 from server.grpc.server import AddressTaken
+from server.local.gateway_process import CORE, FRONT
 from server.logs import configure_logs, get_logger
 from server.main import run_gateway
 from server.rest.listener import PortTaken
@@ -21,8 +26,12 @@ def main() -> int:
     configure_logs(settings.log_format, settings.log_level)
     control_end = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(control_end.fileno(), False)
+    part = sys.argv[3] if len(sys.argv) > 3 else ""
+    run_dir = Path(sys.argv[1]).absolute().parent
     try:
-        return run_gateway(settings, control_end)
+        if part.startswith(FRONT):
+            return run_front(settings, control_end, Seat(int(part.removeprefix(FRONT)), run_dir))
+        return run_gateway(settings, control_end, run_dir=run_dir if part == CORE else None)
     except (PortTaken, AddressTaken) as error:
         get_logger("gateway").error("cannot start", reason=str(error))
         return EXIT_CANNOT_START

@@ -9,7 +9,7 @@ from pathlib import Path
 from grpc import ChannelConnectivity, StatusCode, aio
 
 from server.backends.patience import Patience
-from server.backends.triton_http import Origin, TritonHttp
+from server.backends.triton_http import TritonHttp, origin_of
 from server.core.backend import GrpcStream
 from server.core.caller import Caller
 from server.core.conveyance import CALLER_HEADER, caller_told
@@ -52,7 +52,7 @@ class CoreRelay:
     """
 
     def __init__(self, run_dir: Path, *, max_connections: int) -> None:
-        origin = Origin("core", 80, is_tls=False, base_path=b"", socket_path=str(run_dir / HTTP_SOCKET))
+        origin = origin_of(f"unix://{run_dir / HTTP_SOCKET}")
         self._http = TritonHttp(origin, max_connections=max_connections, patience=Patience())
         self._channel = aio.insecure_channel(f"unix:{run_dir / GRPC_SOCKET}", _OPTIONS)
         self._methods: dict[str, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}

@@ -39,8 +39,10 @@ class Origin:
 
 
 def origin_of(url: str) -> Origin:
-    """The origin in an http:// or https:// address. Raises InvalidRequest for anything else."""
+    """The origin in an http:// or https:// address, or in unix:///path. Raises InvalidRequest for anything else."""
     parts = urlsplit(url)
+    if parts.scheme == "unix" and not parts.netloc and parts.path:
+        return Origin("localhost", 80, is_tls=False, base_path=b"", socket_path=parts.path)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequest(f"the engine's address is {url!r}; it must look like http://host:8000")
     is_tls = parts.scheme == "https"

@@ -17,8 +17,8 @@ from server.grpc.encoded_images import encoded_call
 from server.grpc.errors import Status, code_of, status_of
 from server.grpc.gate import caller_of, metadata_of
 from server.grpc.handover import WATCHED_FROM_BYTES, watch_reader
+from server.grpc.recorder import CallRecorder
 from server.logs import get_logger
-from server.metrics import Metrics
 
 PROTOCOL = "grpc"
 MAX_DEADLINE_S = 24 * 3600.0
@@ -41,7 +41,7 @@ class Outcome:
 class CallRelay:
     """Passes calls to the data plane. Every call that it began is cut by `cut`, which the end of a drain calls."""
 
-    def __init__(self, plane: DataPlane, record: Metrics, *, reader_patience_s: float) -> None:
+    def __init__(self, plane: DataPlane, record: CallRecorder, *, reader_patience_s: float) -> None:
         """reader_patience_s: how long a client may leave an answer untaken, and more for a large one."""
         self._plane = plane
         self._record = record

@@ -15,6 +15,7 @@ from server.dataplane import DataPlane
 from server.grpc.gate import FrontGate, Gate
 from server.grpc.health import Health
 from server.grpc.passed_on import PassedStreams
+from server.grpc.recorder import RefusalsOnly
 from server.grpc.reflection import reflection_handlers
 from server.grpc.relay import CallRelay
 from server.grpc.servicer import front_handlers, inference_handlers
@@ -110,9 +111,12 @@ async def serve(
     door: lets callers in; None where everybody may do everything. share: None where this process is all of the gateway.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
-    relay = CallRelay(plane, record, reader_patience_s=limits.streams.reader_patience_s)
-    health = Health(plane)
     core = share.core if share is not None else None
+    is_core = share is not None and core is None
+    relay = CallRelay(
+        plane, RefusalsOnly(record) if is_core else record, reader_patience_s=limits.streams.reader_patience_s
+    )
+    health = Health(plane)
     streams: StreamRelay | PassedStreams
     if core is not None:
         streams = PassedStreams(core)

@@ -26,6 +26,7 @@ from server.local.messages import (
     Found,
     GiveUp,
     Hello,
+    Late,
     Served,
     State,
     Suspect,
@@ -77,7 +78,7 @@ class CoreLink:
         self._heard_at = 0.0
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self.first_state = asyncio.Event()
+        self.first_up = asyncio.Event()
 
     # EngineView
 
@@ -105,6 +106,10 @@ class CoreLink:
     def suspect(self) -> None:
         """A call could not reach the engine: the core is told."""
         self._send(Suspect())
+
+    def note_late(self) -> None:
+        """A call was not answered in its time: the core is told."""
+        self._send(Late())
 
     def note_served(self, model_name: str) -> None:
         """Told to the core now and then, not each time."""
@@ -224,7 +229,7 @@ class CoreLink:
             raise BackendUnavailable(CORE_GONE)
         return self._line
 
-    def _send(self, record: GiveUp | Served | Suspect) -> None:
+    def _send(self, record: GiveUp | Late | Served | Suspect) -> None:
         if self._line is not None:
             self._line.send(record)
 
@@ -263,7 +268,8 @@ class CoreLink:
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
         self._models = {known.name: self._same(known) for known in state.models}
         self._owned = frozenset(state.owned)
-        self.first_state.set()
+        if state.is_up:
+            self.first_up.set()
 
     def _same(self, known: KnownModel) -> KnownModel:
         """The model as it was known here, where nothing of it has changed: what is kept of a config stays good."""

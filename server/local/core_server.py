@@ -13,7 +13,22 @@ from server.core.batching import Batching
 from server.core.errors import InferenceError
 from server.core.infer import InferResponse
 from server.local.batch_line import SOCKET_NAME, BatchLine
-from server.local.messages import UP, Answer, Ask, Beat, Cut, Find, Found, GiveUp, Hello, Served, State, Suspect, failed
+from server.local.messages import (
+    UP,
+    Answer,
+    Ask,
+    Beat,
+    Cut,
+    Find,
+    Found,
+    GiveUp,
+    Hello,
+    Late,
+    Served,
+    State,
+    Suspect,
+    failed,
+)
 from server.logs import get_logger
 
 LOOK_S = 0.05
@@ -99,6 +114,8 @@ class CoreServer:
                 self._watch.note_served(name)
         elif isinstance(record, Suspect):
             self._watch.suspect()
+        elif isinstance(record, Late):
+            self._watch.note_late()
         elif (front := self._fronts.get(line)) is not None:
             self._serve(line, front, record)
 

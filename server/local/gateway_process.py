@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.backends.triton_backoff import RestartBackoff
@@ -22,13 +22,29 @@ GATEWAY_ENVIRONMENT = {
     "GRPC_VERBOSITY": "ERROR",
 }
 MAX_FAILED_STARTS = 3  # of a gateway that has never served
+CORE, FRONT = "core", "front-"  # what a part is told that it is
 GATEWAY_PROGRAM = (sys.executable, "-m", "server")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which process of the gateway it is. name: for the log. arguments: what it is told besides its settings.
+
+    died: called when it has ended, and before it is started again.
+    """
+
+    name: str = "gateway"
+    arguments: tuple[str, ...] = ()
+    died: Callable[[], None] = lambda: None
+
+
+WHOLE = Part()
 
 
 class GatewayProcess:
     """The gateway as a child: started, restarted with growing pauses when it dies, drained by SIGTERM.
 
-    settings_json: what it reads, kept in run_dir, for its user only.
+    settings_json: what it reads, kept in run_dir, for its user only. part: which one, where there are several.
     """
 
     def __init__(
@@ -38,11 +54,13 @@ class GatewayProcess:
         on_news: Callable[[object], None],
         *,
         program: Sequence[str] = GATEWAY_PROGRAM,
+        part: Part = WHOLE,
     ) -> None:
         self._settings_file = run_dir / "settings.json"
         self._settings_file.touch(mode=0o600)
         self._settings_file.write_text(settings_json)
         self._program = program
+        self._part = part
         self._on_news = on_news
         self._process: asyncio.subprocess.Process | None = None
         self._line: ControlLine | None = None
@@ -64,6 +82,7 @@ class GatewayProcess:
         while not self._stopping.is_set():
             backoff.live(time.monotonic())
             code, was_told = await self._run_once()
+            self._part.died()
             if self._stopping.is_set():
                 # It died of the signal itself: it did not listen for it yet, so it had accepted nothing.
                 return 0 if code == -signal.SIGTERM else code
@@ -71,7 +90,11 @@ class GatewayProcess:
                 return code
             pause_s = backoff.next_delay_s(time.monotonic())
             if was_told:
-                log.info("gateway ended as it was told to; starting it again", code=code, pause_s=round(pause_s, 2))
+                log.info(
+                    f"{self._part.name} ended as it was told to; starting it again",
+                    code=code,
+                    pause_s=round(pause_s, 2),
+                )
             elif self._count_death(code, pause_s):
                 return EXIT_CANNOT_START
             with contextlib.suppress(TimeoutError):
@@ -83,9 +106,11 @@ class GatewayProcess:
         """Whether it is to be given up, since it has never served."""
         self.restarts += 1
         if not self._has_served and self.restarts == MAX_FAILED_STARTS:
-            log.error("gateway cannot start; the lines above say why", code=code, starts=self.restarts)
+            log.error(f"{self._part.name} cannot start; the lines above say why", code=code, starts=self.restarts)
             return True
-        log.error("gateway died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts)
+        log.error(
+            f"{self._part.name} died; starting it again", code=code, pause_s=round(pause_s, 2), restarts=self.restarts
+        )
         return False
 
     async def _run_once(self) -> tuple[int, bool]:
@@ -96,6 +121,7 @@ class GatewayProcess:
                 *self._program,
                 str(self._settings_file),
                 str(theirs.fileno()),
+                *self._part.arguments,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 env=os.environ | GATEWAY_ENVIRONMENT,
@@ -143,7 +169,7 @@ class GatewayProcess:
             async with asyncio.timeout(patience_s):
                 await process.wait()
         except TimeoutError:
-            log.error("gateway did not stop in time; killed", patience_s=patience_s)
+            log.error(f"{self._part.name} did not stop in time; killed", patience_s=patience_s)
             _kill_with_children(process)
 
     def kill(self) -> None:

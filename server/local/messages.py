@@ -53,6 +53,10 @@ class Suspect(Record, frozen=True):
     """Front → core: a call could not reach the engine."""
 
 
+class Late(Record, frozen=True):
+    """Front → core: a call was not answered in its time."""
+
+
 class State(Record, frozen=True):
     """Core → front: the engine as the core sees it, at every change and now and then. owned: by the gateway."""
 
@@ -97,7 +101,7 @@ class Failed(Record, frozen=True):
     retry_after_s: float | None
 
 
-UP = Hello | Ask | GiveUp | Find | Served | Suspect
+UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late
 DOWN = State | Beat | Cut | Answer | Found | Failed
 
 

@@ -19,8 +19,8 @@ from server.dataplane import DataPlane
 from server.logs import get_logger
 from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
-from server.rest.gate import FrontGate, Gate
 from server.rest.explain import ExplainEndpoint
+from server.rest.gate import FrontGate, Gate
 from server.rest.generate import GenerateEndpoints
 from server.rest.health import HealthEndpoints
 from server.rest.image import ImageEndpoint
@@ -70,7 +70,7 @@ def create_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
     gate = FrontGate() if has_fronts else Gate(door) if door is not None else None
     app.router.routes[:0] = [WireRoute(row, gate) for row in rows]
-    app.add_middleware(Root, plane=plane, record=record)
+    app.add_middleware(Root, plane=plane, record=record, is_counting=not has_fronts)
     if plane.tracer is not None:
         app.add_middleware(Traced, tracer=plane.tracer)
     app.add_exception_handler(HTTPException, _plain_refusal)

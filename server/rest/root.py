@@ -21,9 +21,13 @@ log = get_logger("rest")
 
 
 class Root:
-    """Turns an unexpected error into one log line and a 500, and records inference requests."""
+    """Turns an unexpected error into one log line and a 500, and records inference requests.
 
-    def __init__(self, app: ASGIApp, plane: DataPlane, record: RequestRecorder) -> None:
+    is_counting: whether it does the latter; not of a core, whose fronts do.
+    """
+
+    def __init__(self, app: ASGIApp, plane: DataPlane, record: RequestRecorder, *, is_counting: bool = True) -> None:
+        self._is_counting = is_counting
         self._app = app
         self._plane = plane
         self._record = record
@@ -43,7 +47,8 @@ class Root:
                 await error_response("internal error", 500)(scope, exchange.receive, exchange.send)
         finally:
             exchange.give_back()
-        self._count(scope, exchange)
+        if self._is_counting:
+            self._count(scope, exchange)
 
     def _count(self, scope: Scope, exchange: "Exchange") -> None:
         if exchange.status == CLIENT_GONE:

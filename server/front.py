@@ -1,0 +1,226 @@
+"""The composer of a front: one of the processes that parse HTTP and gRPC, decode images and encode answers.
+
+What it does not serve itself goes to the core, the process that holds queues, limits and the engine (server.main).
+"""
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from server.admission import Admission, AdmissionLimits
+from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET, CoreRelay
+from server.backends.triton import TritonBackend
+from server.batch_flow import BatchFlow
+from server.batching.declared import DeclaredOptions
+from server.core.address import authority
+from server.engines import Engine, compose_door, compose_engine, connection_limits
+from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
+from server.image_flow import ImageFlow
+from server.local.control import ControlLine, FrontReady, GatewayServes
+from server.local.core_link import CoreLink
+from server.local.front_plane import FrontPlane
+from server.local.limits_page import PAGE_NAME, LimitsPage, Row, SharedCounts
+from server.logs import get_logger
+from server.metrics import Metrics, SharedFiles
+from server.rest.app import RestLimits, create_app
+from server.rest.listener import HttpListener, bind
+from server.settings import Settings
+from server.shared_memory.absent import SWITCHED_OFF, NoSharedMemory
+from server.vision.pool import DecodePool
+
+METRIC_FILES = "metrics"  # in the run directory
+TOLD_EVERY_S = 0.25
+CORE_CONNECTIONS = 256  # beyond those of inferences
+
+log = get_logger("front")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which front this is. index: 1 for the first. run_dir: where the core listens."""
+
+    index: int
+    run_dir: Path
+
+
+class Front:
+    """A front's parts, wired. Make it inside the running loop."""
+
+    def __init__(self, settings: Settings, seat: Seat) -> None:
+        self.settings = settings
+        self.seat = seat
+        self.page = LimitsPage(seat.run_dir / PAGE_NAME)
+        self.page.clear(seat.index)
+        self.metrics = Metrics(SharedFiles(seat.run_dir / METRIC_FILES, f"front-{seat.index}"))
+        self.link = CoreLink(seat.run_dir, seat.index, max_asks=settings.max_inflight_requests)
+        self.core = CoreRelay(seat.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
+        self.engine = _engine_of(settings, seat.run_dir)
+        self.pool = DecodePool(
+            workers=0 if settings.engine_is_embedded else settings.decoder_share,
+            job_timeout_s=settings.decode_timeout_s,
+            max_waiting=settings.max_inflight_requests,
+            max_pixels=settings.max_pixels,
+        )
+        limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
+        self.admission = Admission(limits, SharedCounts(self.page, seat.index))
+        self.door = compose_door(settings)
+        self.plane = self._compose_plane(settings)
+
+    def _compose_plane(self, settings: Settings) -> FrontPlane:
+        options = DeclaredOptions(settings.batching)
+        plane = FrontPlane(
+            relay=self.engine.relay,
+            watch=self.link,
+            images=ImageFlow(
+                backend=self.engine.backend, watch=self.link, pool=self.pool, metrics=self.metrics, batching=self.link
+            ),
+            admission=self.admission,
+            metrics=self.metrics,
+            quotas=self.door.quotas if self.door is not None else None,
+        )
+        plane.core = self.core
+        plane.is_engine_in_core = settings.engine_is_embedded
+        plane.options = options
+        plane.batches = BatchFlow(
+            batching=self.link,
+            relay=self.engine.relay,
+            watch=self.link,
+            max_rows_of=lambda config: options.of(config).max_batch_size,
+            max_body_bytes=settings.max_body_bytes,
+        )
+        # Regions are the core's: what is about them, or stands in them, goes there.
+        plane.share(NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF))
+        return plane
+
+    async def tell(self, listener: HttpListener) -> None:
+        """The core's page of what is read at a scrape, now and then; for ever."""
+        column, write = self.seat.index, self.page.write
+        former_restarts = self.page.read(Row.DECODER_RESTARTS, column)
+        while True:
+            statistics = self.pool.statistics()
+            write(Row.CONNECTIONS, column, listener.connection_count)
+            write(Row.DECODES_WAITING, column, statistics.waiting)
+            write(Row.DECODER_RESTARTS, column, former_restarts + statistics.restarts)
+            await asyncio.sleep(TOLD_EVERY_S)
+
+    async def aclose(self) -> None:
+        """End what runs and close what is open."""
+        if self.door is not None:
+            await self.door.aclose()
+        await self.pool.aclose()
+        await self.core.aclose()
+        await self.engine.backend.aclose()
+
+
+def _engine_of(settings: Settings, run_dir: Path) -> Engine:
+    """The engine, or, where it lives in the core's process, the core, which speaks as an engine does."""
+    if not settings.engine_is_embedded:
+        return compose_engine(settings.model_copy(update={"slab_bytes": 0}))  # the slab is the core's
+    core = TritonBackend(
+        http_url=f"unix://{run_dir / HTTP_SOCKET}",
+        grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
+        max_connections=settings.max_inflight_requests,
+    )
+    return Engine(core, core, "embedded in the core")
+
+
+async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    front = Front(settings, seat)
+    await front.pool.start()
+    listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
+    rest = _rest(front, listener)
+    address = authority(settings.host, settings.grpc_port)
+    limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
+    share = Share(front.core)
+    grpc_server = await serve(front.plane, limits, address, front.metrics, door=front.door, share=share)
+    rest.start()
+    control.send(GatewayServes(rest.port, grpc_server.port, 0))
+    gc.collect()
+    gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
+    log.info("listening", front=seat.index, http=rest.port, grpc=grpc_server.port)
+    tasks = [
+        asyncio.create_task(front.link.run()),
+        *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
+        asyncio.create_task(front.tell(rest)),
+        asyncio.create_task(_until_parent_is_gone(control, stop)),
+        asyncio.create_task(_tell_ready(control, front)),
+    ]
+    await _until_stopped(stop, tasks)
+    is_clean = await _drain(front, rest, grpc_server)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await front.aclose()
+    return 0 if is_clean else 1
+
+
+def _rest(front: Front, listener: socket.socket) -> HttpListener:
+    settings = front.settings
+    limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    app = create_app(front.plane, limits, front.metrics, door=front.door, core=front.core)
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return HttpListener(
+        app,
+        listener,
+        limits=connection_limits(settings, open_files=open_files),
+        unread=front.admission,
+        refused=front.metrics.rejected,
+    )
+
+
+async def _until_parent_is_gone(control: ControlLine, stop: asyncio.Event) -> None:
+    async for _ in control.receive():
+        pass
+    log.warning("the parent process is gone; stopping")
+    stop.set()
+
+
+async def _tell_ready(control: ControlLine, front: Front) -> None:
+    """Once, when the core has said that the engine is up."""
+    await front.link.first_up.wait()
+    control.send(FrontReady(front.seat.index))
+
+
+async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Until somebody says stop, or a task that should run for ever breaks, which is a bug and must be seen."""
+    stopped = asyncio.create_task(stop.wait())
+    pending: set[asyncio.Task[object]] = {stopped, *tasks}
+    while not stopped.done():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+async def _drain(front: Front, rest: HttpListener, grpc_server: GrpcServer) -> bool:
+    """Not ready at once; serve on for the delay; then take nothing new and let what runs end within the grace."""
+    started, settings = time.monotonic(), front.settings
+    front.plane.announce_stop()
+    log.info("draining", front=front.seat.index, delay_s=settings.drain_delay_s)
+    await asyncio.sleep(settings.drain_delay_s)
+    is_clean = all(await asyncio.gather(rest.stop(settings.grace_s), grpc_server.stop(settings.grace_s)))
+    seconds = round(time.monotonic() - started, 3)
+    log.info("drained", front=front.seat.index, seconds=seconds, is_clean=is_clean)
+    return is_clean
+
+
+def run_front(settings: Settings, control_end: socket.socket, seat: Seat) -> int:
+    """Serve until told to stop; the exit code. control_end: the line to the parent process."""
+
+    async def main() -> int:
+        with contextlib.closing(await ControlLine.over(control_end)) as control:
+            return await _serve(settings, control, seat)
+
+    code: int = uvloop.run(main())
+    return code
