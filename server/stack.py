@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.access.keys import KeyRefused, KeyRing, key_of_hashed
@@ -25,7 +25,8 @@ from server.backends.triton_runtime import TritonRuntime, TritonUnavailable, def
 from server.backends.triton_status import EngineState, EngineStatus
 from server.core.address import authority
 from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine
-from server.local.gateway_process import GatewayProcess
+from server.local.front_processes import AddressHeld, FrontProcesses
+from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
 from server.logs import get_logger
 from server.rest.listener import PortTaken, bind
 from server.settings import Settings
@@ -187,7 +188,13 @@ class Stack:
         self._is_hurried = False
         self._failure = ""
         self._run_dir = claim_run_dir()
-        self._gateway = GatewayProcess(choice.settings.model_dump_json(), self._run_dir.path, self._on_gateway_news)
+        settings_json = choice.settings.model_dump_json()
+        has_fronts = choice.settings.worker_count > 1
+        part = Part(arguments=(CORE,)) if has_fronts else WHOLE
+        self._gateway = GatewayProcess(settings_json, self._run_dir.path, self._on_gateway_news, part=part)
+        self._fronts = self._new_fronts(settings_json) if has_fronts else None
+        self._ready: GatewayReady | None = None
+        self._news = EngineNews(is_running=False, reason="the engine is starting", restarts=0)
         self._engine: TritonProcess | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._embedded_restarts = 0
@@ -203,14 +210,31 @@ class Stack:
         finally:
             self._run_dir.release()
 
+    def _new_fronts(self, settings_json: str) -> FrontProcesses:
+        settings = self._settings
+        addresses = (settings.host, settings.http_port), (settings.host, settings.grpc_port)
+        try:
+            fronts = FrontProcesses(settings_json, self._run_dir.path, addresses, settings.worker_count)
+        except AddressHeld as error:
+            self._run_dir.release()
+            raise CannotStart(f"{error}; choose another port with --http-port or --grpc-port") from error
+        fronts.on_change = self._on_fronts
+        return fronts
+
     async def _until_stopped(self) -> int:
         gateway_task = asyncio.create_task(self._gateway.run())
+        fronts_task = asyncio.create_task(self._fronts.run()) if self._fronts is not None else None
         stop_task = asyncio.create_task(self._stop_asked.wait())
-        watched: set[asyncio.Task[object]] = {gateway_task, stop_task, *filter(None, [self._engine_task])}
+        watched: set[asyncio.Task[object]] = {gateway_task, stop_task, *filter(None, [self._engine_task, fronts_task])}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
-        await self._gateway.stop(self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S)
-        code = await gateway_task
+        patience_s = self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S
+        code = 0
+        if self._fronts is not None and fronts_task is not None:  # the core serves them until they have drained
+            await self._fronts.stop(patience_s)
+            code = await fronts_task
+        await self._gateway.stop(patience_s)
+        code = max(code, await gateway_task, key=abs)
         if self._engine is not None and not self._is_hurried:
             await self._engine.stop(min(self._settings.grace_s, ENGINE_GRACE_S))
         if self._engine_task is not None:
@@ -224,7 +248,7 @@ class Stack:
     def _start_engine(self) -> None:
         repositories = () if self._settings.engine_is_external else check_repositories(self._settings)
         if self._triton is None:
-            self._gateway.tell(EngineNews(is_running=True, reason="", restarts=0))
+            self._tell_gateway(EngineNews(is_running=True, reason="", restarts=0))
             return
         try:
             launch = self._triton.prepare(self._run_dir.path)
@@ -250,18 +274,38 @@ class Stack:
 
     def _on_engine_status(self, status: EngineStatus) -> None:
         is_running = status.state is EngineState.RUNNING
-        self._gateway.tell(EngineNews(is_running, status.reason or status.state.value, status.restarts))
+        self._tell_gateway(EngineNews(is_running, status.reason or status.state.value, status.restarts))
         if status.state is EngineState.FAILED:
             self._failure = status.reason
             self._stop_asked.set()
 
     def _on_gateway_news(self, news: object) -> None:
-        if isinstance(news, GatewayServes):
+        if isinstance(news, GatewayServes) and self._fronts is not None:
+            self._ports = GatewayServes(self._settings.http_port, self._settings.grpc_port, news.metrics_port)
+        elif isinstance(news, GatewayServes):
             self._ports = news
         elif isinstance(news, RestartEngine):
             self._restart_engine(news.reason)
-        elif isinstance(news, GatewayReady) and self._ports is not None:
-            self._announce(announcement(self._settings.host, self._ports, news))
+        elif isinstance(news, GatewayReady):
+            self._ready = news
+            self._announce_when_ready()
+
+    def _on_fronts(self) -> None:
+        """One is ready, or has died."""
+        self._tell_gateway(self._news)
+        self._announce_when_ready()
+
+    def _announce_when_ready(self) -> None:
+        """Once for each process that said so, when its fronts, if it has any, know it."""
+        if self._ready is None or self._ports is None or (self._fronts is not None and not self._fronts.are_ready):
+            return
+        ready, self._ready = self._ready, None
+        self._announce(announcement(self._settings.host, self._ports, ready))
+
+    def _tell_gateway(self, news: EngineNews) -> None:
+        self._news = news
+        restarts = self._fronts.restarts if self._fronts is not None else 0
+        self._gateway.tell(replace(news, front_restarts=restarts))
 
     def _restart_engine(self, reason: str) -> None:
         """Somebody else's engine is left alone; the embedded one is started again with the gateway that holds it."""
@@ -273,7 +317,7 @@ class Stack:
             log.error(
                 "embedded engine is sick; restarting the gateway", reason=reason, restarts=self._embedded_restarts
             )
-            self._gateway.tell(EngineNews(is_running=True, reason="", restarts=self._embedded_restarts))
+            self._tell_gateway(EngineNews(is_running=True, reason="", restarts=self._embedded_restarts))
 
     def _on_signal(self) -> None:
         if not self._stop_asked.is_set():
@@ -282,6 +326,8 @@ class Stack:
         log.error("told to stop twice; ending at once, unfinished requests are cut")
         self._is_hurried = True
         self._gateway.kill()
+        if self._fronts is not None:
+            self._fronts.kill()
         if self._engine_task is not None:
             self._engine_task.cancel()
 

@@ -1,0 +1,95 @@
+"""The parent's hold on its fronts: started beside each other, each replaced when it dies, drained together."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from server.core.address import authority
+from server.local.control import FrontReady
+from server.local.gateway_process import FRONT, GatewayProcess, Part
+from server.local.limits_page import PAGE_NAME, LimitsPage
+
+Address = tuple[str, int]
+
+
+class AddressHeld(OSError):
+    """An address cannot be held for the fronts. The message names it."""
+
+
+class FrontProcesses:
+    """`count` fronts. Their addresses are held from the start, so that nobody takes one while a front is replaced.
+
+    on_change: told when a front is ready, and when one has died.
+    """
+
+    def __init__(self, settings_json: str, run_dir: Path, addresses: tuple[Address, ...], count: int) -> None:
+        """Raises AddressHeld."""
+        self._held = [_hold(*address) for address in addresses]
+        self._page = LimitsPage(run_dir / PAGE_NAME)
+        self._fronts = [self._new(settings_json, run_dir, index) for index in range(1, count + 1)]
+        self._ready: set[int] = set()
+        self._is_stopping = False
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether every front has been ready once."""
+        return len(self._ready) == len(self._fronts)
+
+    @property
+    def restarts(self) -> int:
+        """Of all fronts together."""
+        return sum(front.restarts for front in self._fronts)
+
+    async def run(self) -> int:
+        """Until all have been stopped, or one of them cannot start; its exit code, the worst of all where stopped."""
+        running = {asyncio.create_task(front.run()) for front in self._fronts}
+        try:
+            done, pending = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            code = max(task.result() for task in done)
+            if pending and not self._is_stopping:
+                return code
+            return max(code, *(await asyncio.gather(*pending)), 0)
+        finally:
+            for held in self._held:
+                held.close()
+
+    async def stop(self, patience_s: float) -> None:
+        """Drain them all; kill those that take longer. `run` then returns."""
+        self._is_stopping = True
+        await asyncio.gather(*(front.stop(patience_s) for front in self._fronts))
+
+    def kill(self) -> None:
+        """At once, with their children."""
+        self._is_stopping = True
+        for front in self._fronts:
+            front.kill()
+
+    def _new(self, settings_json: str, run_dir: Path, index: int) -> GatewayProcess:
+        part = Part(f"front {index}", (f"{FRONT}{index}",), partial(self._died, index))
+        return GatewayProcess(settings_json, run_dir, self._hear, part=part)
+
+    def _hear(self, news: object) -> None:
+        if isinstance(news, FrontReady):
+            self._ready.add(news.index)
+            self.on_change()
+
+    def _died(self, index: int) -> None:
+        """Nothing that it had in flight is in flight any more."""
+        self._page.clear(index)
+        self.on_change()
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    """Bound and not listening: connections go to those who listen there, too."""
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        held.bind((host, port))
+    except OSError as error:
+        held.close()
+        raise AddressHeld(f"cannot listen on {authority(host, port)} ({error.strerror})") from error
+    return held
