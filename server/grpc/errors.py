@@ -23,6 +23,7 @@ from server.core.errors import (
     Unauthenticated,
 )
 from server.core.relay import GrpcAnswer, GrpcMetadata
+from server.core.retry_after import spread_s
 
 RETRY_AFTER_KEY = "retry-after"
 
@@ -65,8 +66,12 @@ def code_of(answer: GrpcAnswer) -> grpc.StatusCode:
 
 
 def status_of(error: InferenceError) -> Status:
-    """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps."""
+    """A class without a row of its own has its parent's. `retry-after`: seconds, where waiting helps; spread but for a
+    quota, which is the caller's own.
+    """
     code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
     if isinstance(error, AccessUnavailable | BackendUnavailable | OutOfMemory | Overloaded | QuotaExceeded):
-        return Status(code, error.message, ((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"),))
+        known = error.retry_after_s
+        seconds = known if isinstance(error, QuotaExceeded) else spread_s(known)
+        return Status(code, error.message, ((RETRY_AFTER_KEY, f"{seconds:g}"),))
     return Status(code, error.message)

@@ -25,6 +25,7 @@ from server.core.errors import (
     Unauthenticated,
     UnsupportedMedia,
 )
+from server.core.retry_after import spread_whole_s
 
 STATUS: Mapping[type[InferenceError], int] = {
     InvalidRequest: 400,
@@ -47,7 +48,6 @@ STATUS: Mapping[type[InferenceError], int] = {
 }
 WAITING_HELPS = (AccessUnavailable, BackendUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CLIENT_GONE = 499
-_LEAST_RETRY_AFTER_S = 1
 
 
 class ClientDisconnected(Exception):
@@ -72,12 +72,14 @@ def error_response(text: str, status: int, headers: Mapping[str, str] | None = N
 def response_of(error: InferenceError) -> Response:
     """The error as the table says; 503 and 429 say when to come back, in whole seconds; 401 how to say who one is."""
     status = status_of(error)
-    headers = {"Retry-After": str(_retry_after_s(error))} if status in (429, 503) else None
+    headers = {"Retry-After": _retry_after(error)} if status in (429, 503) else None
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
     return error_response(error.message, status, headers)
 
 
-def _retry_after_s(error: InferenceError) -> int:
+def _retry_after(error: InferenceError) -> str:
+    """Spread but for a quota, which is the caller's own: nobody else waits for the same moment."""
     known = error.retry_after_s if isinstance(error, WAITING_HELPS) else 0.0
-    return max(math.ceil(known), _LEAST_RETRY_AFTER_S)
+    is_own = isinstance(error, QuotaExceeded)
+    return str(max(1, math.ceil(known)) if is_own else spread_whole_s(known))

@@ -3,10 +3,9 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.core.retry_after import spread_whole_s
 from server.dataplane import DataPlane
 from server.rest.errors import json_response
-
-_RETRY_AFTER_S = "1"
 
 
 class HealthEndpoints:
@@ -23,4 +22,4 @@ class HealthEndpoints:
         if readiness.is_ready:
             return json_response({"ready": True})
         content = {"ready": False, "reason": readiness.reason, "error": f"not ready: {readiness.reason}"}
-        return json_response(content, 503, {"Retry-After": _RETRY_AFTER_S})
+        return json_response(content, 503, {"Retry-After": str(spread_whole_s(1.0))})

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.core.address import authority
+from server.core.retry_after import spread_whole_s
 from server.rest.errors import error_response
 from server.rest.limits import ConnectionLimits
 from server.rest.protocol import Guard, GuardedProtocol, UnreadAnswers
@@ -179,7 +180,7 @@ class _Cuttable:
                 raise
             if not has_begun:
                 text = "this gateway stopped before the answer came; send to another one"
-                cut = error_response(text, 503, {"Retry-After": "1", "Connection": "close"})
+                cut = error_response(text, 503, {"Retry-After": str(spread_whole_s(1.0)), "Connection": "close"})
                 await cut(scope, receive, send)
         finally:
             self._running.discard(limit)

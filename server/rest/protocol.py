@@ -16,6 +16,7 @@ import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.core.retry_after import spread_whole_s
 from server.rest.limits import ConnectionLimits
 from server.rest.patience import ConnectionPatience, Phase, Verdict
 
@@ -64,7 +65,7 @@ class Refusal:
             "connection: close",
         ]
         if self.status is HTTPStatus.SERVICE_UNAVAILABLE:
-            lines.append("retry-after: 1")
+            lines.append(f"retry-after: {spread_whole_s(1.0)}")
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 

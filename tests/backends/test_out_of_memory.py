@@ -69,7 +69,8 @@ def test_out_of_memory_is_503_with_retry_after_and_resource_exhausted() -> None:
     error = OutOfMemory("model 'm' failed: CUDA out of memory")
     answer = response_of(error)
 
-    assert (answer.status_code, answer.headers["retry-after"], error.reason) == (503, "1", "engine_out_of_memory")
+    assert (answer.status_code, error.reason) == (503, "engine_out_of_memory")
+    assert answer.headers["retry-after"] in ("1", "2")
     status = grpc_errors.status_of(error)
     assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert dict(status.trailing_metadata)["retry-after"] == "1"
+    assert 1 <= float(dict(status.trailing_metadata)["retry-after"]) <= 2

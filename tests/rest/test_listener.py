@@ -75,7 +75,7 @@ async def test_listener_cuts_what_outlasts_the_grace_with_an_answer(sent: bytes)
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b'{"error":"this gateway stopped before the answer came; send to another one"}' in answer
-        assert b"retry-after: 1" in answer.lower()
+        assert b"retry-after: " in answer.lower()
         assert app.was_cancelled
 
 

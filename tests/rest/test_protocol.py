@@ -153,7 +153,7 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served() 
         async with Client.connected(served.port) as first:
             async with Client.connected(served.port) as second, Client.connected(served.port) as third:
                 reply = await third.reply()
-                assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+                assert (reply.status, reply.headers["retry-after"] in ("1", "2")) == (503, True)
                 for client in (first, second):
                     await client.send(GET % 1)
                     assert (await client.reply()).status == 200
