@@ -29,14 +29,13 @@ from server.local.core_link import CoreLink
 from server.local.front_plane import FrontPlane
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, SharedCounts
 from server.logs import get_logger
-from server.metrics import Metrics, SharedFiles
+from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.rest.app import RestLimits, create_app
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
 from server.shared_memory.absent import SWITCHED_OFF, NoSharedMemory
 from server.vision.pool import DecodePool
 
-METRIC_FILES = "metrics"  # in the run directory
 TOLD_EVERY_S = 0.25
 CORE_CONNECTIONS = 256  # beyond those of inferences
 

@@ -38,9 +38,9 @@ from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
-from server.local.limits_page import PAGE_NAME, LimitsPage, core_counts
+from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.logs import get_logger
-from server.metrics import Metrics
+from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.rest.app import RestLimits, create_app
 from server.rest.exposition import create_metrics_app
 from server.rest.listener import HttpListener, bind
@@ -65,7 +65,7 @@ class Gateway:
         self._settings = settings
         self._control = control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
-        self.metrics = Metrics()
+        self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
         self.engine = compose_engine(settings)
         self.is_sick = False
         self.options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
@@ -82,8 +82,8 @@ class Gateway:
             max_pixels=settings.max_pixels,
         )
         limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
-        page = None if run_dir is None else LimitsPage(run_dir / PAGE_NAME)
-        self.admission = Admission(limits, None if page is None else core_counts(page))
+        self.page = None if run_dir is None else LimitsPage(run_dir / PAGE_NAME)
+        self.admission = Admission(limits, None if self.page is None else core_counts(self.page))
         self.batching = BatcherPool(self.engine.backend, self._options_of, slab=self.engine.slab)
         images = ImageFlow(
             backend=self.engine.backend,
@@ -126,8 +126,14 @@ class Gateway:
         read("inflight_requests", lambda: self.admission.statistics().requests)
         read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
         read("receiving_bytes", lambda: self.admission.statistics().receiving_bytes)
-        read("queue_depth", lambda: {("decode",): self.pool.statistics().waiting})
-        read("decoder_restarts_total", lambda: self.pool.statistics().restarts)
+        page_total = self.page.total if self.page is not None else lambda _: 0
+        read(
+            "queue_depth",
+            lambda: {("decode",): self.pool.statistics().waiting + page_total(Row.DECODES_WAITING)},
+        )
+        read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
+        read("fronts", lambda: self.core.front_count if self.core is not None else 0)
+        read("front_restarts_total", lambda: self._news.front_restarts)
         read("engine_up", lambda: int(self.watch.is_up))
         read("engine_restarts_total", lambda: self._news.restarts)
         read("engine_stalls_total", lambda: self.watch.openings)
@@ -281,7 +287,10 @@ async def _open_doors(
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
     )
-    gateway.metrics.read("http_connections", lambda: rest.connection_count)
+    page = gateway.page
+    gateway.metrics.read(
+        "http_connections", lambda: rest.connection_count if page is None else page.total(Row.CONNECTIONS)
+    )
     exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics), metrics_socket)
     grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
     share, address = None, authority(settings.host, settings.grpc_port)

@@ -91,6 +91,8 @@ TABLE = (
         ("replica",),
     ),
     Declaration("gateway_restarts_total", Kind.READ_COUNTER, "Restarts of the gateway since the stack started."),
+    Declaration("fronts", Kind.READ_GAUGE, "Fronts that the core serves now; 0 where one process does all."),
+    Declaration("front_restarts_total", Kind.READ_COUNTER, "Restarts of fronts since the stack started."),
     Declaration("access_keys", Kind.READ_GAUGE, "API keys that let a caller in now."),
     Declaration("access_failed_reads_total", Kind.READ_COUNTER, "Changes of the access file that were not taken."),
     Declaration(
@@ -116,6 +118,9 @@ TABLE = (
 )
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 Readings = Mapping[tuple[str, ...], float]
+
+
+METRIC_FILES = "metrics"  # the usual folder of shared files, in a run directory
 
 
 @dataclass(frozen=True, slots=True)
