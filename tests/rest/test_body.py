@@ -185,7 +185,8 @@ async def test_bodies_on_their_way_are_bounded_together_and_small_requests_still
                 5,
             )
             reply = refused[0].pop().result()
-            assert (reply.status, reply.headers["retry-after"], reply.headers["connection"]) == (503, "1", "close")
+            assert (reply.status, reply.headers["connection"]) == (503, "close")
+            assert reply.headers["retry-after"] in ("1", "2")
             assert front.plane.admission.statistics().receiving_bytes == 60_000
             async with Client.connected(port) as third:
                 await third.send(request_bytes("POST", INFER, VALID_INFER))
