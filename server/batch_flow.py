@@ -23,7 +23,7 @@ from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
 from server.core.backend import Relay
 from server.core.batching import Batching
 from server.core.compression import inflate
-from server.core.errors import InferenceError
+from server.core.errors import InferenceError, OutOfMemory
 from server.core.infer import InferRequest, InferResponse, Parameter
 from server.core.model import ModelConfig
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
@@ -108,6 +108,8 @@ class BatchFlow:
             if response.explanation is None or not asks_http(call):
                 return answer
             return told_http(answer, explained(response.explanation))
+        except OutOfMemory:
+            raise  # the gateway's own word: it made the batch, and makes the next ones smaller
         except ANSWERED as error:
             return http_error(error)
 
@@ -122,6 +124,8 @@ class BatchFlow:
             if response.explanation is None or not asks_grpc(call):
                 return answer
             return told_grpc(answer, explained(response.explanation))
+        except OutOfMemory:
+            raise
         except ANSWERED as error:
             return grpc_error(error)
 

@@ -85,6 +85,8 @@ class FakeTriton:
         self.grpc_cancelled = asyncio.Event()
         self.stream_ended = asyncio.Event()  # by half-close, all answered
         self.stream_time_s: float | None = None  # until the deadline that the stream came with
+        self.max_rows: int | None = None  # gRPC: more of them are too much for its memory
+        self.rows: list[int] = []  # of each ModelInfer, in order
         self.http_port = 0
         self.grpc_port = grpc_port
 
@@ -152,8 +154,12 @@ class FakeTriton:
             except asyncio.CancelledError:
                 self.grpc_cancelled.set()
                 raise
-        if self.mode in GRPC_STATUS:
-            code, details = GRPC_STATUS[self.mode]
+        rows = request.inputs[0].shape[0]
+        self.rows.append(rows)
+        is_too_much = self.max_rows is not None and rows > self.max_rows
+        mode = Mode.OUT_OF_MEMORY if is_too_much else self.mode
+        if mode in GRPC_STATUS:
+            code, details = GRPC_STATUS[mode]
             await context.abort(code, details, (("engine-key", "engine-value"),))
         context.set_trailing_metadata((("engine-key", "engine-value"),))
         return self._answer(request)
@@ -288,6 +294,8 @@ async def _model_config(message: bytes, context: "grpc.aio.ServicerContext[bytes
     answer.config.name = "double"
     answer.config.backend = "python"
     answer.config.max_batch_size = 8
+    answer.config.input.add(name="x", data_type="TYPE_FP32", dims=[-1])
+    answer.config.output.add(name="y", data_type="TYPE_FP32", dims=[-1])
     answer.config.parameters["network-type"].string_value = "0"
     return answer.SerializeToString()
 

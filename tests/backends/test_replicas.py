@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from server.backends import replica
 from server.backends.outliers import OutlierOptions, Outliers
 from server.backends.patience import Patience
 from server.backends.replica_metrics import merged_pages
@@ -232,6 +233,84 @@ async def test_stopped_replica_costs_a_few_deadlines_and_is_left_out_until_it_go
         process.send_signal(signal.SIGCONT)
         await until_ready(replicas, ["up", "up"])
         await replicas.aclose()
+
+
+class DarkProxy:
+    """A network between gateway and engine that can go dark: nothing is closed, nothing arrives any more."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._lit = asyncio.Event()
+        self._lit.set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["DarkProxy"]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for pump in self._pumps:
+                pump.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def go_dark(self) -> None:
+        self._lit.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            self._pumps.add(asyncio.create_task(self._pump(source, sink)))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await source.read(65_536):
+                await self._lit.wait()
+                sink.write(piece)
+        except ConnectionError:
+            pass
+        finally:
+            sink.close()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_calls_of_a_replica_that_vanished_are_done_by_another(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-open connection, no deadline: the replica is down by its probe, and its calls go elsewhere."""
+    monkeypatch.setattr(replica, "CUT_S", 0.5)
+    async with FakeTriton().running() as lost, FakeTriton().running() as fake, AsyncExitStack() as stack:
+        http = await stack.enter_async_context(DarkProxy(lost.http_port).running())
+        grpc = await stack.enter_async_context(DarkProxy(lost.grpc_port).running())
+        addresses = {f"http://127.0.0.1:{http.port}": f"127.0.0.1:{grpc.port}", fake.http_url: fake.grpc_address}
+        replicas = connected(addresses)
+        assert await replicas.ready()
+        await replicas.repository_index()
+        http.go_dark()
+        grpc.go_dark()
+        if protocol == "http":
+            calls = [asyncio.create_task(_http_status(replicas)) for _ in range(8)]
+        else:
+            calls = [asyncio.create_task(_grpc_code(replicas)) for _ in range(8)]
+        await until_ready(replicas, ["down", "up"])
+        async with asyncio.timeout(10):
+            while not all(call.done() for call in calls):
+                await replicas.ready()
+                await asyncio.sleep(0.02)
+        assert [call.result() for call in calls] == [200 if protocol == "http" else 0] * 8
+        assert [row.in_flight for row in replicas.statistics()] == [0, 0]
+        await replicas.aclose()
+
+
+async def _http_status(replicas: Replicas) -> int:
+    return (await replicas.http(HTTP_INFER, deadline=None)).status
+
+
+async def _grpc_code(replicas: Replicas) -> int:
+    return (await replicas.grpc(infer_call(), deadline=None)).code
 
 
 async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
