@@ -26,6 +26,15 @@ from server.stack import (
 OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
 
 Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
+Engines = Annotated[
+    str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]")
+]
+EngineGrpc = Annotated[str | None, typer.Option(help="that Triton's gRPC address, or each one's [the next port]")]
+Collector = Annotated[str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="processes that serve requests, over one core; 0 goes by the cores: 1 below 8 [0]"),
+]
 Roles = Annotated[str | None, typer.Option(help="roles of a caller without a key: infer,read,admin, or none")]
 Repositories = Annotated[
     list[Path] | None, typer.Option(help="folder of models, instead of the shipped one; may be repeated")
@@ -53,13 +62,8 @@ def up(
     http_port: Annotated[int | None, typer.Option(help="REST [8000]; 0 picks a free one")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC [8001]")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]"),
-    ] = None,
-    engine_grpc: Annotated[
-        str | None, typer.Option(help="that Triton's gRPC address, or each one's [the next port]")
-    ] = None,
+    engine: Engines = None,
+    engine_grpc: EngineGrpc = None,
     engine_http_port: Annotated[int | None, typer.Option(help="the supervised Triton's REST [9000]")] = None,
     engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
     engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,
@@ -71,14 +75,9 @@ def up(
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
     anonymous: Roles = None,
     allow_client_shm: SharesMemory = None,
-    otlp_endpoint: Annotated[
-        str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")
-    ] = None,
+    otlp_endpoint: Collector = None,
     trace_file: TraceFile = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="processes that serve requests, over one core; 0 goes by the cores: 1 below 8 [0]"),
-    ] = None,
+    workers: Workers = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="text or json [text]")] = None,
@@ -106,21 +105,26 @@ def up(
     canary_interval_s [5], canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
-    flags["models"] = tuple(filter(None, models.split(","))) if models is not None else None
-    flags["anonymous"] = tuple(filter(None, anonymous.split(","))) if anonymous is not None else None
-    flags["batching"] = tuple(batching) if batching else None
-    flags["model_repository"] = tuple(model_repository) if model_repository else None
     try:
-        settings = read_settings(flags, file=config)
-        configure_logs(settings.log_format, settings.log_level)
-        os.environ.pop(KEYS_VARIABLE, None)  # no child needs it, and models can read theirs
-        check_access(settings)
-        allow_open_files()
-        choice = choose_engine(settings)
-        code = asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
+        code = _serve(flags, config)
     except (SettingsError, CannotStart) as error:
         fail(str(error))
     raise typer.Exit(code)
+
+
+def _serve(flags: dict[str, Any], config: Path | None) -> int:
+    """The exit code. flags: as they were given. Raises SettingsError, CannotStart."""
+    for name in ("models", "anonymous"):
+        flags[name] = tuple(filter(None, flags[name].split(","))) if flags[name] is not None else None
+    for name in ("batching", "model_repository"):
+        flags[name] = tuple(flags[name]) if flags[name] else None
+    settings = read_settings(flags, file=config)
+    configure_logs(settings.log_format, settings.log_level)
+    os.environ.pop(KEYS_VARIABLE, None)  # no child needs it, and models can read theirs
+    check_access(settings)
+    allow_open_files()
+    choice = choose_engine(settings)
+    return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
 
 
 def allow_open_files() -> None:
