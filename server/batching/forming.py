@@ -147,5 +147,5 @@ def _fill(lane: Lane, terms: Terms, choice: Choice) -> None:
     for item in skipped:
         heappush(lane.items, item)
     choice.rows, choice.least_s = rows, due - terms.begin
-    if rows >= max_rows:
+    if rows >= max_rows and lane.head() is not None:
         choice.reason = CloseReason.FULL

@@ -10,19 +10,20 @@ class SizeLimit:
     """
 
     def __init__(self, max_rows: int) -> None:
+        self.by_memory = max_rows
         self._max_rows = max_rows
         self._by_time = 1
-        self._by_memory = max_rows
         self._is_doubling = True
 
-    def rows(self, *, is_fitted: bool) -> int:
-        """At most so many rows in the next batch; with a fit only memory limits."""
-        return self._by_memory if is_fitted else min(self._by_time, self._by_memory)
+    @property
+    def rows(self) -> int:
+        """At most so many in a batch with a deadline while there is no fit; by_memory: in any batch."""
+        return min(self._by_time, self.by_memory)
 
     def answered(self, rows: int, seconds: float, budget_s: float | None) -> None:
         """A call of so many rows took so long; budget_s: what it may take."""
-        if rows >= self._by_memory:
-            self._by_memory = min(rows + 1, self._max_rows)
+        if rows >= self.by_memory:
+            self.by_memory = min(rows + 1, self._max_rows)
         if budget_s is not None and seconds > budget_s:
             self._is_doubling = False
             self._by_time = max(int(min(rows, self._by_time) * DECREASE), 1)
@@ -31,4 +32,4 @@ class SizeLimit:
 
     def out_of_memory(self, rows: int) -> None:
         """A call of so many rows did not fit."""
-        self._by_memory = max(min(rows, self._by_memory) // 2, 1)
+        self.by_memory = max(min(rows, self.by_memory) // 2, 1)

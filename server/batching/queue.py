@@ -180,7 +180,7 @@ class BatchQueue:
             rows=waiting.rows,
             size_bytes=waiting.size_bytes,
             in_flight=len(self._running),
-            max_rows=self._max_rows(fit),
+            max_rows=self._limit.by_memory if fit is not None else self._limit.rows,
             fit=fit,
             wait_s=None if fit is None else fit.seconds(1),
             batches_by_rows=dict(self._by_rows),
@@ -190,7 +190,7 @@ class BatchQueue:
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._trusted_fit(now)
-        terms = Terms(self._begin(now), fit, self._rows_now(fit), self._rows_a_second(now))
+        terms = Terms(self._begin(now), fit, self._rows_now(lane, fit), self._rows_a_second(now))
         choice = choose(lane, terms)
         for entry in choice.given_up:
             finish = terms.begin + (fit.seconds(choice.rows) if fit is not None else 0.0)
@@ -200,7 +200,9 @@ class BatchQueue:
         given_up = choice.given_up
         self._door.formed(choice.least_s, min(one.priority for one in given_up) if given_up else None)
         reason = choice.reason
-        if reason is CloseReason.SLOT_FREE and self._waiting.entries:
+        if choice.rows >= self.options.max_batch_size:
+            reason = CloseReason.FULL
+        elif reason is CloseReason.SLOT_FREE and self._waiting.entries:
             reason = CloseReason.INCOMPATIBLE
         return self._send(choice.entries, choice.rows, reason, now)
 
@@ -249,15 +251,16 @@ class BatchQueue:
         whole_s = batch.expected_s or 0.0
         return whole_s if self._running.is_free else max(whole_s - self._overlap.overhead_s, 0.0)
 
-    def _rows_now(self, fit: Fit | None) -> int:
+    def _rows_now(self, lane: Lane, fit: Fit | None) -> int:
         """At most so many in the next batch, for the sake of those who come while it runs too."""
-        max_rows, longest_s = self._max_rows(fit), self._shares.longest_s()
-        if fit is None or longest_s is None or fit.beta_s <= 0.0:
+        max_rows = self._limit.by_memory
+        if fit is None:
+            head = lane.head()
+            return self._limit.rows if head is not None and head[3].deadline is not None else max_rows
+        longest_s = self._shares.longest_s()
+        if longest_s is None or fit.beta_s <= 0.0:
             return max_rows
         return min(max(int((longest_s - fit.alpha_s) / fit.beta_s), 1), max_rows)
-
-    def _max_rows(self, fit: Fit | None) -> int:
-        return self._limit.rows(is_fitted=fit is not None)
 
     def _trusted_fit(self, now: float) -> Fit | None:
         """The fit, unless nothing runs and its last call is long ago: then the engine may be another by now."""
