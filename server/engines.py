@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
-from server.access.quotas import Quotas
+from server.access.quotas import Board, Quotas
 from server.backends.replicas import Replicas
 from server.backends.retry_budget import RetryBudget
 from server.backends.segments import open_segment
@@ -179,12 +179,12 @@ def watch_options(settings: Settings) -> WatchOptions:
     )
 
 
-def compose_door(settings: Settings) -> Door | None:
-    """Who may do what; None where everybody may do everything."""
+def compose_door(settings: Settings, board: Board | None = None) -> Door | None:
+    """Who may do what; None where everybody may do everything. board: of a process that keeps quotas with others."""
     if not settings.has_keys and settings.anonymous_roles == EVERY_ROLE:
         return None
     keys = tuple(map(key_of_hashed, settings.api_keys))
-    quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes)
+    quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes, board=board)
     return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
 
 

@@ -28,6 +28,7 @@ from server.local.control import ControlLine, FrontReady, GatewayServes
 from server.local.core_link import CoreLink
 from server.local.front_plane import FrontPlane
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, SharedCounts
+from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.rest.app import RestLimits, create_app
@@ -70,11 +71,13 @@ class Front:
         )
         limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
         self.admission = Admission(limits, SharedCounts(self.page, seat.index))
-        self.door = compose_door(settings)
+        board = QuotaTable(seat.run_dir / TABLE_NAME, seat.index)
+        board.clear(seat.index)
+        self.door = compose_door(settings, board)
         self.plane = self._compose_plane(settings)
 
     def _compose_plane(self, settings: Settings) -> FrontPlane:
-        options = DeclaredOptions(settings.batching)
+        options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
         plane = FrontPlane(
             relay=self.engine.relay,
             watch=self.link,

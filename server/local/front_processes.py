@@ -9,7 +9,8 @@ from pathlib import Path
 from server.core.address import authority
 from server.local.control import FrontReady
 from server.local.gateway_process import FRONT, GatewayProcess, Part
-from server.local.limits_page import PAGE_NAME, LimitsPage
+from server.local.limits_page import CORE, PAGE_NAME, LimitsPage
+from server.local.quota_table import TABLE_NAME, QuotaTable
 
 Address = tuple[str, int]
 
@@ -28,6 +29,7 @@ class FrontProcesses:
         """Raises AddressHeld."""
         self._held = [_hold(*address) for address in addresses]
         self._page = LimitsPage(run_dir / PAGE_NAME)
+        self._quotas = QuotaTable(run_dir / TABLE_NAME, CORE)
         self._fronts = [self._new(settings_json, run_dir, index) for index in range(1, count + 1)]
         self._ready: set[int] = set()
         self._is_stopping = False
@@ -79,6 +81,7 @@ class FrontProcesses:
     def _died(self, index: int) -> None:
         """Nothing that it had in flight is in flight any more."""
         self._page.clear(index)
+        self._quotas.clear(index)
         self.on_change()
 
 
