@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from server.commands.plan_tables import show
-from server.commands.terminal import fail, stoppable
+from server.commands.terminal import fail, stoppable, table_console
 from server.planning.arrivals import PATTERNS
 from server.planning.contenders import Contender, Problem
 from server.planning.engine import EngineModel
@@ -24,7 +24,7 @@ from server.planning.race import Case
 from server.planning.search import Effort
 
 BURSTY_S = 10.0  # a probe of bursts must see some dozens of them
-SLOS_SEEN = 200  # and any probe so many times the SLO
+SLOS_SEEN = 60  # and any probe so many times the SLO
 
 
 def plan(
@@ -45,6 +45,8 @@ def plan(
 
     Nothing is sent anywhere and no engine is needed: the gateway's own queue runs under a manual clock.
     """
+    if unusable := [times for times in overload if not times > 0]:
+        fail(f"--overload {unusable[0]:g}: give more than 0")
     contenders = _contenders(policy)
     cases = _cases(profile, slo_ms, arrivals, share=share, engine=(instances, way_ms), effort=(count, seeds))
     with stoppable("nothing was kept"):
@@ -52,14 +54,15 @@ def plan(
     if as_json:
         sys.stdout.write(msgspec.json.encode(as_object(races)).decode() + "\n")
     else:
-        show(races)
+        show(races, table_console())
 
 
 def _contenders(names: list[str]) -> list[Contender]:
     try:
         return [Contender(name) for name in names] or list(Contender)
     except ValueError:
-        fail(f"--policy {' '.join(names)}: name one of {', '.join(Contender)}")
+        unknown = next(name for name in names if name not in set(Contender))
+        fail(f"--policy {unknown}: name one of {', '.join(Contender)}")
 
 
 def _cases(

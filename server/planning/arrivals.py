@@ -10,7 +10,7 @@ JITTER_S = 0.002  # of a camera's frame, standard deviation
 BURST, QUIET = 2.0, 0.5  # times the mean rate
 BURST_S, QUIET_S = 0.05, 0.10  # mean lengths; BURST and QUIET weighed with them give 1
 PARETO_SHAPE = 1.5  # of on and off times: finite mean, no finite variance
-SOURCES = 32
+SOURCES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def bursty(rate: float, count: int, seed: int) -> Arrivals:
 
 
 def on_off(rate: float, count: int, seed: int) -> Arrivals:
-    """32 callers that send evenly while they are on; on and off times are Pareto's: bursts come in all sizes."""
+    """Eight callers that send evenly while they are on; on and off times are Pareto's: bursts come in all sizes."""
     random = np.random.default_rng(seed)
     span_s = count / rate
     gap_s = SOURCES / (2 * rate)  # a caller is on half of the time

@@ -151,10 +151,11 @@ class Nexus(Fifo):
         """Heads that cannot wait for a whole window's call, when a call may go."""
         if self.in_flight >= self.slots:
             return ()
-        lost = []
+        lost: list[Lost] = []
+        window = min(self.window, self.max_batch_size)
         while self.waiting:
             deadline = self.waiting[0].deadline
-            if deadline is None or now + self.seconds(min(self.window, len(self.waiting))) <= deadline:
+            if deadline is None or now + self.seconds(min(window, len(self.waiting))) <= deadline:
                 break
             lost.append(Lost(self.waiting.popleft(), Overloaded("dropped early for a full batch")))
         return lost

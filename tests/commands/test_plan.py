@@ -1,0 +1,98 @@
+"""`penstock plan`: the table, the object, and what is refused."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from server.commands.plan_tables import show
+from server.planning.contenders import Contender, Problem
+from server.planning.engine import EngineModel
+from server.planning.plan import Race
+from server.planning.profile import V100
+from server.planning.race import Bounds, Case, Load, Row
+from server.planning.search import Rate
+
+KNOBS = "delay 1.75 ms, timeout 4.2 ms, max batch 512"
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a person runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "server.cli", "plan", *arguments],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def race() -> Race:
+    """One that somebody ran."""
+    at_rate = Load(2300.0, 2290.0, 0.99, 0.0, 0.01, 0.0, 7.0, 0.0045, 0.0068)
+    over = Load(4341.0, 3300.0, 0.76, 0.01, 0.23, 0.0, 13.0, 0.005, 0.007)
+    rows = (
+        Row(Contender.TRITON, KNOBS, 280, Rate(2193.0, 62.0, (2193.0,)), at_rate, ((1.5, over),)),
+        Row(Contender.OURS, "defaults", 1, Rate(2310.0, 40.0, (2310.0,)), at_rate, ((1.5, over),)),
+    )
+    case = Case(Problem(EngineModel(V100), 0.007), "poisson")
+    return Race(case, Bounds(2894.4, 3053.4, 4860.6, Rate(2576.0, 72.0, (2576.0,))), rows)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_show_fits_the_width_and_puts_the_fastest_first(width: int) -> None:
+    """Rates with their confidence, shares of what is possible, what overload costs, the knobs that were best."""
+    stream = io.StringIO()
+    show([race()], Console(file=stream, width=width, highlight=False))
+    text = stream.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert text.index("penstock ") < text.index("triton ")
+    joined = " ".join(text.split())
+    assert "penstock 2310 ± 40 7.0 4.5 6.8 90% 3300 23/1/0" in joined
+    assert "knowing all arrivals 2576 ± 72, 2 t(b) ≤ SLO (Nexus) 2894" in joined
+    assert f"triton: {KNOBS} (best of 280)" in joined
+
+
+def test_plan_of_a_measured_profile_is_one_object(tmp_path: Path) -> None:
+    """With --json, two processes: bounds, and a row a policy with its rate and what became of it under overload."""
+    profile = tmp_path / "mine.toml"
+    profile.write_text("points = [[1, 4.0], [16, 8.0]]\n", encoding="utf-8")
+    done = plan(
+        *("--profile", str(profile), "--slo-ms", "20", "--policy", "penstock", "--policy", "batch 1"),
+        *("--count", "1000", "--seeds", "2", "--overload", "2", "--jobs", "2", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["races"]
+    assert (found["profile"], found["slo_ms"], found["arrivals"]) == ("mine", 20.0, "poisson")
+    assert found["bounds"]["nexus"] == pytest.approx(2000.0)
+    ours, naive = found["rows"]
+    assert (ours["policy"], naive["policy"]) == ("penstock", "batch 1")
+    assert 3 * naive["rate"] < ours["rate"] < found["bounds"]["capacity"]
+    assert ours["overload"][0]["times"] == 2.0
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--profile", "p100", "--slo-ms", "7"), "there is no profile 'p100': name one of v100, h200"),
+        (("--profile", "v100", "--slo-ms", "2"), "--slo-ms 2: v100 takes 2.1275 ms for one row; give more"),
+        (("--profile", "v100", "--slo-ms", "7", "--arrivals", "calm"), "--arrivals calm: name one of poisson, bursty"),
+        (("--profile", "v100", "--slo-ms", "7", "--policy", "luck"), "--policy luck: name one of penstock, triton"),
+        (("--profile", "v100", "--slo-ms", "7", "--share", "1.0"), "--share 1.0: give 0.5 or more, below 1"),
+        (("--profile", "v100", "--slo-ms", "7", "--overload", "0"), "--overload 0: give more than 0"),
+    ],
+)
+def test_plan_refuses_what_it_cannot_run_in_one_sentence(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2 and what to give instead; nothing runs."""
+    from server.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["penstock", "plan", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
