@@ -54,6 +54,11 @@ class Circuit:
         """Whether calls may go through."""
         return self.state is CircuitState.CLOSED or self.state is CircuitState.DOUBTED
 
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a doubt is over though its own probe was not answered: a call was meanwhile, or another probe."""
+        return self.is_passable and self.failures == 0
+
     def answered(self) -> None:
         """A call was answered, with whatever."""
         self.failures = 0

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from server.backends.circuit import Circuit, CircuitOptions, CircuitState
+from server.backends.doubt import answers_within
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend, GrpcStream, Relay
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
@@ -112,15 +113,12 @@ class Replica:
 
     async def _settle_doubt(self) -> None:
         try:
-            async with asyncio.timeout(DOUBT_S):
-                is_answered = await self.engine.ready()
-        except TimeoutError:
-            is_answered = False
+            is_answered = await answers_within(DOUBT_S, self.engine)
         finally:
             self._doubting = None
-        if is_answered:
+        if is_answered or self.circuit.is_refuted:
             self.circuit.probe_answered(time.monotonic())
-        elif self.circuit.state is CircuitState.DOUBTED:  # no other probe was answered meanwhile
+        else:
             self._unanswered()
 
     async def _probe(self) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from server.backends.canary import CanaryHealth, canary_request
-from server.backends.circuit import Circuit, CircuitOptions, CircuitState
+from server.backends.circuit import Circuit, CircuitOptions
+from server.backends.doubt import answers_within
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
@@ -198,15 +199,12 @@ class EngineWatch:
     async def _settle_doubt(self) -> None:
         """Whether the engine hangs, or only a model is slow."""
         try:
-            async with asyncio.timeout(self._options.doubt_s):
-                is_answered = await self._backend.ready()
-        except TimeoutError:
-            is_answered = False
+            is_answered = await answers_within(self._options.doubt_s, self._backend)
         finally:
             self._doubting = None
-        if is_answered:
+        if is_answered or self._circuit.is_refuted:
             self._circuit.probe_answered(time.monotonic())
-        elif self._circuit.state is CircuitState.DOUBTED:  # no other probe was answered meanwhile
+        else:
             self._circuit.probe_unanswered(time.monotonic())
             late, doubt_s = self._options.late_calls, self._options.doubt_s
             self.mark_down(f"{late} calls in a row were not answered in time, nor was a probe within {doubt_s:g} s")

@@ -1,6 +1,7 @@
 """Calls that are not answered in time raise a doubt of the engine, which a probe settles."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from server.backends.watch import WatchOptions
@@ -67,3 +68,34 @@ async def test_answers_between_late_calls_raise_no_doubt() -> None:
             watch.note_served("good")
         await asyncio.sleep(0.01)
         assert engine.looks == looks
+
+
+async def test_engine_whose_probe_is_late_in_a_crowd_stays_up() -> None:
+    """Calls are answered while the probe is not: busy, not hung."""
+    engine = StoppedAtTimes(models={"good": ""})
+    engine.running.set()
+    async with watching(engine, [], PATIENT) as watch:
+        await watch.first_ready.wait()
+        engine.running.clear()
+        for _ in range(3):
+            watch.note_late()
+        await asyncio.sleep(0.01)
+        watch.note_served("good")
+        await asyncio.sleep(0.1)
+        assert (watch.is_up, watch.openings) == (True, 0)
+
+
+async def test_process_that_stood_still_itself_does_not_blame_the_engine() -> None:
+    """What came meanwhile is read too late: that says nothing of who sent it."""
+    engine = StoppedAtTimes(models={"good": ""})
+    engine.running.set()
+    async with watching(engine, [], PATIENT) as watch:
+        await watch.first_ready.wait()
+        engine.running.clear()
+        for _ in range(3):
+            watch.note_late()
+        await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.4)  # the loop, and with it every answer and timer
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        assert (watch.is_up, watch.openings) == (True, 0)
