@@ -173,6 +173,8 @@ class CoreLink:
                 self._lose(CORE_GONE)
         finally:
             self._lose("this gateway stops")
+            if self._line is not None:
+                self._line.close()
 
     async def _connect(self) -> None:
         while True:

@@ -3,11 +3,27 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from server.batching.queue import QueueStatistics
+from server.batching.readings import queue_readers
+from server.core.batching import CloseReason
 from server.core.infer import Timings
 from server.metrics import TABLE, Metrics
+
+QUEUE = QueueStatistics(
+    depth=3,
+    rows=4,
+    size_bytes=512,
+    in_flight=1,
+    max_rows=8,
+    fit=None,
+    wait_s=0.25,
+    closed_by={CloseReason.FULL: 6},
+    dropped={"queue_full": 2},
+)
 
 
 def filled() -> Metrics:
@@ -24,6 +40,12 @@ def filled() -> Metrics:
     metrics.read("receiving_bytes", lambda: 30)
     metrics.read("http_connections", lambda: 4)
     metrics.read("queue_depth", lambda: {("decode",): 1.0})
+    metrics.inference_accepted()
+    metrics.inference_answered()
+    metrics.inference_failed("deadline")
+    metrics.inference_cancelled("queue")
+    for name, reader in queue_readers(lambda: {"m": QUEUE}).items():
+        metrics.read(name, reader)
     metrics.read("decoder_restarts_total", lambda: 4)
     metrics.read("engine_up", lambda: 1)
     metrics.read("engine_restarts_total", lambda: 5)
@@ -32,6 +54,8 @@ def filled() -> Metrics:
     metrics.read("replica_up", lambda: {("http://h:1",): 1.0})
     metrics.read("replica_ejections_total", lambda: {("http://h:1",): 2.0})
     metrics.read("gateway_restarts_total", lambda: 0)
+    metrics.read("fronts", lambda: 2)
+    metrics.read("front_restarts_total", lambda: 1)
     metrics.read("access_keys", lambda: 2)
     metrics.read("access_failed_reads_total", lambda: 1)
     metrics.read("key_inflight_requests", lambda: {("camera",): 3.0})
@@ -39,6 +63,7 @@ def filled() -> Metrics:
     metrics.read("shared_memory_bytes", lambda: 4096)
     metrics.read("shared_memory_expired_total", lambda: {("lease",): 1.0})
     metrics.read("spans_dropped_total", lambda: 6)
+    metrics.read("slab_leased_bytes", lambda: 7)
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
     return metrics
@@ -53,6 +78,17 @@ def test_metrics_text_holds_every_row_of_the_table() -> None:
     assert "penstock_engine_restarts_total 5.0" in text
     assert 'penstock_model_ready{model="broken"} 0.0' in text
     assert 'penstock_batch_size_bucket{le="4.0",model="m"} 1.0' in text
+    assert 'penstock_batch_queue_requests{model="m"} 3.0' in text
+    assert 'penstock_batch_wait_seconds{model="m"} 0.25' in text
+    assert 'penstock_batches_total{model="m",reason="full"} 6.0' in text
+    assert 'penstock_batch_refused_total{model="m",reason="queue_full"} 2.0' in text
+    assert 'penstock_inferences_cancelled_total{stage="queue"} 1.0' in text
+
+
+def test_wait_that_is_not_known_is_no_number() -> None:
+    """A queue without a fit predicts nothing."""
+    readers = queue_readers(lambda: {"m": replace(QUEUE, wait_s=None)})
+    assert readers["batch_wait_seconds"]() == {}
 
 
 def test_metrics_pass_promtool() -> None:

@@ -1,0 +1,295 @@
+"""A front's link and the core's end of it, over a real Unix socket in one process."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.backends.watch import KnownModel
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+)
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype, tensor_from_numpy
+from server.local import core_link
+from server.local.core_link import CoreLink
+from server.local.core_server import CoreServer
+
+pytestmark = pytest.mark.usefixtures("short_path")
+CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
+
+
+@dataclass
+class FakeWatch:
+    """The core's; what it is told is kept."""
+
+    is_up: bool = True
+    reason: str = ""
+    generation: int = 1
+    models: dict[str, KnownModel] = field(default_factory=lambda: {"owned": KnownModel("owned", True, config=CONFIG)})
+    served: list[str] = field(default_factory=list)
+    suspicions: int = 0
+    late: int = 0
+
+    async def find(self, model_name: str) -> ModelConfig:
+        if model_name == "new":
+            return CONFIG
+        raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
+
+    def note_served(self, model_name: str) -> None:
+        self.served.append(model_name)
+
+    def suspect(self) -> None:
+        self.suspicions += 1
+
+    def note_late(self) -> None:
+        self.late += 1
+
+
+@dataclass
+class FakeEngine:
+    """Batching and Backend: answers what it is given. holds: until it is released or cancelled."""
+
+    error: InferenceError | None = None
+    holds: bool = False
+    asked: list[tuple[InferRequest, str, int]] = field(default_factory=list)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    alone: int = 0
+
+    def owns(self, model_name: str) -> bool:
+        return model_name == "owned"
+
+    async def infer(self, request: InferRequest, *, client: str = "", priority: int = 0) -> InferResponse:
+        self.alone += not client
+        self.asked.append((request, client, priority))
+        self.entered.set()
+        if self.holds:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        if self.error is not None:
+            raise self.error
+        return InferResponse(request.model_name, "1", request.inputs, request.id)
+
+
+@dataclass
+class Pair:
+    """link: the front's end, connected. core: the task that serves it."""
+
+    link: CoreLink
+    watch: FakeWatch
+    engine: FakeEngine
+    server: CoreServer
+    core: "asyncio.Task[None]"
+
+    async def lose_core(self) -> None:
+        self.core.cancel()
+        await asyncio.gather(self.core, return_exceptions=True)
+
+
+@pytest.fixture
+def short_path(tmp_path: Path) -> Path:
+    """A Unix socket's path has 107 bytes at most."""
+    assert len(str(tmp_path)) < 90
+    return tmp_path
+
+
+@asynccontextmanager
+async def paired(folder: Path) -> AsyncIterator[Pair]:
+    watch, engine = FakeWatch(), FakeEngine()
+    server = CoreServer(folder, watch, engine, engine)  # type: ignore[arg-type]
+    core = asyncio.create_task(server.run())
+    link = CoreLink(folder, 1, max_asks=4)
+    running = asyncio.create_task(link.run())
+    try:
+        async with asyncio.timeout(10):
+            await link.first_up.wait()
+            yield Pair(link, watch, engine, server, core)
+    finally:
+        for task in (running, core):
+            task.cancel()
+        await asyncio.gather(running, core, return_exceptions=True)
+        await asyncio.sleep(0)  # what is closed is gone with the loop's next turn
+
+
+def request(model_name: str = "owned", *, deadline: float | None = None) -> InferRequest:
+    x = tensor_from_numpy("x", np.arange(4, dtype=np.float32).reshape(1, 4))
+    return InferRequest(model_name, (x,), "1", "id-7", ("y",), {"a": 1, "b": "c"}, deadline, (("traceparent", "00"),))
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def test_link_hands_a_request_over_and_its_answer_back_whole(tmp_path: Path) -> None:
+    """Tensors, parameters, deadline, metadata, client and priority come to the core's batcher as they were."""
+    async with paired(tmp_path) as pair:
+        asked = request(deadline=time.monotonic() + 60)
+        answer = await pair.link.infer(asked, client="key camera", priority=2)
+        ((received, client, priority),) = pair.engine.asked
+        assert (client, priority, pair.engine.alone) == ("key camera", 2, 0)
+        assert (received.parameters, received.metadata, received.outputs) == (
+            {"a": 1, "b": "c"},
+            asked.metadata,
+            ("y",),
+        )
+        assert received.deadline == asked.deadline
+        assert answer.id == "id-7"
+        assert answer.outputs[0].to_numpy().tolist() == [[0, 1, 2, 3]]
+
+
+async def test_link_tells_what_the_core_knows_of_the_engine(tmp_path: Path) -> None:
+    """Models, owners and generation, now and at every change; the same config stays the same object."""
+    async with paired(tmp_path) as pair:
+        known = pair.link.models["owned"]
+        assert known.config == CONFIG
+        assert pair.link.owns("owned")
+        assert not pair.link.owns("other")
+        pair.watch.models["other"] = KnownModel("other", False, "unloaded")
+        pair.watch.generation = 2
+        await until(lambda: "other" in pair.link.models)
+        assert pair.link.models["owned"] is known
+        assert pair.link.generation == 2
+        pair.watch.is_up, pair.watch.reason = False, "the engine does not answer"
+        await until(lambda: not pair.link.is_up)
+        assert pair.link.reason == "the engine does not answer"
+        assert await pair.link.find("new") == CONFIG
+        with pytest.raises(ModelNotFound, match="unknown model: 'nope'"):
+            await pair.link.find("nope")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("unexpected shape for input 'x'"),
+        Overloaded("cannot be met", reason="cannot_meet", retry_after_s=0.7),
+        DeadlineExceeded("the deadline passed in the queue"),
+        BackendFailed("model 'owned' failed"),
+        InferenceError("internal error"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_error_of_the_core_is_itself_in_the_front(tmp_path: Path, error: InferenceError) -> None:
+    """Class, text, reason and the time to wait come over."""
+    async with paired(tmp_path) as pair:
+        pair.engine.error = error
+        with pytest.raises(InferenceError) as caught:
+            await pair.link.infer(request(), client="c")
+        assert type(caught.value) is type(error)
+        assert (caught.value.message, caught.value.reason) == (error.message, error.reason)
+        assert getattr(caught.value, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+async def test_request_that_is_given_up_is_given_up_in_the_core(tmp_path: Path) -> None:
+    """Its place is free there at once; others are not touched."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        asking = asyncio.create_task(pair.link.infer(request(), client="c"))
+        await pair.engine.entered.wait()
+        asking.cancel()
+        await pair.engine.cancelled.wait()
+        pair.engine.holds = False
+        assert (await pair.link.infer(request(), client="c")).id == "id-7"
+
+
+async def test_front_that_is_gone_leaves_nothing_in_the_core(tmp_path: Path) -> None:
+    """Whatever it waited for is cancelled."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        asking = asyncio.create_task(pair.link.infer(request(), client="c"))
+        await pair.engine.entered.wait()
+        assert pair.server.front_count == 1
+        pair.link._require_line().close()
+        await pair.engine.cancelled.wait()
+        with pytest.raises(BackendUnavailable):
+            await asking
+
+
+async def test_core_that_dies_fails_what_waits_and_serves_again_when_it_is_back(tmp_path: Path) -> None:
+    """No waiting for the dead: what waits and what comes is refused at once; a new core is found by itself."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        asking = asyncio.create_task(pair.link.infer(request(), client="c"))
+        await pair.engine.entered.wait()
+        await pair.lose_core()
+        with pytest.raises(BackendUnavailable, match="core is restarting"):
+            await asking
+        assert not pair.link.is_up
+        with pytest.raises(BackendUnavailable):
+            await pair.link.infer(request(), client="c")
+        pair.engine.holds = False
+        core = asyncio.create_task(CoreServer(tmp_path, pair.watch, pair.engine, pair.engine).run())  # type: ignore[arg-type]
+        await until(lambda: pair.link.is_up)
+        assert (await pair.link.infer(request(), client="c")).id == "id-7"
+        core.cancel()
+        await asyncio.gather(core, return_exceptions=True)
+
+
+async def test_core_that_falls_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, not dead: the connection stands, and nothing comes over it."""
+    monkeypatch.setattr(core_link, "SILENCE_S", 0.0)
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await pair.link.infer(request(), client="c")
+
+
+async def test_deadline_that_the_core_does_not_keep_is_kept_by_the_front(tmp_path: Path) -> None:
+    """A moment late, since the core's own word is the better one."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        with pytest.raises(DeadlineExceeded):
+            await pair.link.infer(request(deadline=time.monotonic()), client="c")
+        await pair.engine.cancelled.wait()
+
+
+async def test_link_is_bounded(tmp_path: Path) -> None:
+    """More than so many do not wait for the core at once."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        asking = [asyncio.create_task(pair.link.infer(request(), client="c")) for _ in range(4)]
+        await until(lambda: len(pair.engine.asked) == 4)
+        with pytest.raises(Overloaded):
+            await pair.link.infer(request(), client="c")
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_core_hears_what_the_front_saw_of_the_engine(tmp_path: Path) -> None:
+    """Served models now and then, suspicions and late calls each time; and a silent engine's calls are cut."""
+    cut: list[str] = []
+    async with paired(tmp_path) as pair:
+        pair.link.when_silent(cut.append)
+        pair.link.note_served("owned")
+        pair.link.suspect()
+        pair.link.note_late()
+        await until(lambda: pair.watch.served == ["owned"] and pair.watch.suspicions == pair.watch.late == 1)
+        pair.server.cut("silent")
+        await until(lambda: cut == ["silent"])
+
+
+async def test_large_tensors_come_over_whole(tmp_path: Path) -> None:
+    """Frames are put together from as many pieces as the socket makes of them."""
+    async with paired(tmp_path) as pair:
+        array = np.arange(3_000_000, dtype=np.float32).reshape(1, -1)
+        asked = InferRequest("other", (tensor_from_numpy("x", array),))
+        answers = await asyncio.gather(*(pair.link.infer(asked, client="") for _ in range(3)))
+        assert all((answer.outputs[0].to_numpy() == array).all() for answer in answers)
