@@ -74,7 +74,7 @@ class DataPlane:
         self._watch = watch
         self._images = images
         self.admission = admission
-        self._passage = Passage(watch=watch, admission=admission, quotas=quotas)
+        self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
         self._metrics = metrics
         self.options = DeclaredOptions()
         self.batches: BatchFlow | None = None

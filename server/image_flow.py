@@ -15,6 +15,7 @@ from server.core.batching import Batching, Explanation
 from server.core.encoded_images import ImageInput
 from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest, UnsupportedMedia
 from server.core.infer import InferRequest, InferResponse, Timings
+from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
 from server.core.result import VisionResult
 from server.core.slab import Lease, Slab
@@ -270,6 +271,9 @@ class ImageFlow:
                 return await _together(jobs)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time") from error
+        except asyncio.CancelledError as cancelled:
+            leaving(cancelled, LeftAt.DECODE)
+            raise
 
     async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> Prepared:
         data = request.images[index]

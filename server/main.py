@@ -23,6 +23,7 @@ from server.batch_flow import BatchFlow
 from server.batching.batcher import BatcherPool
 from server.batching.declared import DeclaredOptions
 from server.batching.options import BatchOptions
+from server.batching.readings import queue_readers
 from server.core.address import authority
 from server.dataplane import DataPlane
 from server.engines import (
@@ -39,6 +40,7 @@ from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
+from server.local.quota_table import core_board
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.rest.app import RestLimits, create_app
@@ -84,7 +86,9 @@ class Gateway:
         limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
         self.page = None if run_dir is None else LimitsPage(run_dir / PAGE_NAME)
         self.admission = Admission(limits, None if self.page is None else core_counts(self.page))
-        self.batching = BatcherPool(self.engine.backend, self._options_of, slab=self.engine.slab)
+        self.batching = BatcherPool(
+            self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
+        )
         images = ImageFlow(
             backend=self.engine.backend,
             watch=self.watch,
@@ -93,7 +97,7 @@ class Gateway:
             batching=self.batching,
             slab=self.engine.slab,
         )
-        self.door = compose_door(settings)
+        self.door = compose_door(settings, None if run_dir is None else core_board(run_dir))
         self.tracer = _open_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.plane = DataPlane(
             relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
@@ -131,6 +135,8 @@ class Gateway:
             "queue_depth",
             lambda: {("decode",): self.pool.statistics().waiting + page_total(Row.DECODES_WAITING)},
         )
+        for name, reader in queue_readers(self.batching.statistics).items():
+            read(name, reader)
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
         read("fronts", lambda: self.core.front_count if self.core is not None else 0)
         read("front_restarts_total", lambda: self._news.front_restarts)

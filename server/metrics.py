@@ -58,6 +58,21 @@ TABLE = (
     Declaration(
         "rejected_total", Kind.COUNTER, "Requests that the gateway refused or failed itself, by reason.", ("reason",)
     ),
+    Declaration("inferences_accepted_total", Kind.COUNTER, "Inferences that got a place in flight."),
+    Declaration(
+        "inferences_answered_total",
+        Kind.COUNTER,
+        "Of these, those that came to an answer: a model's, or the engine's own refusal, handed on.",
+    ),
+    Declaration(
+        "inferences_failed_total", Kind.COUNTER, "Of these, those that the gateway failed, by reason.", ("reason",)
+    ),
+    Declaration(
+        "inferences_cancelled_total",
+        Kind.COUNTER,
+        "Of these, those whose caller left, by where they were: decode, queue, batch, engine, stream.",
+        ("stage",),
+    ),
     Declaration(
         "decode_errors_total", Kind.COUNTER, "Images that could not be decoded or were not taken.", ("codec", "reason")
     ),
@@ -71,6 +86,19 @@ TABLE = (
     Declaration("receiving_bytes", Kind.READ_GAUGE, "Bytes of HTTP bodies that are still on their way."),
     Declaration("http_connections", Kind.READ_GAUGE, "Connections to the REST port."),
     Declaration("queue_depth", Kind.READ_GAUGE, "Jobs waiting in a queue now.", ("queue",)),
+    Declaration("batch_queue_requests", Kind.READ_GAUGE, "Requests that wait for a batch now.", ("model",)),
+    Declaration("batch_queue_bytes", Kind.READ_GAUGE, "Bytes of the tensors that wait for a batch now.", ("model",)),
+    Declaration("batch_calls", Kind.READ_GAUGE, "Batches that the engine has now.", ("model",)),
+    Declaration(
+        "batch_wait_seconds",
+        Kind.READ_GAUGE,
+        "Until a request of one row that came now would be answered, as predicted.",
+        ("model",),
+    ),
+    Declaration("batches_total", Kind.READ_COUNTER, "Batches formed, by why they closed.", ("model", "reason")),
+    Declaration(
+        "batch_refused_total", Kind.READ_COUNTER, "Requests that the queue gave up, by reason.", ("model", "reason")
+    ),
     Declaration("decoder_restarts_total", Kind.READ_COUNTER, "Decoder processes that were replaced."),
     Declaration("engine_up", Kind.READ_GAUGE, "1 while the engine answers and its canary inference succeeds."),
     Declaration("engine_restarts_total", Kind.READ_COUNTER, "Restarts of the engine since the stack started."),
@@ -206,6 +234,22 @@ class Metrics:
     def cancelled(self, protocol: str) -> None:
         """A client went away before its answer."""
         self._counters["cancelled_total"].labels(protocol).inc()
+
+    def inference_accepted(self) -> None:
+        """An inference got its place: exactly one of answered, failed and cancelled follows."""
+        self._counters["inferences_accepted_total"].inc()
+
+    def inference_answered(self) -> None:
+        """It came to an answer."""
+        self._counters["inferences_answered_total"].inc()
+
+    def inference_failed(self, reason: str) -> None:
+        """The gateway failed it. reason: an error class's stable word."""
+        self._counters["inferences_failed_total"].labels(reason).inc()
+
+    def inference_cancelled(self, stage: str) -> None:
+        """Its caller left."""
+        self._counters["inferences_cancelled_total"].labels(stage).inc()
 
     def text(self) -> bytes:
         """All of it in Prometheus' text format 0.0.4."""

@@ -11,14 +11,24 @@ from server.admission import Admission
 from server.backends.engine_view import EngineView
 from server.backends.shell_paths import is_special
 from server.core.caller import Caller
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded
+from server.core.errors import (
+    BackendUnavailable,
+    DeadlineExceeded,
+    InferenceError,
+    InvalidRequest,
+    ModelNotReady,
+    Overloaded,
+)
+from server.core.leaving import LeftAt, left_at
 from server.core.relay import InferHead
 from server.core.verb import Verb, require_role
+from server.metrics import Metrics
 from server.shared_memory.absent import NoSharedMemory
 from server.shared_memory.keeper import SharedMemory
 from server.tracing.trace import trace_arrival
 
 UNKNOWN_MODEL = "unknown"
+DEADLINE_SLACK_S = 0.02
 _NOTHING_HELD = nullcontext()
 
 
@@ -29,8 +39,11 @@ class Passage:
     DeadlineExceeded before the work, and BackendUnavailable where the engine falls silent under it.
     """
 
-    def __init__(self, *, watch: EngineView, admission: Admission, quotas: Quotas | None = None) -> None:
+    def __init__(
+        self, *, watch: EngineView, admission: Admission, metrics: Metrics, quotas: Quotas | None = None
+    ) -> None:
         """quotas: of callers that have one; None where none is kept. memory: set by who composes."""
+        self._metrics = metrics
         self.admission = admission
         self.memory: SharedMemory | NoSharedMemory = NoSharedMemory()
         self._watch = watch
@@ -62,8 +75,9 @@ class Passage:
                 trace_arrival(self.model_label(head.model_name))
                 with self._held(head, caller), self.cuttable():
                     yield
-            except DeadlineExceeded:
-                self._watch.note_late()
+                self._metrics.inference_answered()
+            except BaseException as error:
+                self._count_end(error, LeftAt.ENGINE, until)
                 raise
             finally:
                 self._leave(caller, size_bytes)
@@ -82,6 +96,10 @@ class Passage:
         try:
             with self._held(head, caller):
                 yield
+            self._metrics.inference_answered()
+        except BaseException as error:
+            self._count_end(error, LeftAt.STREAM, None)
+            raise
         finally:
             self._leave(caller, size_bytes)
 
@@ -128,6 +146,20 @@ class Passage:
             if self._quotas is not None:
                 self._quotas.leave(caller, size_bytes)
             raise
+        self._metrics.inference_accepted()
+
+    def _count_end(self, error: BaseException, where: LeftAt, until: float | None) -> None:
+        """Of what was let in and not answered. where: the caller left it, unless a room knows better."""
+        if isinstance(error, InferenceError):
+            self._metrics.inference_failed(error.reason)
+            if isinstance(error, DeadlineExceeded):
+                self._watch.note_late()
+        elif not isinstance(error, asyncio.CancelledError):
+            self._metrics.inference_failed(InferenceError.reason)
+        elif until is not None and time.monotonic() >= until - DEADLINE_SLACK_S:
+            self._metrics.inference_failed(DeadlineExceeded.reason)  # who asked gave up a moment before we said so
+        else:
+            self._metrics.inference_cancelled(left_at(error) or where)
 
     def _leave(self, caller: Caller, size_bytes: int) -> None:
         self.admission.leave(size_bytes)

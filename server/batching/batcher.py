@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from server.batching.engine_call import Engine, EngineCall, Member
+from server.batching.entry import Stage
 from server.batching.merge import key_of, rows_of
 from server.batching.options import PRIORITY_LEVELS, BatchOptions
 from server.batching.queue import BatchQueue, Dropped, QueueStatistics
@@ -13,19 +14,31 @@ from server.core.backend import Backend
 from server.core.batching import Owner
 from server.core.errors import BackendUnavailable, InferenceError, ModelNotFound, OutOfMemory
 from server.core.infer import InferRequest, InferResponse
+from server.core.leaving import LeftAt, leaving
 from server.core.slab import Slab
 from server.logs import get_logger
 from server.tracing.trace import current_trace
 
 log = get_logger("batcher")
+Formed = Callable[[str, int], None]
 _MIDDLE = PRIORITY_LEVELS // 2
 
 
 class ModelBatcher:
     """One model's queue and the engine calls that it is at. All members belong to one event loop."""
 
-    def __init__(self, model_name: str, options: BatchOptions, backend: Backend, slab: Slab | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        options: BatchOptions,
+        backend: Backend,
+        *,
+        slab: Slab | None = None,
+        formed: Formed | None = None,
+    ) -> None:
         self.options = options
+        self._model_name = model_name
+        self._formed = formed
         self._queue = BatchQueue(model_name, options)
         self._engine = Engine(backend, options.slots, slab)
         self._loop = asyncio.get_running_loop()
@@ -55,8 +68,8 @@ class ModelBatcher:
             self._loop.call_soon(self._pump)
         try:
             return await member.answer
-        except asyncio.CancelledError:
-            self._leave(member)
+        except asyncio.CancelledError as cancelled:
+            leaving(cancelled, self._leave(member))
             raise
 
     def statistics(self) -> QueueStatistics:
@@ -79,14 +92,15 @@ class ModelBatcher:
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    def _leave(self, member: Member) -> None:
-        """Nobody waits for the member any longer: its place is another's at once."""
+    def _leave(self, member: Member) -> LeftAt:
+        """Nobody waits for the member any longer: its place is another's at once. Where it was."""
         if not member.answer.cancelled():  # its end came in the same moment
             member.answer.exception()
-            return
-        self._queue.cancel(member, time.monotonic())
+            return LeftAt.BATCH
+        stage = self._queue.cancel(member, time.monotonic())
         if member.call is not None:
             member.call.left()
+        return LeftAt.QUEUE if stage is Stage.QUEUE else LeftAt.BATCH
 
     def _pump(self) -> None:
         """Form every batch that is due now, and see to it that the next one is looked for in time."""
@@ -94,6 +108,8 @@ class ModelBatcher:
         now = time.monotonic()
         _end(self._queue.expire(now))
         while (batch := self._queue.pop(now)) is not None:
+            if self._formed is not None:
+                self._formed(self._model_name, batch.rows)
             call = EngineCall(batch, self._engine, self._abandon)
             task = self._tasks[call] = self._loop.create_task(self._run(call))
             task.add_done_callback(partial(self._ended, call))
@@ -154,10 +170,19 @@ class BatcherPool:
     """Batching over an engine: a queue for each model that the gateway owns, made when it is first asked for."""
 
     def __init__(
-        self, backend: Backend, options_of: Callable[[str], BatchOptions | None], *, slab: Slab | None = None
+        self,
+        backend: Backend,
+        options_of: Callable[[str], BatchOptions | None],
+        *,
+        slab: Slab | None = None,
+        formed: Formed | None = None,
     ) -> None:
-        """options_of: of a model that is served; None for one that is not known. slab: what the engine reads from."""
+        """options_of: of a model that is served; None for one that is not known. slab: what the engine reads from.
+
+        formed: told the model and the rows of every batch.
+        """
         self._backend = backend
+        self._formed = formed
         self._options_of = options_of
         self._slab = slab
         self._batchers: dict[str, ModelBatcher] = {}
@@ -197,7 +222,9 @@ class BatcherPool:
             raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
         if known is not None:
             self._retired = [batcher for batcher in self._retired if not batcher.is_idle] + [known]
-        batcher = self._batchers[model_name] = ModelBatcher(model_name, options, self._backend, self._slab)
+        batcher = self._batchers[model_name] = ModelBatcher(
+            model_name, options, self._backend, slab=self._slab, formed=self._formed
+        )
         return batcher
 
 
