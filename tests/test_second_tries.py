@@ -1,5 +1,6 @@
 """What `make test` forgives, and what it does not."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+ONLY_THESE = ("-p", "xdist.plugin", "-p", "pytest_rerunfailures")  # the others take seconds to import
 FICKLE = """
 import pathlib
 import pytest
@@ -34,8 +36,11 @@ def test_few_tests_may_pass_at_the_second_try_and_are_named(
     """Three are forgiven and named, a fourth fails the run, and so does a test that fails twice."""
     (tmp_path / "test_it.py").write_text(FICKLE.format(fickle=fickle, steady=steady))
     (told,) = re.findall(r"--reruns.*second_tries", (CHECKOUT / "Makefile").read_text())
-    options = ["-c", "/dev/null", "-n", "2", *told.split(), str(tmp_path)]
-    ran = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, capture_output=True, text=True)
+    options = ["-c", "/dev/null", *ONLY_THESE, "-n", "1", *told.split(), str(tmp_path)]
+    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, env=environ, capture_output=True, text=True
+    )
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert said in ran.stdout
     named = re.findall(r"^RERUN .*::(\w+)", ran.stdout, re.MULTILINE)

@@ -1,5 +1,6 @@
 """Which tests `make test` keeps together."""
 
+import os
 import re
 import subprocess
 import sys
@@ -28,8 +29,11 @@ def test_group_and_file_each_stay_on_one_worker_and_share_them(tmp_path: Path) -
         text = TESTS.format(mark=mark, unit=unit, seen=str(tmp_path / "seen"))
         (tmp_path / f"test_{file}.py").write_text(text)
     (told,) = re.findall(r"-n \d .*work_units", (CHECKOUT / "Makefile").read_text())
-    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), *told.split(), str(tmp_path)]
-    ran = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, capture_output=True, text=True)
+    options = ["-c", "/dev/null", "-p", "xdist.plugin", "--rootdir", str(tmp_path), *told.split(), str(tmp_path)]
+    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # other plugins take seconds to import
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=CHECKOUT, env=environ, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     processes = defaultdict(list)
     for line in (tmp_path / "seen").read_text().splitlines():

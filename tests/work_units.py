@@ -17,10 +17,17 @@ LONGEST_FIRST = (
     "load",
     "stack",
     "client-stack",
+    "embedded",
     "tests/integration/test_stop.py",
     "tests/integration/test_deaths.py",
     "gateway_is_triton",
+    "tests/loadtest/test_locustfile.py",
+    "shared_memory",
+    "tests/integration/test_start.py",
     "wire",
+    "access",
+    "streams",
+    "wire-stacks",
 )
 
 

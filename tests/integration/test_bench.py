@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("load")
 
 def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """One short round."""
-    command = [sys.executable, "-m", f"loadtest.bench.{name}", "--rounds", "1", "--seconds", "0.5", *arguments]
+    command = [sys.executable, "-m", f"loadtest.bench.{name}", "--rounds", "1", "--seconds", "0.25", *arguments]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
 
 

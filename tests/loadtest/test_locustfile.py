@@ -22,9 +22,9 @@ def stand_in() -> Iterator[StandIn]:
 
 
 def locust(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Two seconds of two users; --json makes the statistics the only thing on standard output."""
+    """A second of two users; --json makes the statistics the only thing on standard output."""
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--json", "--only-summary"]
-    load = ["-u", "2", "-r", "2", "-t", "2s", "--stop-timeout", "5"]
+    load = ["-u", "2", "-r", "2", "-t", "1s", "--stop-timeout", "5"]
     return subprocess.run(
         [*command, *load, *arguments], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False
     )

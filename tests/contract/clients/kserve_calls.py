@@ -1,6 +1,6 @@
-"""KServe's Python client asks one server everything it can; run in its own environment, it writes what it was told.
+"""KServe's Python client asks servers everything it can; run in its own environment, it writes what it was told.
 
-python kserve_calls.py HTTP_URL GRPC_ADDRESS    one JSON object: the call's name → result or error
+python kserve_calls.py HTTP_URL GRPC_ADDRESS …    a JSON list, an object a server: the call's name → result or error
 """
 
 import asyncio
@@ -103,4 +103,5 @@ async def ask_everything(url: str, address: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     logging.disable()
-    json.dump(asyncio.run(ask_everything(sys.argv[1], sys.argv[2])), sys.stdout)
+    servers = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
+    json.dump([asyncio.run(ask_everything(url, address)) for url, address in servers], sys.stdout)
