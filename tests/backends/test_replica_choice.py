@@ -1,0 +1,141 @@
+"""Which replica a call goes to: the model's, the sequence's, all of them; over engines without a process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+
+from server.backends.call_traits import INFER_METHOD, SERVICE
+from server.backends.replicas import Replicas
+from server.core.errors import ModelNotReady
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.relay import GrpcCall, HttpCall
+from server.core.tensor import Datatype, Tensor
+from server.testing import FakeBackend, FakeMode
+
+SPEC = TensorSpec("x", Datatype.FP32, (1,))
+X = Tensor("x", Datatype.FP32, (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
+
+
+def model(name: str, *, is_sequential: bool = False) -> ModelConfig:
+    return ModelConfig(name, "python", 8, (SPEC,), (SPEC,), has_sequence_batching=is_sequential)
+
+
+@asynccontextmanager
+async def over(*engines: FakeBackend) -> AsyncIterator[Replicas]:
+    replicas = Replicas({f"http://e{number}": engine for number, engine in enumerate(engines)})
+    assert await replicas.ready()
+    await replicas.repository_index()
+    try:
+        yield replicas
+    finally:
+        await replicas.aclose()
+
+
+async def look_until(replicas: Replicas, standing: str) -> None:
+    """Looks as the watch does, until the second replica stands so."""
+    async with asyncio.timeout(5):
+        while replicas.statistics()[1].standing != standing:
+            await replicas.ready()
+            await asyncio.sleep(0.005)
+
+
+def step(sequence: int) -> GrpcCall:
+    request = service_pb2.ModelInferRequest(model_name="steps")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    request.raw_input_contents.append(bytes(4))
+    request.parameters["sequence_id"].int64_param = sequence
+    return GrpcCall(INFER_METHOD, request.SerializeToString())
+
+
+async def homes(replicas: Replicas, engines: list[FakeBackend]) -> dict[int, set[int]]:
+    """The engines that get a step of each of thirty sequences, whichever way it comes."""
+    found: dict[int, set[int]] = {}
+    for sequence in range(1, 31):
+        before = [len(engine.calls) + len(engine.http_calls) for engine in engines]
+        await replicas.infer(InferRequest("steps", (X,), parameters={"sequence_id": sequence}))
+        assert (await replicas.grpc(step(sequence), deadline=None)).code == 0
+        body = b'{"parameters":{"sequence_id":%d}}' % sequence
+        await replicas.http(HttpCall("POST", b"/v2/models/steps/infer", (), body), deadline=None)
+        after = [len(engine.calls) + len(engine.http_calls) for engine in engines]
+        found[sequence] = {number for number in range(len(engines)) if after[number] > before[number]}
+    return found
+
+
+async def test_steps_of_a_sequence_go_to_one_replica_as_long_as_it_serves() -> None:
+    """Over either protocol and both seams; when a replica goes, only its own sequences move."""
+    engines = [FakeBackend([model("steps", is_sequential=True)]) for _ in range(3)]
+    async with over(*engines) as replicas:
+        await replicas.model_config("steps")
+        first = await homes(replicas, engines)
+        assert all(len(where) == 1 for where in first.values())
+        assert {number for where in first.values() for number in where} == {0, 1, 2}
+        engines[1].mode = FakeMode.UNAVAILABLE
+        await look_until(replicas, "down")
+        second = await homes(replicas, engines)
+        assert all(second[sequence] == where for sequence, where in first.items() if where != {1})
+        assert all(1 not in where for where in second.values())
+
+
+async def test_call_goes_where_its_model_is() -> None:
+    """Replicas may differ for a while, as when one is loading: what it has not is asked of the others."""
+    engines = [FakeBackend([model("a")]), FakeBackend([model("a"), model("b")])]
+    async with over(*engines) as replicas:
+        for _ in range(12):
+            await replicas.infer(InferRequest("b", (X,)))
+            await replicas.http(HttpCall("POST", b"/v2/models/b/infer", (), b"{}"), deadline=None)
+            request = service_pb2.ModelInferRequest(model_name="b")
+            request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+            request.raw_input_contents.append(bytes(4))
+            assert (await replicas.grpc(GrpcCall(INFER_METHOD, request.SerializeToString()), deadline=None)).code == 0
+        assert (len(engines[0].calls), len(engines[0].http_calls), len(engines[1].calls)) == (0, 0, 24)
+        assert {row.name: row.state for row in await replicas.repository_index()} == {"a": "READY", "b": "READY"}
+
+
+async def test_what_changes_an_engine_is_told_to_all() -> None:
+    """A client's load reaches every replica, and the worst answer is the client's."""
+    engines = [FakeBackend([model("a")]), FakeBackend([model("a")])]
+    async with over(*engines) as replicas:
+        await replicas.http(HttpCall("POST", b"/v2/repository/models/a/load", (), b"{}"), deadline=None)
+        assert [len(engine.http_calls) for engine in engines] == [1, 1]
+        engines[1].load_failures["a"] = "no weights"
+        load = service_pb2.RepositoryModelLoadRequest(model_name="a").SerializeToString()
+        answer = await replicas.grpc(GrpcCall(SERVICE + "RepositoryModelLoad", load), deadline=None)
+        assert "no weights" in answer.details
+        with pytest.raises(ModelNotReady, match="no weights"):
+            await replicas.load("a")
+
+
+async def test_replica_that_was_away_loads_what_it_should_have() -> None:
+    """Before it gets a call: what was loaded into all is loaded into it, too."""
+    engines = [FakeBackend([model("a")]), FakeBackend([model("a")])]
+    async with over(*engines) as replicas:
+        await replicas.load("a")
+        engines[1].mode = FakeMode.UNAVAILABLE
+        await look_until(replicas, "down")
+        engines[1].mode = FakeMode.NORMAL
+        await engines[1].unload("a")
+        await look_until(replicas, "up")
+        assert await engines[1].ready("a")
+
+
+async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
+    """Read, left in the middle or cancelled: the replica is free again, and the next goes to the less busy one."""
+    engines = [FakeBackend([model("a")]), FakeBackend([model("a")])]
+    call = HttpCall("POST", b"/v2/models/a/generate_stream", (), b"{}")
+    async with over(*engines) as replicas:
+        first = await replicas.http_stream(call, deadline=None)
+        second = await replicas.grpc_stream(SERVICE + "ModelStreamInfer", (), deadline=None)
+        assert [row.in_flight for row in replicas.statistics()] == [1, 1]
+        assert b"".join([chunk async for chunk in first.chunks]) == b"{}"
+        second.cancel()
+        second.cancel()
+        assert [row.in_flight for row in replicas.statistics()] == [0, 0]
+        left = await replicas.http_stream(call, deadline=None)
+        await left.chunks.aclose()
+        assert [row.in_flight for row in replicas.statistics()] == [0, 0]
+        assert [engine.open_streams for engine in engines] == [0, 0]
