@@ -14,12 +14,15 @@ class Extents:
     pages, which stay in the processor's caches, and not the whole stretch in turns.
     """
 
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-        self._begins = [0]
-        self._ends = [size_bytes]
+    def __init__(self, end: int, begin: int = 0) -> None:
+        """Of the bytes from begin to end; begin is a multiple of ALIGNMENT."""
+        self._front = begin
+        self._end = end
+        self._begins = [begin]
+        self._ends = [end]
         self._taken: dict[int, int] = {}
-        self._cursor = 0
+        self._lasting: dict[int, int] = {}
+        self._cursor = begin
         self.taken_bytes = 0
 
     def __len__(self) -> int:
@@ -27,9 +30,10 @@ class Extents:
 
     def take(self, size_bytes: int) -> int | None:
         """Where so many bytes are, from now on the caller's; None where no free piece is that large."""
-        size = max(-(-size_bytes // ALIGNMENT), 1) * ALIGNMENT
-        if not self._taken or self._cursor >= max(LEAST_TURN_BYTES, TURN_PER_TAKEN * self.taken_bytes):
-            self._cursor = 0
+        size = _aligned(size_bytes)
+        turn = max(LEAST_TURN_BYTES, TURN_PER_TAKEN * self.taken_bytes)
+        if not self._taken or self._cursor - self._front >= turn:
+            self._cursor = self._front
         begin = self._fit(size)
         if begin is not None:
             self._taken[begin] = size
@@ -37,21 +41,34 @@ class Extents:
             self._cursor = begin + size
         return begin
 
+    def take_last(self, size_bytes: int) -> int | None:
+        """The same as far back as there is room, for good: it is not counted with what comes and goes."""
+        size = _aligned(size_bytes)
+        for index in reversed(range(len(self._begins))):
+            begin = (self._ends[index] - size) // ALIGNMENT * ALIGNMENT
+            if begin >= self._begins[index]:
+                self._cut(index, begin, begin + size)
+                self._lasting[begin] = size
+                return begin
+        return None
+
     def give_back(self, offset: int) -> None:
         """What was taken there is free. Raises KeyError where nothing was."""
-        size = self._taken.pop(offset)
-        self.taken_bytes -= size
-        end = min(offset + size, self._size_bytes)
+        size = self._lasting.pop(offset, 0)
+        if not size:
+            size = self._taken.pop(offset)
+            self.taken_bytes -= size
+        end = min(offset + size, self._end)
         if offset < end:
             self._free(offset, end)
 
-    def cut_off(self, size_bytes: int) -> None:
+    def cut_off(self, end: int) -> None:
         """Nothing is taken from there on any more; what is taken there stays so."""
-        self._size_bytes = size_bytes
-        index = bisect_left(self._begins, size_bytes)
+        self._end = end
+        index = bisect_left(self._begins, end)
         del self._begins[index:], self._ends[index:]
-        if self._ends and self._ends[-1] > size_bytes:
-            self._ends[-1] = size_bytes
+        if self._ends and self._ends[-1] > end:
+            self._ends[-1] = end
 
     def _fit(self, size: int) -> int | None:
         """From the cursor on, then from the front on; cut out of what is free."""
@@ -93,3 +110,7 @@ class Extents:
         else:
             self._begins.insert(index, begin)
             self._ends.insert(index, end)
+
+
+def _aligned(size_bytes: int) -> int:
+    return max(-(-size_bytes // ALIGNMENT), 1) * ALIGNMENT

@@ -1,18 +1,19 @@
 """The slab: bounded memory handed out in leases, which an engine on this host reads without being sent the bytes."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.core.tensor import Place
 from server.local.extents import Extents
-from server.local.slab_memory import SlabMemory
+from server.local.slab_memory import Lent, SlabMemory
 
 LINGER_S = 2.0  # after a call that was given up its engine may still begin to read
 
 
 @dataclass(frozen=True, slots=True)
 class SlabStatistics:
-    """leases, leased_bytes: held now, of this generation. reserved_bytes: had of the machine."""
+    """leases, leased_bytes: held now, of this generation, without what is lent. reserved_bytes: had of the machine."""
 
     leases: int
     leased_bytes: int
@@ -25,8 +26,9 @@ class _Generation:
     def __init__(self, memory: SlabMemory, number: int) -> None:
         self.memory = memory
         self.number = number
-        self.extents = Extents(memory.size_bytes)
+        self.extents = Extents(memory.size_bytes, memory.begin)
         self.leases: dict[int, SlabLease] = {}
+        self.lent: list[SlabLease] = []
 
 
 class SlabLease:
@@ -69,8 +71,14 @@ class SlabLease:
             raise ValueError(f"the lease of {self._size_bytes} bytes at {self._offset} was released once too often")
         self._holds -= 1
         if not self._holds:
-            del self._generation.leases[self._offset]
-            self._generation.extents.give_back(self._offset)
+            generation = self._generation
+            if generation.leases.pop(self._offset, None) is None:
+                generation.lent.remove(self)
+            generation.extents.give_back(self._offset)
+
+    def covers(self, offset: int) -> bool:
+        """Whether the byte there is of this lease."""
+        return self._offset <= offset < self._offset + self._size_bytes
 
     def release_later(self) -> None:
         self._call_later(LINGER_S, self.release)
@@ -87,10 +95,34 @@ class SharedSlab:
         self._current: _Generation | None = None
         self._number = 0
 
-    def renew(self, memory: SlabMemory) -> None:
-        """Leases are of this memory from now on."""
-        self._number += 1
+    def renew(self, memory: SlabMemory, number: int = 0) -> None:
+        """Leases are of this memory from now on. number: its generation where it is lent, 0 for one more."""
+        self._number = number or self._number + 1
         self._current = _Generation(memory, self._number)
+
+    def renounce(self) -> None:
+        """There is no room from now on; what is leased stays its holder's."""
+        self._current = None
+
+    @property
+    def generation(self) -> int:
+        """Of the memory that there is; 0 for none."""
+        return self._number if self._current is not None else 0
+
+    def lend(self, size_bytes: int) -> tuple[Lent, SlabLease] | None:
+        """Room for another process to lease out itself, and the hold on it; None where there is none now.
+
+        The other process holds what it leases until whatever reads it has answered, and LINGER_S longer where that was
+        given up. What is read here of a place there holds the whole.
+        """
+        current = self._current
+        offset = current.extents.take_last(size_bytes) if current is not None else None
+        if current is None or offset is None:
+            return None
+        lease = SlabLease(current, offset, size_bytes, self._call_later)
+        current.lent.append(lease)
+        memory = current.memory
+        return Lent(os.getpid(), memory.descriptor, memory.name, current.number, offset, size_bytes), lease
 
     def lease(self, size_bytes: int) -> SlabLease | None:
         current = self._current
@@ -113,7 +145,10 @@ class SharedSlab:
         current = self._current
         if current is None or place.generation != current.number or place.region != current.memory.name:
             return None
-        return current.leases.get(place.offset)
+        lease = current.leases.get(place.offset)
+        if lease is None and current.lent:
+            return next((lent for lent in current.lent if lent.covers(place.offset)), None)
+        return lease
 
     def window(self, place: Place, size_bytes: int) -> memoryview:
         """Raises ValueError for a place of an earlier generation: who holds it has views of its own."""

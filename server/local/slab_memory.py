@@ -6,24 +6,38 @@ import mmap
 import os
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 STEP_BYTES = 4 << 20  # pages are had in steps; one takes about a millisecond
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A part of one process's slab that another one uses. descriptor: the lending process's own."""
+
+    process_id: int
+    descriptor: int
+    region: str
+    generation: int
+    offset: int
+    size_bytes: int
+
+
 class SlabMemory:
     """size_bytes of a file, mapped. Pages are had by `reserve` only: touching others of a full /dev/shm is deadly.
 
-    name: the file's in /dev/shm while it has one, and the region's at an engine; unlike any other.
+    name: the file's in /dev/shm while it has one, and the region's at an engine; unlike any other. descriptor: the
+    memory's from now on. begin: what lies before it is another's.
     """
 
-    def __init__(self, name: str, descriptor: int, size_bytes: int) -> None:
+    def __init__(self, name: str, descriptor: int, size_bytes: int, begin: int = 0) -> None:
         self.name = name
         self.size_bytes = size_bytes
-        self.reserved_bytes = 0
+        self.begin = begin
+        self.reserved_bytes = begin
         self.descriptor = descriptor
-        os.ftruncate(descriptor, size_bytes)
         self.view = memoryview(mmap.mmap(descriptor, size_bytes))
 
     def __del__(self) -> None:
@@ -46,7 +60,18 @@ class SlabMemory:
 def nameless_memory(size_bytes: int) -> SlabMemory:
     """Of this process and whom it hands the descriptor. Raises OSError."""
     name = _new_name()
-    return SlabMemory(name, os.memfd_create(name, os.MFD_CLOEXEC), size_bytes)
+    return _sized(name, os.memfd_create(name, os.MFD_CLOEXEC), size_bytes)
+
+
+def lent_memory(lent: Lent) -> SlabMemory:
+    """What another process of this user lent, mapped here. Raises OSError where that process is gone."""
+    descriptor = os.open(f"/proc/{lent.process_id}/fd/{lent.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    return SlabMemory(lent.region, descriptor, lent.offset + lent.size_bytes, lent.offset)
+
+
+def _sized(name: str, descriptor: int, size_bytes: int) -> SlabMemory:
+    os.ftruncate(descriptor, size_bytes)
+    return SlabMemory(name, descriptor, size_bytes)
 
 
 @contextlib.contextmanager
@@ -62,7 +87,7 @@ def named_memory(size_bytes: int, folder: Path = SHARED_MEMORY) -> Iterator[Slab
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield SlabMemory(name, descriptor, size_bytes)
+        yield _sized(name, descriptor, size_bytes)
     finally:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()

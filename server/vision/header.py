@@ -81,6 +81,12 @@ def sniff(data: Buffer) -> ImageFormat | None:
     return None
 
 
+def codec_label(data: Buffer) -> str:
+    """jpeg, png, webp or unknown, by the first bytes: a bounded label."""
+    image_format = sniff(data)
+    return image_format.value if image_format is not None else "unknown"
+
+
 def read_header(data: Buffer) -> ImageHeader:
     """Format, size and orientation, without decoding a pixel.
 
