@@ -9,7 +9,7 @@ from functools import partial
 import grpc
 
 from server.core.backend import GrpcStream
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
 from server.core.relay import GrpcCall, GrpcMetadata, InferHead
 from server.dataplane import DataPlane
 from server.grpc.codec import scan_infer
@@ -100,6 +100,12 @@ class _Side:
     engine: GrpcStream
     pending: int = 0
     silence: asyncio.Timeout | None = None
+
+
+_FAILURES: dict[grpc.StatusCode, type[InferenceError]] = {
+    grpc.StatusCode.UNAVAILABLE: BackendUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
 
 
 class _Session:
@@ -308,7 +314,7 @@ class _Session:
         if request is None or not answer.is_last:
             return
         side.pending -= 1
-        request.leave(True)
+        request.leave(None)
         if not request.has_failed:
             self._plane.stream_answered(request.model_name, time.monotonic() - request.started)
         # Of a request's error on a stream the engine tells the sentence only.
@@ -346,7 +352,7 @@ class _Session:
         """Give back the places of what was never answered."""
         shown = grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code
         for request in self._ledger.abandon():
-            request.leave(False)
+            request.leave(_end_of(code))
             if code is not grpc.StatusCode.CANCELLED:
                 self._count(request.model_name, shown, request.started)
 
@@ -363,16 +369,21 @@ class _Session:
         )
 
 
-class _Unanswered(Exception):
-    """What is thrown into a request's place where the engine may still work for it."""
-
-
-def _leave(place: ExitStack, is_answered: bool) -> None:
-    if is_answered:
+def _leave(place: ExitStack, end: BaseException | None) -> None:
+    """end: thrown into the request's place where the engine may still work for it; None where it has answered."""
+    if end is None:
         place.close()
         return
-    with suppress(_Unanswered), place:
-        raise _Unanswered
+    with suppress(type(end)), place:
+        raise end
+
+
+def _end_of(code: grpc.StatusCode) -> BaseException:
+    """What becomes of a request that is not answered when its stream ends so."""
+    if code is grpc.StatusCode.CANCELLED:
+        return asyncio.CancelledError()
+    kind = _FAILURES.get(code, BackendFailed)
+    return kind(f"the stream ended ({code.name}) before the request was answered")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

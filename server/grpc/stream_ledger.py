@@ -12,15 +12,15 @@ from server.grpc.stream_messages import StreamAnswer
 class Sent:
     """A request that the engine has.
 
-    leave: gives its place back, told whether the engine has answered. is_decoupled: its answers come whenever they
-    come; others' come in the requests' order.
+    leave: gives its place back; told what it failed of where the engine has not answered, None where it has.
+    is_decoupled: its answers come whenever they come; others' come in the requests' order.
     hides_empty_final: the client did not ask to be told when it is done, the gateway did.
     """
 
     model_name: str
     request_id: str
     started: float
-    leave: Callable[[bool], None]
+    leave: Callable[[BaseException | None], None]
     is_decoupled: bool = False
     hides_empty_final: bool = False
     is_done: bool = False

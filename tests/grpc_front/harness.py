@@ -81,7 +81,7 @@ class FakePlane:
         self.refused: dict[str, Exception] = {}
         self.unserved: dict[str, str] = {}
         self.answered: list[str] = []
-        self.left_answered: list[bool] = []
+        self.left_of: list[type[BaseException] | None] = []
         self.admission = Admission(AdmissionLimits())
         self.entered = asyncio.Event()
 
@@ -134,12 +134,13 @@ class FakePlane:
             raise self.refused[head.model_name]
         self.admission.enter(size_bytes)
         self.entered.set()
-        is_answered = False
         try:
             yield
-            is_answered = True
+            self.left_of.append(None)
+        except BaseException as error:
+            self.left_of.append(type(error))
+            raise
         finally:
-            self.left_answered.append(is_answered)
             self.admission.leave(size_bytes)
 
     def is_decoupled(self, model_name: str) -> bool | None:

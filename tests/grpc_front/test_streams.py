@@ -7,7 +7,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from server.core.errors import BackendUnavailable, Overloaded
+from server.core.errors import BackendUnavailable, DeadlineExceeded, Overloaded
 from server.core.relay import GrpcAnswer
 from server.grpc.server import GrpcLimits
 from server.grpc.stream import StreamLimits
@@ -250,7 +250,7 @@ async def test_client_that_leaves_cancels_the_engines_stream(
         await front.recorder.gone.wait()
     await nothing_in_flight(front)
     assert front.recorder.left == ["grpc-stream"]
-    assert front.plane.left_answered == [False, False]
+    assert front.plane.left_of == [asyncio.CancelledError, asyncio.CancelledError]
 
 
 async def test_deadline_of_the_stream_reaches_the_engine(front: Front) -> None:
@@ -271,6 +271,7 @@ async def test_engine_that_dies_ends_the_stream_as_unavailable(front: Front, eng
         assert await client.status() == (Code.UNAVAILABLE, "the engine is gone")
 
     assert front.recorder.done == [("double", "grpc-stream", "UNAVAILABLE")]
+    assert front.plane.left_of == [BackendUnavailable]
 
 
 async def test_engine_that_falls_silent_ends_the_stream() -> None:
@@ -285,6 +286,7 @@ async def test_engine_that_falls_silent_ends_the_stream() -> None:
             code, details = await client.status()
     assert code is Code.DEADLINE_EXCEEDED
     assert details == "the engine said nothing for 0.2 s while 1 requests were on the stream"
+    assert front.plane.left_of == [DeadlineExceeded]
 
 
 async def test_reader_that_does_not_read_is_cut_and_the_others_are_served() -> None:
