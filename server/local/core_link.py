@@ -19,7 +19,6 @@ from server.local.messages import (
     DOWN,
     Answer,
     Ask,
-    Beat,
     Cut,
     Failed,
     Find,
@@ -250,8 +249,6 @@ class CoreLink:
                     future.set_result(config)
             case Cut(reason):
                 self._cut(reason)
-            case Beat():
-                pass
 
     def _answer(self, number: int, response: InferResponse) -> None:
         asked = self._asks.get(number)

@@ -17,7 +17,6 @@ from server.local.messages import (
     UP,
     Answer,
     Ask,
-    Beat,
     Cut,
     Find,
     Found,
@@ -32,7 +31,7 @@ from server.local.messages import (
 from server.logs import get_logger
 
 LOOK_S = 0.05
-BEAT_EVERY = 20  # looks
+TOLD_EVERY = 20  # looks, where nothing has changed: fronts hear by it that the core lives
 
 log = get_logger("core")
 
@@ -76,9 +75,7 @@ class CoreServer:
             while True:
                 await asyncio.sleep(LOOK_S)
                 looks += 1
-                if not self._tell() and looks % BEAT_EVERY == 0:
-                    for line in self._fronts:
-                        line.send(Beat())
+                self._tell(is_due=looks % TOLD_EVERY == 0)
         finally:
             server.close()
             for line in list(self._fronts):
@@ -94,15 +91,12 @@ class CoreServer:
         owned = tuple(known.name for known in models if self._batching is not None and self._batching.owns(known.name))
         return State(watch.is_up, watch.reason, watch.generation, models, owned)
 
-    def _tell(self) -> bool:
-        """Whether there was anything new to tell."""
+    def _tell(self, *, is_due: bool) -> None:
         state = self._state()
-        if state == self._told:
-            return False
-        self._told = state
-        for line in self._fronts:
-            line.send(state)
-        return True
+        if is_due or state != self._told:
+            self._told = state
+            for line in self._fronts:
+                line.send(state)
 
     def _hear(self, line: BatchLine[UP], record: UP) -> None:
         if isinstance(record, Hello):

@@ -58,17 +58,13 @@ class Late(Record, frozen=True):
 
 
 class State(Record, frozen=True):
-    """Core → front: the engine as the core sees it, at every change and now and then. owned: by the gateway."""
+    """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway."""
 
     is_up: bool
     reason: str
     generation: int
     models: tuple[KnownModel, ...]
     owned: tuple[str, ...]
-
-
-class Beat(Record, frozen=True):
-    """Core → front: nothing has changed."""
 
 
 class Cut(Record, frozen=True):
@@ -102,7 +98,7 @@ class Failed(Record, frozen=True):
 
 
 UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late
-DOWN = State | Beat | Cut | Answer | Found | Failed
+DOWN = State | Cut | Answer | Found | Failed
 
 
 def failed(number: int, error: InferenceError) -> Failed:
