@@ -80,7 +80,8 @@ class BatchQueue:
         Raises DeadlineExceeded where its time has passed, Overloaded where the queue is full or its deadline cannot
         be met.
         """
-        self._shares.asked(entry)
+        client = self._waiting.clients.get(entry.client)
+        self._shares.asked(entry, None if client is None else client.latest())
         try:
             self._refuse_hopeless(entry, now)
             lost = self._make_room(entry, now)
@@ -293,12 +294,17 @@ class BatchQueue:
         return entry.priority >= self._door.priority and not is_favoured(entry)
 
     def _make_room(self, entry: Entry, now: float) -> list[Dropped]:
+        """Those who made room. Where there is not enough of it, they are told with the next expire."""
         waiting, options = self._waiting, self.options
         lost: list[Dropped] = []
-        while waiting.entries >= options.max_queue_size:
-            lost.append(self._displace(entry, now, "queue_full"))
-        while waiting.entries and waiting.size_bytes + entry.size_bytes > options.max_queue_bytes:
-            lost.append(self._displace(entry, now, "queue_bytes"))
+        try:
+            while waiting.entries >= options.max_queue_size:
+                lost.append(self._displace(entry, now, "queue_full"))
+            while waiting.entries and waiting.size_bytes + entry.size_bytes > options.max_queue_bytes:
+                lost.append(self._displace(entry, now, "queue_bytes"))
+        except Overloaded:
+            self._lost += lost
+            raise
         return lost
 
     def _displace(self, entry: Entry, now: float, reason: str) -> Dropped:

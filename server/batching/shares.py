@@ -36,13 +36,13 @@ class Shares:
         """How long a batch may take for light clients to find their place in the next; None for as it may."""
         return self._budget_s / 2 if self._budget_s is not None and self.is_overloaded else None
 
-    def asked(self, entry: Entry) -> None:
-        """The entry came; its rank is set as if it waited with its like."""
+    def asked(self, entry: Entry, latest: Entry | None) -> None:
+        """The entry came; its rank is set. latest: of its client, which it must not overtake, None where none waits."""
         self._asked[entry.client] = self._asked.get(entry.client, 0.0) + entry.rows
         self._total += entry.rows
         if self._total > 2 * MEMORY_ROWS:
             self._forget()
-        is_light = self._is_light(entry)
+        is_light = self._is_light(entry) and (latest is None or is_favoured(latest))
         if entry.deadline is None:
             entry.rank = entry.arrived_at + (0.0 if is_light else PATIENCE_S)
             return
@@ -76,4 +76,4 @@ class Shares:
 
 def is_favoured(entry: Entry) -> bool:
     """Whether the entry goes before those that have as much time."""
-    return entry.deadline is not None and entry.rank < entry.deadline
+    return entry.rank < (entry.arrived_at + PATIENCE_S if entry.deadline is None else entry.deadline)

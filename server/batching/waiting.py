@@ -36,13 +36,12 @@ class Lane:
 class Client:
     """What one client has waiting, in the order in which it came."""
 
-    __slots__ = ("entries", "line", "rank", "rows")
+    __slots__ = ("entries", "line", "rows")
 
     def __init__(self) -> None:
         self.line: deque[Entry] = deque()
         self.entries = 0
         self.rows = 0
-        self.rank = 0.0  # of its last entry
 
     def latest(self) -> Entry | None:
         """Its last one that still waits."""

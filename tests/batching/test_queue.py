@@ -348,3 +348,17 @@ def test_statistics_tell_what_happened() -> None:
     assert told.batches_by_rows == {1: 1}
     assert told.closed_by == {CloseReason.SLOT_FREE: 1}
     assert told.dropped == {"queue_full": 1}
+
+
+def test_push_refused_after_displacing_tells_the_displaced() -> None:
+    """Where room in requests was made and room in bytes was not to be had, whoever made it is told all the same."""
+    bench = Bench(max_queue_size=3, max_queue_bytes=48)
+    *_, latest = bench.push(3, client="flood")
+    large = bench.entry(rows=1, client="other")
+    large.size_bytes = 1000
+
+    with pytest.raises(Overloaded):
+        bench.queue.push(large, bench.now)
+
+    assert bench.queue.next_wakeup(bench.now) == bench.now
+    assert latest in [one.entry for one in bench.expire()]
