@@ -24,7 +24,7 @@ from server.metrics import Metrics
 from server.tracing.trace import current_trace
 from server.vision.amounts import most_rows, refuse_too_large, refuse_too_many, wave_size
 from server.vision.card import VisionCard, card_from_config
-from server.vision.header import sniff
+from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
@@ -395,9 +395,3 @@ async def _together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 def seconds_left(deadline: float | None) -> float | None:
     """Seconds until a monotonic deadline, never negative; None for none."""
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)
-
-
-def codec_label(data: bytes) -> str:
-    """jpeg, png, webp or unknown, by the first bytes: a bounded label."""
-    image_format = sniff(data)
-    return image_format.value if image_format is not None else "unknown"
