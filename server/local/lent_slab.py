@@ -1,0 +1,119 @@
+"""The slab between the core and its fronts: a part for each, and tensors that pass between them by their place."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from server.core.errors import BackendUnavailable
+from server.core.infer import InferRequest
+from server.core.slab import SLAB_FROM_BYTES, Lease, Slab
+from server.core.tensor import Datatype, Tensor
+from server.local.slab import SharedSlab, SlabLease
+from server.local.slab_memory import Lent, lent_memory
+from server.local.slab_registration import RegionReader
+from server.logs import get_logger
+
+_LEFT_OUT = memoryview(b"")
+log = get_logger("slab")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    generation: int
+    lease: SlabLease
+
+
+class Lender:
+    """The core's side. part_bytes: of each borrower's part."""
+
+    def __init__(self, slab: SharedSlab, part_bytes: int) -> None:
+        self._slab = slab
+        self._part_bytes = part_bytes
+        self._parts: dict[Hashable, _Part] = {}
+
+    def due(self, borrower: Hashable) -> Lent | None:
+        """A part for who has none of the memory that there is now; None where there is nothing to tell."""
+        generation = self._slab.generation
+        part = self._parts.get(borrower)
+        if not generation or (part is not None and part.generation == generation):
+            return None
+        found = self._slab.lend(self._part_bytes)
+        if found is None:
+            return None
+        lent, lease = found
+        self._parts[borrower] = _Part(generation, lease)
+        return lent
+
+    def gone(self, borrower: Hashable) -> None:
+        """It reads and writes no more; its part comes back when the engine has read what was there."""
+        part = self._parts.pop(borrower, None)
+        if part is not None:
+            part.lease.release_later()
+
+    def in_full(self, request: InferRequest) -> InferRequest:
+        """The request with the bytes that were left out. Raises BackendUnavailable where they are of former times."""
+        if all(tensor.data.nbytes or tensor.place is None for tensor in request.inputs):
+            return request
+        return replace(request, inputs=tuple([self._found(tensor) for tensor in request.inputs]))
+
+    def _found(self, tensor: Tensor) -> Tensor:
+        place = tensor.place
+        if tensor.data.nbytes or place is None:
+            return tensor
+        if self._slab.lease_of(place) is None:
+            raise BackendUnavailable("the engine was restarted while the request was on its way; send it again")
+        size_bytes = tensor.element_count * (tensor.datatype.size_bytes or 0)
+        return replace(tensor, data=self._slab.window(place, size_bytes))
+
+
+class BorrowedSlab(SharedSlab):
+    """A front's side: room in its part of the core's slab. reader: its own way to the engine, where it has one."""
+
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], None]], object], reader: RegionReader | None = None
+    ) -> None:
+        super().__init__(call_later)
+        self._reader = reader
+        self._region = ""
+
+    def borrow(self, lent: Lent) -> None:
+        """Leases are of this part from now on."""
+        self.forget()
+        try:
+            memory = lent_memory(lent)
+        except OSError as error:
+            log.warning("the core's memory cannot be opened; it is sent every byte", reason=error.strerror)
+            return
+        self.renew(memory, lent.generation)
+        self._region = lent.region
+        if self._reader is not None:
+            self._reader.use_region(lent.region, self.forget)
+
+    def forget(self) -> None:
+        """The core that lent it is gone, or the engine: there is no room."""
+        self.renounce()
+        if self._reader is not None and self._region:
+            self._reader.drop_region(self._region)
+        self._region = ""
+
+
+def by_place(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Lease]]:
+    """The request without the bytes of what lies, or finds room, in the slab; and what is to be released after it."""
+    leases: list[Lease] = []
+    inputs = tuple([_by_place(tensor, slab, leases) for tensor in request.inputs])
+    return (replace(request, inputs=inputs), leases) if leases else (request, leases)
+
+
+def _by_place(tensor: Tensor, slab: Slab, leases: list[Lease]) -> Tensor:
+    size_bytes = tensor.data.nbytes
+    if size_bytes < SLAB_FROM_BYTES or tensor.datatype is Datatype.BYTES:
+        return tensor if tensor.place is None else replace(tensor, place=None)
+    lease = slab.lease_of(tensor.place) if tensor.place is not None else None
+    if lease is not None:
+        lease.hold()
+    else:
+        lease = slab.lease(size_bytes)
+        if lease is None:
+            return replace(tensor, place=None)
+        lease.view[:size_bytes] = tensor.data
+    leases.append(lease)
+    return replace(tensor, data=_LEFT_OUT, place=lease.place)
