@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from loadtest.measure.run_folder import read_run_folder
+from loadtest.payloads import make_pictures
 from loadtest.results import Run, Side, State, Status
+from server.commands.gateway import Gateway
 from tests.conftest import CHECKOUT, RunningStack
 
 pytestmark = pytest.mark.xdist_group("load")
@@ -230,7 +232,8 @@ def test_reloads_are_timed_and_the_model_serves_again(stack: RunningStack, tmp_p
     assert len(run.reloads) == 5, done.stdout + done.stderr
     assert all(reload.load_ms > 0 and reload.first_answer_ms > 0 for reload in run.reloads)
     assert {"load_ms", "first_answer_ms"} <= {measurement.measure for measurement in run.measurements}
-    assert load("run", scenario(tmp_path), *where(stack), "--out", str(tmp_path / "after")).returncode == 0
+    (picture,) = make_pictures(1, seed=1)
+    assert Gateway(stack.http_url).infer_image("street", picture.content, picture.media_type).results
 
 
 def test_streams_are_loaded_and_judged(stack: RunningStack, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
 }
 NO_HURRY = ["--slo-p99-ms", "8000"]  # how fast it is here, is not the question
 LOAD_OPTIONS: dict[str, Callable[[RunningStack], list[str]]] = {
-    "run": lambda stack: [*where(stack), *NO_HURRY, "--duration", "2"],
+    "run": lambda stack: [*where(stack), *NO_HURRY, "--duration", "2", "--rate", "20"],  # without: long/test_load
     "knee": lambda stack: [*where(stack), *NO_HURRY, "--seconds", "1", "--highest", "8", "--start", "4"],
 }
 
