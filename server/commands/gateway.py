@@ -12,6 +12,10 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from server.batching.explanation import HEADER as EXPLAIN_HEADER
+from server.batching.explanation import Explained
+from server.batching.page import ModelExplained
+
 INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
 INDEX_TIMEOUT_S = 5.0
@@ -80,13 +84,14 @@ class ImageResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ImageAnswer(msgspec.Struct, frozen=True):
-    """The answer of /image. timings_ms: by stage, and `total`."""
+    """The answer of /image. timings_ms: by stage, and `total`. explain: of its batch, where that was asked for."""
 
     model_name: str
     model_version: str
     results: tuple[ImageResult, ...]
     timings_ms: dict[str, float]
     batch_size: int = 1
+    explain: tuple[Explained, ...] = ()
 
     def above(self, threshold: float) -> "ImageAnswer":
         """Without the scores below the threshold."""
@@ -113,6 +118,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 _IMAGE_ANSWER = msgspec.json.Decoder(ImageAnswer)
 _INDEX = msgspec.json.Decoder(tuple[IndexRow, ...])
 _SERVER_METADATA = msgspec.json.Decoder(_ServerMetadata)
+_MODEL_EXPLAINED = msgspec.json.Decoder(ModelExplained)
 _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 
@@ -127,10 +133,21 @@ class Gateway:
     api_key: str = field(default="", repr=False)
 
     def infer_image(
-        self, model_name: str, image: bytes, content_type: str, *, timeout_ms: int | None = None
+        self,
+        model_name: str,
+        image: bytes,
+        content_type: str,
+        *,
+        timeout_ms: int | None = None,
+        asks_why: bool = False,
     ) -> ImageAnswer:
-        """What the model sees in the encoded picture. timeout_ms: the request's deadline, None for the model's own."""
+        """What the model sees in the encoded picture. timeout_ms: the request's deadline, None for the model's own.
+
+        asks_why: whether the answer is to explain its batch.
+        """
         headers = {"content-type": content_type}
+        if asks_why:
+            headers[EXPLAIN_HEADER] = "1"
         if timeout_ms is not None:
             headers[TIMEOUT_HEADER] = str(timeout_ms)
         wait_s = INFER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000 + 5.0
@@ -139,6 +156,11 @@ class Gateway:
         if not answer.results:
             raise GatewayError(f"{self.url} answered without a result: check that it is a gateway")
         return answer
+
+    def explain_model(self, model_name: str) -> ModelExplained:
+        """How the model's batches are formed, and how that went."""
+        target = f"/v2/models/{quote(model_name, safe='')}/explain"
+        return _decode(self._ask("GET", target, b"", {}, INDEX_TIMEOUT_S), _MODEL_EXPLAINED, self.url)
 
     def engine_name(self) -> str:
         """What the engine calls itself: `triton`, EMBEDDED_ENGINE, …"""

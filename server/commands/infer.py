@@ -32,6 +32,7 @@ def infer(
     draw: Annotated[Path | None, typer.Option(help="draw into this file, or into this folder")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=1, help="deadline of each request")] = None,
     threshold: Annotated[float | None, typer.Option(min=0, max=1, help="leave out scores below it")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="say of each picture how its batch was formed")] = False,
 ) -> None:
     """Send pictures to a model of the running gateway and print what it finds, with boxes in the pictures' pixels.
 
@@ -40,7 +41,7 @@ def infer(
     report: Report = JsonLines() if as_json else Tables()
     pictures, is_complete = _find(files, report)
     targets = _targets(draw, pictures)
-    question = _Question(gateway_of(url, api_key), model, timeout_ms, threshold)
+    question = _Question(gateway_of(url, api_key), model, timeout_ms, threshold, explain)
     for picture, target in zip(pictures, targets, strict=True):
         is_complete = _one(question, picture, target, report) and is_complete
     if not is_complete:
@@ -55,12 +56,15 @@ class _Question:
     model_name: str
     timeout_ms: int | None
     threshold: float | None
+    asks_why: bool
 
     def ask(self, data: bytes) -> ImageAnswer:
         """Raises GatewayError, with the reason where the engine has the model but does not serve it."""
         kind = content_type_of(data)
         try:
-            answer = self.gateway.infer_image(self.model_name, data, kind, timeout_ms=self.timeout_ms)
+            answer = self.gateway.infer_image(
+                self.model_name, data, kind, timeout_ms=self.timeout_ms, asks_why=self.asks_why
+            )
         except UnknownModel as error:
             reason = self._why_not_served()
             raise (GatewayError(f"{error.refusal}: {reason}") if reason else error) from error

@@ -15,6 +15,7 @@ from server.catalogue.placing import repository_of
 from server.catalogue.pull import Pulled
 from server.catalogue.pull import pull as pull_model
 from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
+from server.commands.explain import explain
 from server.commands.gateway import EMBEDDED_ENGINE, Gateway, GatewayError, IndexRow
 from server.commands.local_models import installed_models, load_failure, load_where_one_runs, unknown_model
 from server.commands.model_check import check
@@ -114,6 +115,7 @@ def unload(name: Name, url: Url = None, api_key: ApiKey = "") -> None:
 
 
 app.command(short_help="Send each model a known input and compare its answer.")(check)
+app.command(short_help="Tell how a model's batches are formed.")(explain)
 app.command(short_help="Make a model's INT8 twin; show what it costs and what it wins.")(optimize)
 
 

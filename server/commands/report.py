@@ -33,7 +33,10 @@ class JsonLines:
     """
 
     def result(self, picture: Path, answer: ImageAnswer) -> None:
-        _write_line({"file": str(picture), **msgspec.to_builtins(answer)})
+        told = msgspec.to_builtins(answer)
+        if not answer.explain:
+            del told["explain"]
+        _write_line({"file": str(picture), **told})
 
     def drawn(self, target: Path) -> None:
         sys.stderr.write(f"drawn: {target}\n")
@@ -54,6 +57,8 @@ class Tables:
         for result in answer.results:
             self._console.print(_table(result) if result else "nothing found")
         self._console.print(_timings(answer.timings_ms), style="dim", soft_wrap=True)
+        for told in answer.explain:
+            self._console.print(f"batch: {told.text}", markup=False, soft_wrap=True)
 
     def drawn(self, target: Path) -> None:
         self._console.print(f"drawn: {target}", markup=False, soft_wrap=True)

@@ -38,6 +38,8 @@ class StandIn:
     result: dict[str, Any] = field(default_factory=lambda: {"detections": [PERSON, DOG]})
     index: list[dict[str, str]] = field(default_factory=list)
     engine: str = "triton"
+    explain: list[dict[str, Any]] = field(default_factory=list)  # of the answers to pictures
+    page: dict[str, Any] = field(default_factory=dict)  # of every model
     refusals: dict[str, tuple[int, str, dict[str, str]]] = field(default_factory=dict)  # by the path's end
     refuses_body: Callable[[bytes], bool] = lambda body: False
     asked: list[Asked] = field(default_factory=list)
@@ -52,7 +54,10 @@ class StandIn:
                 return 400, json.dumps({"error": "the JPEG is truncated"}), {}
             name = path.split("/")[3]
             answer = {"model_name": name, "model_version": "1", "results": [self.result]}
-            return 200, json.dumps(answer | {"timings_ms": TIMINGS, "batch_size": 1}), {}
+            told = {"explain": self.explain} if self.explain else {}
+            return 200, json.dumps(answer | {"timings_ms": TIMINGS, "batch_size": 1} | told), {}
+        if path.endswith("/explain"):
+            return 200, json.dumps(self.page), {}
         if path == "/v2":
             return 200, json.dumps({"name": self.engine, "version": "1", "extensions": []}), {}
         return 200, json.dumps(self.index) if path.endswith("/index") else "{}", {}

@@ -1,0 +1,105 @@
+"""`penstock models explain`: how a model's batches are formed, how that went, and how Triton could form them."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from server.batching.explanation import FitTold
+from server.batching.page import BatchesOfRows, ModelExplained, OptionsTold, QueueTold
+from server.commands.defaults import ApiKey, gateway_of
+from server.commands.gateway import GatewayError
+from server.commands.terminal import fail
+from server.core.batching import Owner
+
+BAR_COLUMNS = 40
+_OWNERS = {
+    Owner.GATEWAY: "the gateway forms its batches",
+    Owner.TRITON: "Triton forms its batches; what is told here is Triton's own count",
+    Owner.OFF: "nobody forms batches of it; what is told here is the engine's own count",
+}
+
+
+def explain(
+    name: Annotated[str, typer.Argument(help="the model's name")],
+    url: Annotated[str | None, typer.Option(help="the gateway [http://127.0.0.1:8000]", show_default=False)] = None,
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
+) -> None:
+    """Tell who forms a model's batches, what the queue and the fit are now, and how large batches came to be.
+
+    At the end stands a piece of config.pbtxt with which Triton would form them, by that fit and the model's slo_p99_ms.
+    """
+    try:
+        page = gateway_of(url, api_key).explain_model(name)
+    except GatewayError as error:
+        fail(str(error), code=1)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(page).decode() + "\n")
+        return
+    console = Console(highlight=False)
+    for line in lines_of(page):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def lines_of(page: ModelExplained) -> Iterator[str]:
+    """The page for a person."""
+    yield f"{page.model}: {_OWNERS[page.owner]}"
+    yield f"declared  {_options(page.options)}"
+    if page.queue is not None:
+        yield f"queue     {_queue(page.queue)}"
+    yield f"fit       {_fit(page.fit)}"
+    if page.closed_by:
+        yield f"closed    {_counts({reason.value: count for reason, count in page.closed_by.items()})}"
+    if page.dropped:
+        yield f"refused   {_counts(page.dropped)}"
+    yield ""
+    yield from _histogram(page.batches)
+    yield ""
+    yield page.proposed_config.rstrip("\n")
+
+
+def _options(options: OptionsTold) -> str:
+    slo = "no slo_p99_ms" if options.slo_p99_ms is None else f"slo_p99_ms {options.slo_p99_ms:g}"
+    return (
+        f"max_batch_size {options.max_batch_size}, {options.instances} instance{_s(options.instances)}, {slo}, "
+        f"max_queue_delay_us {options.max_queue_delay_us:g}, max_queue_size {options.max_queue_size}, "
+        f"max_queue_bytes {options.max_queue_bytes}"
+    )
+
+
+def _queue(queue: QueueTold) -> str:
+    wait = "" if queue.wait_ms is None else f"; one row more would be answered in {queue.wait_ms:.1f} ms"
+    return (
+        f"{queue.depth} request{_s(queue.depth)} of {queue.rows} row{_s(queue.rows)} waiting, {queue.in_flight} of "
+        f"{queue.slots} calls at the engine, at most {queue.max_rows} row{_s(queue.max_rows)} a batch now{wait}"
+    )
+
+
+def _fit(fit: FitTold | None) -> str:
+    if fit is None:
+        return "none yet: it needs calls of two sizes"
+    guard = f"{fit.guard_ms:.2f} ms more at times"
+    return f"t(b) = {fit.alpha_ms:.3f} + {fit.beta_ms_per_row:.4f} b ms, {guard}, by {fit.samples} calls"
+
+
+def _histogram(batches: list[BatchesOfRows]) -> Iterator[str]:
+    if not batches:
+        yield "no batches yet"
+        return
+    most = max(row.batches for row in batches)
+    yield "rows  batches"
+    for row in batches:
+        bar = "█" * max(1, round(BAR_COLUMNS * row.batches / most))
+        yield f"{row.rows:>4}  {bar} {row.batches}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

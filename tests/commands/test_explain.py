@@ -1,0 +1,102 @@
+"""`penstock infer --explain` and `penstock models explain`: why a batch was what it was."""
+
+import json
+from pathlib import Path
+
+import msgspec
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from server.batching.engine_statistics import EngineBatches
+from server.batching.explanation import Explained
+from server.batching.options import BatchOptions
+from server.batching.page import ModelExplained, explain_engine, explain_queue
+from server.batching.queue import QueueStatistics
+from server.core.batching import CloseReason, Fit, Owner
+from tests.commands.conftest import Call, StandIn, jpeg
+
+OPTIONS = BatchOptions(Owner.GATEWAY, max_batch_size=16, instances=2, slo_s=0.05)
+FIT = Fit(1.98e-3, 0.1475e-3, 0.2e-3, 1000)
+STATISTICS = QueueStatistics(
+    depth=3,
+    rows=4,
+    size_bytes=100,
+    in_flight=1,
+    max_rows=16,
+    fit=FIT,
+    wait_s=0.0123,
+    batches_by_rows={1: 10, 4: 40, 16: 1},
+    closed_by={CloseReason.SLOT_FREE: 50, CloseReason.FULL: 1},
+    dropped={"cannot_meet": 2},
+)
+
+
+def shown_by(stand_in: StandIn, penstock: Call, page: ModelExplained) -> str:
+    stand_in.page = msgspec.to_builtins(page)
+    answer = penstock("models", "explain", "street", "--url", stand_in.url)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert stand_in.asked[-1].path == "/v2/models/street/explain"
+    return answer.stdout
+
+
+def test_models_explain_shows_queue_fit_histogram_and_a_config_for_triton(penstock: Call, stand_in: StandIn) -> None:
+    """In plain lines for a person, the bars in proportion, and what follows is a piece of config.pbtxt."""
+    shown = shown_by(stand_in, penstock, explain_queue("street", OPTIONS, STATISTICS))
+    assert "street: the gateway forms its batches" in shown
+    assert "max_batch_size 16, 2 instances, slo_p99_ms 50" in shown
+    assert (
+        "3 requests of 4 rows waiting, 1 of 3 calls at the engine, at most 16 rows a batch now; one row more" in shown
+    )
+    assert "t(b) = 1.980 + 0.1475 b ms, 0.20 ms more at times, by 1000 calls" in shown
+    assert "closed    slot_free 50, full 1" in shown
+    assert "refused   cannot_meet 2" in shown
+    bars = [line.count("█") for line in shown.splitlines() if "█" in line]
+    assert bars == [10, 40, 1]
+    config = text_format.Parse(shown[shown.index("# For batches") :], model_config_pb2.ModelConfig())
+    assert list(config.dynamic_batching.preferred_batch_size) == [16]
+
+
+def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
+    penstock: Call, stand_in: StandIn
+) -> None:
+    """And of one that was never asked, that there is nothing to tell yet."""
+    options = BatchOptions(Owner.TRITON, max_batch_size=16)
+    shown = shown_by(stand_in, penstock, explain_engine("street", options, EngineBatches()))
+    assert "street: Triton forms its batches; what is told here is Triton's own count" in shown
+    assert "fit       none yet" in shown
+    assert "no batches yet" in shown
+    assert "queue  " not in shown
+
+
+def test_models_explain_as_json_is_the_gateways_page(penstock: Call, stand_in: StandIn) -> None:
+    """For programs, whole."""
+    page = explain_queue("street", OPTIONS, STATISTICS)
+    stand_in.page = msgspec.to_builtins(page)
+    answer = penstock("models", "explain", "street", "--json", "--url", stand_in.url)
+    assert msgspec.json.decode(answer.stdout, type=ModelExplained) == page
+
+
+def test_models_explain_of_an_unknown_model_ends_with_the_gateways_word(penstock: Call, stand_in: StandIn) -> None:
+    """One sentence, and exit code 1."""
+    stand_in.refusals["/explain"] = (404, json.dumps({"error": "no model 'street'"}), {})
+    answer = penstock("models", "explain", "street", "--url", stand_in.url)
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith("penstock: no model 'street'; `penstock models list` shows what there is")
+
+
+def test_infer_explain_asks_and_prints_the_sentence_of_every_batch(
+    penstock: Call, stand_in: StandIn, tmp_path: Path
+) -> None:
+    """Without the flag nobody asks, and nothing of batches is printed."""
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(jpeg())
+    silent = penstock("infer", "street", photo, "--url", stand_in.url)
+    assert "x-penstock-explain" not in stand_in.asked[-1].headers
+    assert "batch:" not in silent.stdout
+    assert "explain" not in json.loads(penstock("infer", "street", photo, "--json", "--url", stand_in.url).stdout)
+    stand_in.explain = [msgspec.to_builtins(Explained("street", Owner.GATEWAY, "waited 0.4 ms", queue_ms=0.4))]
+    told = penstock("infer", "street", photo, "--explain", "--url", stand_in.url)
+    assert stand_in.asked[-1].headers["x-penstock-explain"] == "1"
+    assert told.stdout.splitlines()[-1] == "batch: waited 0.4 ms"
+    told = penstock("infer", "street", photo, "--explain", "--json", "--url", stand_in.url)
+    assert json.loads(told.stdout)["explain"] == stand_in.explain
