@@ -12,6 +12,10 @@ from collections.abc import Coroutine, Iterable, Sequence
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+CROWDED = b"/ModelInfer"
+# Calls of it that gRPC's core may hand over together: it gives one for each time that it is asked. With one taker the
+# calls of 32 clients came one or two a turn of the loop and batches had 3 rows; with 16 they have 11, and cost less.
+TAKERS = 16
 GIVEN_UP = "given up"
 """Cancel a call's work with this message, and the call ends, not its work alone."""
 
@@ -52,7 +56,11 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
         """What gRPC's loop waits for. method: None for calls of names that nobody registered."""
-        return self._running_loop.create_task(self._take_calls(method))
+        takers = TAKERS if method is not None and method.endswith(CROWDED) else 1
+        return self._running_loop.create_task(self._take_side_by_side(method, takers))
+
+    async def _take_side_by_side(self, method: bytes | None, takers: int) -> None:
+        await asyncio.gather(*[self._take_calls(method) for _ in range(takers)])
 
     async def _take_calls(self, method: bytes | None) -> None:
         """Ends by an error of gRPC's when the server stops."""
