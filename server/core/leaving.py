@@ -1,6 +1,5 @@
 """Where a request was when its caller left: told along with the cancellation, which passes through every room."""
 
-import asyncio
 from enum import StrEnum
 
 
@@ -16,12 +15,12 @@ class LeftAt(StrEnum):
     STREAM = "stream"
 
 
-def leaving(cancelled: asyncio.CancelledError, where: LeftAt) -> None:
-    """Note it; the first room to know is believed."""
+def leaving(cancelled: BaseException, where: LeftAt) -> None:
+    """Note it on the CancelledError; the first room to know is believed."""
     if left_at(cancelled) is None:
         cancelled.add_note(where)
 
 
-def left_at(cancelled: asyncio.CancelledError) -> LeftAt | None:
+def left_at(cancelled: BaseException) -> LeftAt | None:
     """What was noted; None where nobody did."""
     return next((note for note in getattr(cancelled, "__notes__", ()) if isinstance(note, LeftAt)), None)
