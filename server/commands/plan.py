@@ -1,5 +1,6 @@
 """`penstock plan`: what an engine of a known profile can answer inside an SLO, and with whose batching."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -23,7 +24,8 @@ from server.planning.profile_file import ProfileError, find_profile
 from server.planning.race import Case
 from server.planning.search import Effort
 
-BURSTY_S = 10.0  # a probe of bursts must see some dozens of them
+BURSTY_S = 5.0  # a probe of bursts must see some dozens of them
+_PR_SET_PDEATHSIG = 1
 SLOS_SEEN = 60  # and any probe so many times the SLO
 
 
@@ -115,9 +117,12 @@ def _results(pieces: list[Piece], jobs: int) -> Iterator[Iterator[Result]]:
     if min(jobs, len(pieces)) == 1:
         yield map(do, pieces)
         return
-    with get_context("fork").Pool(min(jobs, len(pieces)), initializer=_leave_stopping_to_the_parent) as pool:
+    with get_context("fork").Pool(min(jobs, len(pieces)), initializer=_bind_to_the_parent) as pool:
         yield pool.imap_unordered(do, pieces)
 
 
-def _leave_stopping_to_the_parent() -> None:
+def _bind_to_the_parent() -> None:
+    """A worker's first act: Ctrl-C is the parent's to handle, and its death, however it comes, is the worker's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -15,8 +15,8 @@ from server.planning.policy import Policy
 from server.planning.rivals import Aimd, Deferred, Nexus, Triton
 
 DELAYS = (0.0, 0.1, 0.25, 0.4)  # shares of the SLO
-PATIENCES = (0.5, 0.6, 0.7, 0.8, 1.0, 0.45, 0.4, 0.35, 0.3, inf)  # likely ones first: others then cost one look
-TARGETS = (0.5, 0.55, 0.6, 0.45, 0.4, 0.7, 0.3)
+PATIENCES = (0.6, 0.5, 0.7, 0.8, 1.0, 0.4, 0.3, inf)  # likely ones first: others then cost one look
+TARGETS = (0.5, 0.6, 0.7, 0.4)
 WINDOWS = (1.2, 1.1, 1.0, 1.3, 1.45, 0.85, 1.6, 0.7, 2.0)  # of the batch that Nexus' bound allows
 
 
@@ -82,7 +82,7 @@ def _ours(problem: Problem) -> Iterator[Setting]:
 
 def _triton(problem: Problem) -> Iterator[Setting]:
     slo_s = problem.slo_s
-    caps = _distinct(problem, 1.0, 1.3, 1.6)
+    caps = _distinct(problem, 1.0, 1.5)
     for slots, delay, patience, cap in itertools.product(problem.slots, DELAYS, PATIENCES, caps):
         for preferred in ((), (min(problem.nexus_batch, cap),)) if delay else ((),):
             words = f"delay {delay * slo_s * 1e3:g} ms, {_patience(patience, slo_s)}, max batch {cap}"
@@ -103,7 +103,8 @@ def _clipper(problem: Problem) -> Iterator[Setting]:
 
 def _adaptive(problem: Problem, delays: tuple[float, ...]) -> Iterator[Setting]:
     slo_s, most = problem.slo_s, problem.max_batch_size
-    knobs = itertools.product(problem.slots, delays, PATIENCES[:-1], TARGETS, (1.0, 4.0))
+    steps = (1.0,) if delays[-1] else (1.0, 4.0)  # with a delay the step showed no difference
+    knobs = itertools.product(problem.slots, delays, PATIENCES[:-1], TARGETS, steps)
     for slots, delay, patience, target, step in knobs:
         words = f"call {target * slo_s * 1e3:g} ms, {_patience(patience, slo_s)}, step {step:g}"
         words += f", delay {delay * slo_s * 1e3:g} ms" if delay else ""

@@ -89,7 +89,8 @@ def run(case: Case, contender: Contender, multiples: Sequence[float] = ()) -> Ro
 
 def tune(case: Case, settings: Sequence[Setting]) -> Setting:
     """The setting with the highest rate over seeds of its own; one that cannot beat the best so far costs one look."""
-    effort = replace(case.effort, count=int(case.effort.count * TUNING_SHARE))
+    effort, part = case.effort, TUNING_SHARE
+    effort = replace(effort, count=int(effort.count * part), span_s=effort.span_s * part)
     case, best, best_rate = replace(case, effort=effort), settings[0], 0.0
     for setting in settings:
         rate = _rate(case, setting, TUNING_SEEDS, floor=best_rate * (1 + case.effort.resolution))

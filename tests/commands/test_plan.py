@@ -2,10 +2,15 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -96,3 +101,33 @@ def test_plan_refuses_what_it_cannot_run_in_one_sentence(
         main()
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@contextmanager
+def long_plan() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
+    """One that would run for minutes, with its two workers."""
+    arguments = ("--profile", "v100", "--slo-ms", "50", "--count", "500000", "--jobs", "2", "--json")
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "server.cli", "plan", *arguments],
+        cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while len(workers := psutil.Process(parent.pid).children()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(workers) == 2
+        yield parent, workers
+    finally:
+        parent.kill()
+        parent.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_plan_that_is_stopped_leaves_no_worker(sign: signal.Signals, code: int) -> None:
+    """Ctrl-C ends it with one sentence, kill -9 without; its processes go with it either way."""
+    with long_plan() as (parent, workers):
+        parent.send_signal(sign)
+        output, said = parent.communicate(timeout=30)
+        assert parent.returncode == code
+        assert (output, said) == ("", "penstock: stopped: nothing was kept\n" if sign is signal.SIGINT else "")
+        assert psutil.wait_procs(workers, timeout=20)[1] == []
