@@ -57,6 +57,7 @@ class Outliers:
         self._options = options or OutlierOptions()
         self._uniform = uniform
         self._records = [_Record() for _ in range(count)]
+        self.is_calm = True  # none is ejected or on trial
         self._max_ejected = min(int(count * self._options.max_ejected), count - 1)
 
     def is_ejected(self, index: int, now: float) -> bool:
@@ -76,7 +77,10 @@ class Outliers:
         """A call was answered well."""
         record = self._faded(index, now)
         record.good += 1.0
-        record.failures, record.is_on_trial = 0, False
+        record.failures = 0
+        if record.is_on_trial:
+            record.is_on_trial = False
+            self.is_calm = not any(other.is_ejected or other.is_on_trial for other in self._records)
 
     def failed(self, index: int, now: float) -> bool:
         """A call failed or was not answered. Whether that ejects the replica."""
@@ -114,7 +118,7 @@ class Outliers:
         if record.until:
             record.level = max(0, record.level - int(max(0.0, now - record.until) / options.forgiven_s))
         seconds = min(options.first_s * 2.0 ** min(record.level, 60), options.max_s)
-        record.is_ejected, record.is_on_trial = True, False
+        record.is_ejected, record.is_on_trial, self.is_calm = True, False, False
         record.until = now + seconds * (1.0 - 0.2 * self._uniform())
         record.level += 1
         record.ejections += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
+from operator import attrgetter
 from typing import TypeVar
 
 from server.backends.call_traits import (
@@ -246,21 +247,24 @@ class Replicas:
 
     def _pick(self, question: _Question, besides: Replica | None = None) -> Replica:
         """The least busy of those that do well, any of several. Raises BackendUnavailable where none answers at all."""
-        able = [replica for replica in self._passable() if replica is not besides]
-        for replica in self._replicas:  # nobody may be watching this process's replicas but its calls
+        able: list[Replica] = []
+        for replica in self._replicas:
             if not replica.circuit.is_passable:
-                replica.probe()
+                replica.probe()  # nobody may be watching this process's replicas but its calls
+            elif replica is not besides:
+                able.append(replica)
         if not able:
             names = ", ".join(replica.name for replica in self._replicas)
             raise BackendUnavailable(f"none of the engines answers ({names})")
         if question.model:
             able = [replica for replica in able if question.model in replica.models] or able
-        now = time.monotonic()
-        able = [replica for replica in able if self._is_in_service(replica, now)] or able
+        if not self._outliers.is_calm:
+            now = time.monotonic()
+            able = [replica for replica in able if self._is_in_service(replica, now)] or able
         if question.sequence:
             return max(able, key=lambda replica: _affinity(question, replica))
         start = int(self._uniform() * len(able))
-        return min(able[start:] + able[:start], key=lambda replica: replica.in_flight)
+        return min(able[start:] + able[:start], key=_business)
 
     def _is_in_service(self, replica: Replica, now: float) -> bool:
         if self._outliers.is_ejected(replica.index, now):
@@ -325,6 +329,9 @@ def _grpc_verdict(answer: GrpcAnswer) -> bool | None:
 def _affinity(question: _Question, replica: Replica) -> bytes:
     """Rendezvous hashing: a sequence moves only when its replica goes."""
     return blake2b(f"{question.model}\0{question.sequence}\0{replica.name}".encode(), digest_size=8).digest()
+
+
+_business = attrgetter("in_flight")
 
 
 def _always() -> bool:
