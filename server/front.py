@@ -27,6 +27,7 @@ from server.image_flow import ImageFlow
 from server.local.control import ControlLine, FrontReady, GatewayServes
 from server.local.core_link import CoreLink
 from server.local.front_plane import FrontPlane
+from server.local.lent_slab import BorrowedSlab
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, SharedCounts
 from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
@@ -60,9 +61,10 @@ class Front:
         self.page = LimitsPage(seat.run_dir / PAGE_NAME)
         self.page.clear(seat.index)
         self.metrics = Metrics(SharedFiles(seat.run_dir / METRIC_FILES, f"front-{seat.index}"))
-        self.link = CoreLink(seat.run_dir, seat.index, max_asks=settings.max_inflight_requests)
         self.core = CoreRelay(seat.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
         self.engine = _engine_of(settings, seat.run_dir)
+        self.slab = _borrowed_slab(settings, self.engine) if settings.slab_bytes else None
+        self.link = CoreLink(seat.run_dir, seat.index, max_asks=settings.max_inflight_requests, slab=self.slab)
         self.pool = DecodePool(
             workers=0 if settings.engine_is_embedded else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,
@@ -82,7 +84,12 @@ class Front:
             relay=self.engine.relay,
             watch=self.link,
             images=ImageFlow(
-                backend=self.engine.backend, watch=self.link, pool=self.pool, metrics=self.metrics, batching=self.link
+                backend=self.engine.backend,
+                watch=self.link,
+                pool=self.pool,
+                metrics=self.metrics,
+                batching=self.link,
+                slab=self.slab,
             ),
             admission=self.admission,
             metrics=self.metrics,
@@ -120,6 +127,14 @@ class Front:
         await self.pool.aclose()
         await self.core.aclose()
         await self.engine.backend.aclose()
+
+
+def _borrowed_slab(settings: Settings, engine: Engine) -> BorrowedSlab:
+    """What the core lends; the front's own calls to a Triton name it, too."""
+    backend, call_later = engine.backend, asyncio.get_running_loop().call_later
+    if isinstance(backend, TritonBackend) and not settings.engine_is_embedded:
+        return BorrowedSlab(call_later, backend)
+    return BorrowedSlab(call_later)
 
 
 def _engine_of(settings: Settings, run_dir: Path) -> Engine:

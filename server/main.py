@@ -39,6 +39,7 @@ from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
+from server.local.lent_slab import Lender
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
 from server.logs import get_logger
@@ -120,10 +121,15 @@ class Gateway:
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.registration = compose_registration(settings, self.engine, self.watch)
         self.plane.share(self.memory)
-        self.core = None if run_dir is None else CoreServer(run_dir, self.watch, self.engine.backend, self.batching)
+        self.core = None if run_dir is None else self._compose_core(run_dir)
         if self.core is not None:
             self.watch.when_silent(self.core.cut)
         self._read_metrics()
+
+    def _compose_core(self, run_dir: Path) -> CoreServer:
+        slab, settings = self.engine.slab, self._settings
+        lender = None if slab is None else Lender(slab, settings.slab_bytes // (settings.worker_count + 1))
+        return CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
 
     def _read_metrics(self) -> None:
         read = self.metrics.read

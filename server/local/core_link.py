@@ -15,6 +15,7 @@ from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceEr
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig
 from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.lent_slab import BorrowedSlab, by_place
 from server.local.messages import (
     DOWN,
     Answer,
@@ -26,6 +27,7 @@ from server.local.messages import (
     GiveUp,
     Hello,
     Late,
+    Lend,
     Served,
     State,
     Suspect,
@@ -55,13 +57,15 @@ class CoreLink:
     """EngineView and Batching of a front. Run `run()` as one task; call the rest from the same event loop.
 
     index: which of the fronts this is. max_asks: inferences that may wait for the core at once.
+    slab: what large tensors are put into, and not sent; its room is the core's, which lends it.
     While there is no core the engine is not up, and everything that waited for it fails as BackendUnavailable.
     """
 
-    def __init__(self, run_dir: Path, index: int, *, max_asks: int) -> None:
+    def __init__(self, run_dir: Path, index: int, *, max_asks: int, slab: BorrowedSlab | None = None) -> None:
         self._path = str(run_dir / SOCKET_NAME)
         self._index = index
         self._max_asks = max_asks
+        self._slab = slab
         self._decoder: msgspec.msgpack.Decoder[DOWN] = msgspec.msgpack.Decoder(DOWN)
         self._line: BatchLine[DOWN] | None = None
         self._is_up = False
@@ -152,14 +156,23 @@ class CoreLink:
         future: asyncio.Future[InferResponse] = self._loop.create_future()
         until = float("inf") if request.deadline is None else request.deadline + LATE_S
         self._asks[number] = future, until
-        line.send(Ask(number, request, client, priority))
+        asked, leases = (request, []) if self._slab is None else by_place(request, self._slab)
+        line.send(Ask(number, asked, client, priority))
+        is_answered = False
         try:
-            return await future
+            response = await future
+            is_answered = True
         except asyncio.CancelledError:
             self._send(GiveUp(number))
             raise
         finally:
             self._asks.pop(number, None)
+            for lease in leases:
+                if is_answered:
+                    lease.release()
+                else:
+                    lease.release_later()
+        return response
 
     # the line
 
@@ -218,6 +231,8 @@ class CoreLink:
         if self._is_up:
             log.warning("no core", reason=reason)
         self._is_up, self._reason = False, reason
+        if self._slab is not None:
+            self._slab.forget()
         waiting: list[_Question] = [
             *(future for future, _ in self._asks.values() if not future.done()),
             *(future for future in self._finds.values() if not future.done()),
@@ -249,6 +264,9 @@ class CoreLink:
                     future.set_result(config)
             case Cut(reason):
                 self._cut(reason)
+            case Lend(lent):
+                if self._slab is not None:
+                    self._slab.borrow(lent)
 
     def _answer(self, number: int, response: InferResponse) -> None:
         asked = self._asks.get(number)

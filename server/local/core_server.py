@@ -13,6 +13,7 @@ from server.core.batching import Batching
 from server.core.errors import InferenceError
 from server.core.infer import InferResponse
 from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.lent_slab import Lender
 from server.local.messages import (
     UP,
     Answer,
@@ -23,6 +24,7 @@ from server.local.messages import (
     GiveUp,
     Hello,
     Late,
+    Lend,
     Served,
     State,
     Suspect,
@@ -47,11 +49,21 @@ class _Front:
 class CoreServer:
     """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone."""
 
-    def __init__(self, run_dir: Path, watch: EngineWatch, backend: Backend, batching: Batching | None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        watch: EngineWatch,
+        backend: Backend,
+        batching: Batching | None,
+        *,
+        lender: Lender | None = None,
+    ) -> None:
+        """lender: of the slab, where there is one; each front gets a part of it."""
         self._path = run_dir / SOCKET_NAME
         self._watch = watch
         self._backend = backend
         self._batching = batching
+        self._lender = lender
         self._decoder: msgspec.msgpack.Decoder[UP] = msgspec.msgpack.Decoder(UP)
         self._fronts: dict[BatchLine[UP], _Front] = {}
         self._told: State | None = None
@@ -76,6 +88,7 @@ class CoreServer:
                 await asyncio.sleep(LOOK_S)
                 looks += 1
                 self._tell(is_due=looks % TOLD_EVERY == 0)
+                self._lend()
         finally:
             server.close()
             for line in list(self._fronts):
@@ -97,6 +110,14 @@ class CoreServer:
             self._told = state
             for line in self._fronts:
                 line.send(state)
+
+    def _lend(self) -> None:
+        """To fronts that came, and to all when the slab is another."""
+        if self._lender is None:
+            return
+        for line in self._fronts:
+            if (lent := self._lender.due(line)) is not None:
+                line.send(Lend(lent))
 
     def _hear(self, line: BatchLine[UP], record: UP) -> None:
         if isinstance(record, Hello):
@@ -128,6 +149,8 @@ class CoreServer:
         front = self._fronts.pop(line, None)
         for task in list(front.tasks.values()) if front is not None else ():
             task.cancel()
+        if self._lender is not None:
+            self._lender.gone(line)
 
     async def _infer(self, line: BatchLine[UP], ask: Ask) -> None:
         async def work() -> None:
@@ -137,6 +160,8 @@ class CoreServer:
 
     async def _answer(self, ask: Ask) -> InferResponse:
         request, batching = ask.request, self._batching
+        if self._lender is not None:
+            request = self._lender.in_full(request)
         if batching is not None and batching.owns(request.model_name):
             return await batching.infer(request, client=ask.client, priority=ask.priority)
         return await self._backend.infer(request)

@@ -86,7 +86,7 @@ class BorrowedSlab(SharedSlab):
         self.renew(memory, lent.generation)
         self._region = lent.region
         if self._reader is not None:
-            self._reader.use_region(lent.region, self.forget)
+            self._reader.use_region(lent.region, _core_will_know)
 
     def forget(self) -> None:
         """The core that lent it is gone, or the engine: there is no room."""
@@ -94,6 +94,10 @@ class BorrowedSlab(SharedSlab):
         if self._reader is not None and self._region:
             self._reader.drop_region(self._region)
         self._region = ""
+
+
+def _core_will_know() -> None:
+    """An engine that lost the region gets another from the core, and the front a part of that."""
 
 
 def by_place(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Lease]]:

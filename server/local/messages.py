@@ -9,6 +9,7 @@ from server.backends.watch import KnownModel
 from server.core.errors import InferenceError
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig
+from server.local.slab_memory import Lent
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -22,7 +23,7 @@ class Hello(Record, frozen=True):
 
 
 class Ask(Record, frozen=True):
-    """Front → core: an inference. client, priority: see Batching.infer."""
+    """Front → core: an inference. client, priority: see Batching.infer. An input that has a place has no data."""
 
     number: int
     request: InferRequest
@@ -73,6 +74,12 @@ class Cut(Record, frozen=True):
     reason: str
 
 
+class Lend(Record, frozen=True):
+    """Core → front: a part of the slab is the front's from now on, in the place of any former one."""
+
+    lent: Lent
+
+
 class Answer(Record, frozen=True):
     """Core → front: of an Ask."""
 
@@ -98,7 +105,7 @@ class Failed(Record, frozen=True):
 
 
 UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late
-DOWN = State | Cut | Answer | Found | Failed
+DOWN = State | Cut | Lend | Answer | Found | Failed
 
 
 def failed(number: int, error: InferenceError) -> Failed:
