@@ -12,9 +12,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
 from rich.console import Console
 
+from server.batching.explanation import FitTold
+from server.batching.page import ModelExplained, OptionsTold
+from server.commands.gateway import Gateway
+from server.commands.plan_engine import engine_of_model
 from server.commands.plan_tables import show
+from server.core.batching import Owner
 from server.planning.contenders import Contender, Problem
 from server.planning.engine import EngineModel
 from server.planning.plan import Race
@@ -88,6 +94,9 @@ def test_plan_of_a_measured_profile_is_one_object(tmp_path: Path) -> None:
         (("--profile", "v100", "--slo-ms", "7", "--policy", "luck"), "--policy luck: name one of penstock, triton"),
         (("--profile", "v100", "--slo-ms", "7", "--share", "1.0"), "--share 1.0: give 0.5 or more, below 1"),
         (("--profile", "v100", "--slo-ms", "7", "--overload", "0"), "--overload 0: give more than 0"),
+        (("--profile", "v100"), "say within how many ms: --slo-ms 50"),
+        (("--slo-ms", "7"), "say which engine: --profile v100"),
+        (("--slo-ms", "7", "--profile", "v100", "--model", "street"), "say which engine"),
     ],
 )
 def test_plan_refuses_what_it_cannot_run_in_one_sentence(
@@ -131,3 +140,30 @@ def test_plan_that_is_stopped_leaves_no_worker(sign: signal.Signals, code: int) 
         assert parent.returncode == code
         assert (output, said) == ("", "penstock: stopped: nothing was kept\n" if sign is signal.SIGINT else "")
         assert psutil.wait_procs(workers, timeout=20)[1] == []
+
+
+def page(fit: FitTold | None, slo_p99_ms: float | None = 20.0) -> ModelExplained:
+    """What a gateway tells of a model."""
+    options = OptionsTold(32, 2, slo_p99_ms, 0.0, 512, 1 << 20)
+    return ModelExplained("street", Owner.GATEWAY, options, None, fit, [], {}, {}, "")
+
+
+def test_the_engine_of_a_running_model_is_what_its_gateway_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fit, its largest batch, its instances unless others are said, and its SLO where none is said."""
+    monkeypatch.setattr(Gateway, "explain_model", lambda self, name: page(FitTold(4.0, 0.5, 0.1, 90)))
+    gateway = Gateway("http://gateway", "")
+    found = engine_of_model("street", gateway, instances=None, way_ms=1.0)
+    assert found.engine.profile.seconds(32) == pytest.approx(0.020)
+    assert (found.engine.profile.max_batch_size, found.engine.instances, found.slos_ms) == (32, 2, (20.0,))
+    assert (found.engine.before_s, found.engine.after_s) == (0.001, 0.001)
+    assert engine_of_model("street", gateway, instances=3, way_ms=0.0).engine.instances == 3
+
+
+def test_a_model_that_was_not_measured_yet_cannot_be_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence that says what to do."""
+    monkeypatch.setattr(Gateway, "explain_model", lambda self, name: page(None))
+    with pytest.raises(typer.Exit):
+        engine_of_model("street", Gateway("http://gateway", ""), instances=None, way_ms=0.0)
+    assert "http://gateway does not know yet how long street takes: send it requests" in capsys.readouterr().err
