@@ -1,7 +1,7 @@
 """Inferences of the models whose batches the gateway forms: bytes to tensors, into a batch, and back to bytes."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tritonclient.grpc import model_config_pb2, service_pb2
@@ -16,7 +16,7 @@ from server.backends.wire.http_raw import raw_tensor
 from server.backends.wire.http_request import header_length_of
 from server.backends.wire.http_request import read_infer as read_http
 from server.backends.wire.http_response import accepted_encoding, infer_answer
-from server.backends.wire.threads import in_thread
+from server.backends.wire.threads import in_thread, is_short
 from server.backends.wire.validation import RequestRules, rules_of
 from server.batching.explanation import explained
 from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
@@ -30,6 +30,7 @@ from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferH
 from server.core.tensor import Datatype
 
 C = TypeVar("C", HttpCall, GrpcCall)
+MAX_FORMS = 256  # kept of a model's good requests
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 # Said for the gateway, or of the answer's form: they go no further, and part no batch.
 _CONSUMED = frozenset(("timeout", "priority", "binary_data_output", EMPTY_FINAL_RESPONSE))
@@ -47,12 +48,27 @@ class Passenger:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A version of a model, as the engine describes it. known: the config that it was asked for."""
+    """A version of a model, as the engine describes it. known: the config that it was asked for.
+
+    good: forms of requests that were found good.
+    """
 
     known: ModelConfig
     message: model_config_pb2.ModelConfig
     rules: RequestRules
     has_strings: bool
+    good: set[Hashable] = field(default_factory=set)
+
+    def check(self, request: InferRequest) -> None:
+        """Raises InvalidRequest. What has names, shapes and sizes like one before it is not looked at again."""
+        form = request.outputs, *[(item.name, item.datatype, item.shape, item.data.nbytes) for item in request.inputs]
+        if form not in self.good:
+            self.rules.check(request)
+            if len(self.good) >= MAX_FORMS:
+                self.good.clear()
+            self.good.add(form)
+        if self.has_strings:
+            self.rules.check_strings(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +136,10 @@ class BatchFlow:
             return await self._relay.grpc(call, deadline=passenger.deadline)
         try:
             response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
-            answer = GrpcAnswer(0, await in_thread(_size_bytes(response), encode_response, response))
+            size_bytes = _size_bytes(response)
+            is_quick = is_short(size_bytes)
+            text = encode_response(response) if is_quick else await in_thread(size_bytes, encode_response, response)
+            answer = GrpcAnswer(0, text)
             if response.explanation is None or not asks_grpc(call):
                 return answer
             return told_grpc(answer, explained(response.explanation))
@@ -141,9 +160,7 @@ class BatchFlow:
             if not _is_mergeable(ask):
                 return None
             request = _request(ask, passenger)
-            served.rules.check(request)
-            if served.has_strings:
-                served.rules.check_strings(request)
+            served.check(request)
         except ANSWERED:
             return None
         priority = ask.parameters.get("priority", 0)
@@ -161,6 +178,8 @@ class BatchFlow:
 
     async def _read_grpc(self, call: GrpcCall, _: _Served) -> InferAsk:
         size_bytes = len(call.message)
+        if is_short(size_bytes):
+            return read_grpc(parsed_request(service_pb2.ModelInferRequest, call.message))
         message = await in_thread(size_bytes, parsed_request, service_pb2.ModelInferRequest, call.message)
         return await in_thread(size_bytes, read_grpc, message)
 

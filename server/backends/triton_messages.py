@@ -1,6 +1,6 @@
 """Between our nouns and the messages of GRPCInferenceService."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -27,8 +27,8 @@ def encode_request(request: InferRequest, regions: Container[str] = ()) -> bytes
     message = service_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version, id=request.id
     )
-    for key, value in request.parameters.items():
-        _set_parameter(message.parameters[key], key, value)
+    if request.parameters:
+        set_parameters(message.parameters, request.parameters)
     sent: list[Tensor] = []
     for tensor in request.inputs:
         slot = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -147,6 +147,12 @@ def _datatype(what: str, word: str) -> Datatype:
         return Datatype(word)
     except ValueError:
         raise BackendFailed(f"{what} has the unknown datatype {word!r}") from None
+
+
+def set_parameters(slots: MutableMapping[str, service_pb2.InferParameter], parameters: Mapping[str, Parameter]) -> None:
+    """Plain values into protobuf's parameters. Raises InvalidRequest for one that it has no room for."""
+    for key, value in parameters.items():
+        _set_parameter(slots[key], key, value)
 
 
 def _set_parameter(slot: service_pb2.InferParameter, key: str, value: Parameter) -> None:

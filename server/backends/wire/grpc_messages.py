@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from server.backends.triton_messages import parameters_of
+from server.backends.triton_messages import parameters_of, set_parameters, varint
 from server.backends.wire.asks import RESERVED_PREFIX, InferAsk, OutputAsk
 from server.backends.wire.regions import grpc_region
 from server.core.errors import BackendFailed, InvalidRequest
@@ -18,6 +18,8 @@ from server.core.tensor import Datatype, Tensor
 
 M = TypeVar("M", bound=Message)
 
+_RAW_OUTPUT_TAG = b"\x32"  # field 6, length-delimited: ModelInferResponse.raw_output_contents
+_NOTHING = memoryview(b"")
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _CONTENTS = {
     "bool_contents": (Datatype.BOOL,),
@@ -81,23 +83,17 @@ def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
 
     Raises InvalidRequest, RegionNotFound, in Triton's words.
     """
-    for name, slot in request.parameters.items():
-        if slot.WhichOneof("parameter_choice") is None:
-            raise InvalidRequest(
-                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
-            )
-    parameters = parameters_of(request.parameters)
-    _check_parameters(parameters)
-    raw = iter(request.raw_input_contents)
-    is_raw = bool(request.raw_input_contents)
+    parameters = _checked_parameters(request) if request.parameters else {}
+    contents = request.raw_input_contents
+    raw, is_raw = iter(contents), len(contents) > 0
     inputs = []
     shared = {}
     for tensor in request.inputs:
-        region = grpc_region(tensor.name, parameters_of(tensor.parameters))
+        region = grpc_region(tensor.name, parameters_of(tensor.parameters)) if tensor.parameters else None
         if region is not None:
             shared[tensor.name] = region
             datatype = _datatype(request.model_name, tensor)
-            inputs.append(Tensor(tensor.name, datatype, tuple(tensor.shape), memoryview(b"")))
+            inputs.append(Tensor(tensor.name, datatype, tuple(tensor.shape), _NOTHING))
             continue
         inputs.append(_tensor(request.model_name, tensor, next(raw, None), is_raw=is_raw))
     outputs = {output.name: _output(output) for output in request.outputs}
@@ -105,14 +101,18 @@ def read_infer(request: service_pb2.ModelInferRequest) -> InferAsk:
 
 
 def encode_response(response: InferResponse) -> bytes:
-    """The serialised ModelInferResponse, its tensors raw."""
+    """The serialised ModelInferResponse, its tensors raw; its bytes are copied once, into it."""
     message = service_pb2.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
+    if response.parameters:
+        set_parameters(message.parameters, response.parameters)
     for tensor in response.outputs:
         message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(bytes(tensor.data))
-    return serialised(message)
+    parts: list[bytes | memoryview] = [serialised(message)]
+    for tensor in response.outputs:
+        parts += (_RAW_OUTPUT_TAG, varint(tensor.data.nbytes), tensor.data)
+    return b"".join(parts)
 
 
 def metadata_message(metadata: ModelMetadata) -> service_pb2.ModelMetadataResponse:
@@ -145,7 +145,7 @@ def _tensor(
     model_name: str, tensor: service_pb2.ModelInferRequest.InferInputTensor, raw: bytes | None, *, is_raw: bool
 ) -> Tensor:
     """is_raw: whether the request brings raw contents at all; then no tensor may be typed."""
-    filled = [field.name for field, _ in tensor.contents.ListFields()]
+    filled = [field.name for field, _ in tensor.contents.ListFields()] if tensor.HasField("contents") else []
     if is_raw and filled:
         raise InvalidRequest(
             "contents field must not be specified when using raw_input_contents for "
@@ -196,6 +196,17 @@ def _output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor) ->
     if classes <= 0:
         raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")
     return OutputAsk(output.name, classes)
+
+
+def _checked_parameters(request: service_pb2.ModelInferRequest) -> dict[str, Parameter]:
+    for name, slot in request.parameters.items():
+        if slot.WhichOneof("parameter_choice") is None:
+            raise InvalidRequest(
+                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+            )
+    parameters = parameters_of(request.parameters)
+    _check_parameters(parameters)
+    return parameters
 
 
 def _check_parameters(parameters: Mapping[str, Parameter]) -> None:

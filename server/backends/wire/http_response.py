@@ -17,6 +17,8 @@ def infer_answer(response: InferResponse, ask: InferAsk, encoding: str) -> HttpA
     """encoding: as `accepted_encoding` chose it. Raises InvalidRequest for a datatype that must come as binary."""
     head: dict[str, object] = {"id": response.id} if response.id else {}
     head |= {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        head["parameters"] = response.parameters
     outputs, binary = [], []
     for tensor in response.outputs:
         entry: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
