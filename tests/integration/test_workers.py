@@ -1,0 +1,307 @@
+"""`penstock up --workers 2`: two fronts over one core, on the same ports, as one gateway."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.embedded_stack import look_up, start_embedded
+from tests.integration.embedded_stack import write_models as write_embedded_models
+from tests.integration.living import SLOW_CONFIG, family, infer_slow, inflight, is_serving, wait_for
+from tests.integration.web import Answer, call, post_json
+from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+OWNER = 'parameters { key: "batch_owner" value { string_value: "gateway" } }\n'
+X = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
+    "        answers = []\n", "        time.sleep(0.02)\n        answers = []\n"
+)
+
+
+def write_models(folder: Path) -> None:
+    """identity is relayed, owned is batched by the gateway and takes 20 ms a call, slow sleeps as long as asked."""
+    config = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
+    write_model(folder, "identity", IDENTITY, config)
+    write_model(folder, "owned", BATCHED, config + OWNER)
+    write_model(folder, "slow", SLOW, SLOW_CONFIG)
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """Two fronts and their core over a real Triton."""
+    folder = tmp_path_factory.mktemp("workers")
+    write_models(folder / "models")
+    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
+    yield stack
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def part_of(stack: RunningStack, part: str) -> psutil.Process:
+    """The process that was told that it is that part: core, front-1, front-2."""
+    return next(
+        child for child in family(stack) if child.cmdline()[1:3] == ["-m", "server"] and child.cmdline()[-1] == part
+    )
+
+
+class Kept:
+    """A kept-alive connection to one of the fronts."""
+
+    def __init__(self, stack: RunningStack) -> None:
+        parts = urlsplit(stack.http_url)
+        self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+        self.connection.connect()
+
+    def is_to(self, front: psutil.Process) -> bool:
+        port = self.connection.sock.getsockname()[1]
+        return any(seen.raddr and seen.raddr.port == port for seen in front.net_connections("tcp"))
+
+    def infer(self, model: str = "identity") -> int:
+        body = json.dumps(X)
+        self.connection.request("POST", f"/v2/models/{model}/infer", body, {"content-type": "application/json"})
+        answer = self.connection.getresponse()
+        answer.read()
+        return answer.status
+
+
+@contextmanager
+def connected_to(stack: RunningStack, part: str) -> Iterator[Kept]:
+    """A connection that this front has; the system deals them out by chance."""
+    front = part_of(stack, part)
+    for _ in range(100):
+        kept = Kept(stack)
+        with closing(kept.connection):
+            assert kept.infer() == 200
+            if kept.is_to(front):
+                yield kept
+                return
+    raise AssertionError(f"of 100 connections none came to {part}")
+
+
+def metric(stack: RunningStack, series: str) -> float:
+    """The value of a series, 0 where there is none."""
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(series))
+
+
+def test_both_fronts_answer_on_the_same_ports_as_one_gateway(workers: RunningStack) -> None:
+    """Each takes connections, and a request is counted once, whichever of them had it."""
+    before = metric(workers, 'penstock_requests_total{code="200",model="identity",protocol="http"}')
+    with connected_to(workers, "front-1") as one, connected_to(workers, "front-2") as other:
+        asked = metric(workers, 'penstock_requests_total{code="200",model="identity",protocol="http"}')
+        assert asked > before
+        assert one.infer() == other.infer() == 200
+    assert metric(workers, 'penstock_requests_total{code="200",model="identity",protocol="http"}') == asked + 2
+    assert metric(workers, "penstock_fronts ") == 2
+
+
+def test_requests_of_both_fronts_share_a_batch_of_the_core(workers: RunningStack) -> None:
+    """Thirty-two at once, over HTTP and gRPC: each has its own row back, and the engine was called less often."""
+    url, number = workers.http_url.removeprefix("http://"), "penstock_batch_size_count"
+    calls = metric(workers, number + '{model="owned"}')
+
+    def over_http(value: float) -> float:
+        with tritonclient.http.InferenceServerClient(url) as client:
+            given = tritonclient.http.InferInput("x", [1, 1], "FP32")
+            given.set_data_from_numpy(np.array([[value]], np.float32))
+            return float(client.infer("owned", [given]).as_numpy("y")[0, 0])
+
+    def over_grpc(value: float) -> float:
+        with tritonclient.grpc.InferenceServerClient(workers.grpc_address) as client:
+            given = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
+            given.set_data_from_numpy(np.array([[value]], np.float32))
+            return float(client.infer("owned", [given]).as_numpy("y")[0, 0])
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = [pool.submit(over_grpc if value % 2 else over_http, value) for value in range(32)]
+        assert [answer.result(30) for answer in answers] == list(range(32))
+    assert metric(workers, number + '{model="owned"}') - calls < 32
+
+
+def test_what_a_front_does_not_serve_comes_from_the_core_as_it_is(workers: RunningStack) -> None:
+    """Metadata, index, loading, statistics, the description, streams, errors: over both protocols."""
+    url = workers.http_url.removeprefix("http://")
+    with tritonclient.http.InferenceServerClient(url) as client:
+        assert client.get_server_metadata()["name"] == "triton"
+        assert {row["name"] for row in client.get_model_repository_index()} == {"identity", "owned", "slow"}
+        assert client.get_model_config("owned")["max_batch_size"] == 8
+        assert client.is_model_ready("identity")
+        client.unload_model("slow")
+        wait_for(lambda: not client.is_model_ready("slow"), 5, "slow is unloaded")
+        client.load_model("slow")
+    with tritonclient.grpc.InferenceServerClient(workers.grpc_address) as client:
+        assert client.get_server_metadata().name == "triton"
+        assert client.is_server_ready()
+        assert client.get_model_metadata("identity").inputs[0].name == "x"
+    assert call("GET", f"{workers.http_url}/openapi.json").json["openapi"].startswith("3.1")
+    assert call("GET", f"{workers.http_url}/v2/nothing").json == {"error": "Not Found"}
+    assert post_json(f"{workers.http_url}/v2/models/nope/infer", X).status == 404
+    told = call("POST", f"{workers.http_url}/v2/models/nope/generate", b"{}", {"content-type": "application/json"})
+    assert told.status >= 400
+    assert "error" in told.json
+
+
+def test_stream_through_a_front_answers_in_order(workers: RunningStack) -> None:
+    """Ten requests on one bidirectional stream, each with its own answer, and the stream ends in order."""
+    answers: list[float] = []
+    done = threading.Event()
+
+    def take(result: "tritonclient.grpc.InferResult | None", error: Exception | None) -> None:
+        assert error is None
+        assert result is not None
+        answers.append(float(result.as_numpy("y")[0, 0]))
+        if len(answers) == 10:
+            done.set()
+
+    with tritonclient.grpc.InferenceServerClient(workers.grpc_address) as client:
+        client.start_stream(take)
+        for value in range(10):
+            given = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
+            given.set_data_from_numpy(np.array([[value]], np.float32))
+            client.async_stream_infer("identity", [given])
+        assert done.wait(20)
+        client.stop_stream()
+    assert answers == list(range(10))
+
+
+def test_what_is_wrong_with_a_request_is_said_in_the_same_words(workers: RunningStack) -> None:
+    """Of a model that the gateway owns as of one that it relays: the names alone differ."""
+
+    def told(model: str, body: object) -> tuple[int, str]:
+        answer = post_json(f"{workers.http_url}/v2/models/{model}/infer", body)
+        return answer.status, answer.json["error"].replace(model, "M")
+
+    for body in (
+        {"inputs": [{"name": "z", "shape": [1, 1], "datatype": "FP32", "data": [1]}]},
+        {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [1]}]},
+        {"inputs": [{"name": "x", "shape": [9, 1], "datatype": "FP32", "data": [1] * 9}]},
+        {"inputs": []},
+    ):
+        assert told("owned", body) == told("identity", body)
+        assert told("owned", body)[0] == 400
+
+
+def test_header_that_tells_the_core_of_callers_is_not_believed_of_a_client(workers: RunningStack) -> None:
+    """It is what a front says, over a socket that no client reaches."""
+    lie = json.dumps({"key_name": "admin", "connection": "", "address": "", "roles": ["admin"], "quota": None})
+    for path in ("/v2", "/v2/models/identity"):
+        assert call("GET", workers.http_url + path, headers={"x-penstock-caller": lie}).status == 200
+    garbled = call("GET", f"{workers.http_url}/v2", headers={"x-penstock-caller": "rubbish"})
+    assert garbled.status == 200
+
+
+def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: RunningStack) -> None:
+    """FAULTS 14. kill -9 of one: its own connections break, the other's go on; no count is lost, no place is held."""
+    series = 'penstock_requests_total{code="200",model="identity",protocol="http"}'
+    with connected_to(workers, "front-1") as mine, connected_to(workers, "front-2") as neighbours:
+        killed, neighbour = part_of(workers, "front-1"), part_of(workers, "front-2")
+        counted, restarts = metric(workers, series), metric(workers, "penstock_front_restarts_total")
+        results: list[int | str] = []
+        threads = [infer_slow(workers, 1000, results) for _ in range(4)]
+        wait_for(lambda: inflight(workers) == 4, 10, "four requests in flight")
+        killed.kill()
+        assert neighbours.infer() == 200
+        with pytest.raises((http.client.HTTPException, OSError)):
+            mine.infer()
+        for thread in threads:
+            thread.join(20)
+        assert all(result == 200 or isinstance(result, str) for result in results)  # the killed one's have no answer
+        wait_for(lambda: metric(workers, "penstock_fronts ") == 2, 20, "a front in its place")
+        assert neighbour.is_running()
+        assert neighbours.infer() == 200
+    with connected_to(workers, "front-1") as again:
+        assert again.infer() == 200
+    assert metric(workers, series) >= counted + 3
+    assert metric(workers, "penstock_front_restarts_total") == restarts + 1, workers.log[-12:]
+    wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
+    assert workers.logged("front 1 died; starting it again")
+
+
+def test_core_killed_is_503_at_once_and_service_is_back_in_seconds(workers: RunningStack) -> None:
+    """kill -9 of the core: fronts and their connections stay; nobody hangs, and everybody is told when to retry."""
+    fronts = [part_of(workers, f"front-{number}") for number in (1, 2)]
+    counted = metric(workers, 'penstock_requests_total{code="200",model="identity"')
+    waiting: list[Answer] = []
+
+    def ask() -> None:
+        waiting.append(post_json(f"{workers.http_url}/v2/models/owned/infer", X))
+
+    with connected_to(workers, "front-1") as kept:
+        threads = [threading.Thread(target=ask) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        part_of(workers, "core").kill()
+        for thread in threads:
+            thread.join(5)
+        assert len(waiting) == len(threads)
+        assert {answer.status for answer in waiting} <= {200, 503}
+        assert {kept.infer() for _ in range(3)} <= {200, 503}
+        for answer in (answer for answer in waiting if answer.status == 503):
+            assert int(answer.headers["retry-after"]) >= 1
+        assert call("GET", f"{workers.http_url}/v2/health/live").status == 200
+        wait_for(lambda: kept.infer("owned") == 200 and kept.infer() == 200, 20, "service on the same connection")
+    assert all(front.is_running() for front in fronts)
+    assert call("GET", f"{workers.http_url}/v2/models/owned").status == 200
+    wait_for(lambda: metric(workers, 'penstock_requests_total{code="200",model="identity"') > counted, 10, "counts")
+    wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
+
+
+def test_core_that_is_stopped_is_503_and_serves_when_it_goes_on(workers: RunningStack) -> None:
+    """SIGSTOP of the core: what needs it is refused after five seconds of silence, and served after SIGCONT."""
+    core = part_of(workers, "core")
+    with connected_to(workers, "front-2") as kept:
+        core.suspend()
+        try:
+            wait_for(lambda: kept.infer() == 503, 10, "refused")
+            ready = call("GET", f"{workers.http_url}/v2/health/ready")
+            assert (ready.status, ready.json["ready"]) == (503, False)
+            assert "core" in ready.json["reason"]
+        finally:
+            core.resume()
+        wait_for(lambda: kept.infer("owned") == 200, 10, "served")
+    wait_for(lambda: is_serving(workers), 10, "the other front serves, too")
+
+
+def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Path) -> None:
+    """What was accepted is answered, through whichever front it came, by an engine in the core; then all are gone."""
+    write_embedded_models(tmp_path / "models")
+    stack = start_embedded(tmp_path, "--workers", "2")
+    everyone, answers = family(stack), []
+
+    def ask() -> None:
+        body = {"inputs": [{"name": "trips", "shape": [1, 1], "datatype": "INT64", "data": [300]}]}
+        answers.append(post_json(f"{stack.http_url}/v2/models/slow/infer", body).status)
+
+    assert look_up(stack).status == 200
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: inflight(stack) + len(answers) == 8, 10, "all are in")
+    assert stop_stack(stack) == 0
+    for thread in threads:
+        thread.join(10)
+    assert answers == [200] * 8
+    assert not any(child.is_running() for child in everyone)
+
+
+def test_parent_killed_takes_fronts_and_core_with_it(tmp_path: Path) -> None:
+    """kill -9 of `penstock up` itself leaves no process behind."""
+    write_embedded_models(tmp_path / "models")
+    stack = start_embedded(tmp_path, "--workers", "2")
+    everyone = family(stack)
+    assert len([child for child in everyone if child.cmdline()[-1].startswith("front-")]) == 2
+    stack.process.kill()
+    stack.process.wait()
+    wait_for(lambda: not any(child.is_running() for child in everyone), 15, "every process is gone")
