@@ -1,0 +1,155 @@
+"""Who formed a batch, and why it was what it was: told over both protocols by a real stack, and by its commands."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from typer.testing import CliRunner
+
+from server.commands import models as models_command
+from tests.conftest import RunningStack
+from tests.integration.pictures import jpeg
+from tests.integration.web import Answer, call, post_json
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+MODEL, CROWD, HEADER = "identity_fp32", 24, "x-penstock-explain"
+OWNED = {"batch_owner": {"string_value": "gateway"}, "slo_p99_ms": {"string_value": "10000"}}
+
+
+def load(stack: RunningStack, parameters: dict[str, Any] | None = None) -> Answer:
+    """The shipped model as it is, or with these parameters besides."""
+    target = f"{stack.http_url}/v2/repository/models/{MODEL}/load"
+    if parameters is None:
+        return post_json(target, {})
+    config = call("GET", f"{stack.http_url}/v2/models/{MODEL}/config").json
+    config["parameters"] |= parameters
+    return post_json(target, {"parameters": {"config": json.dumps(config)}})
+
+
+@pytest.fixture
+def shipped(stack: RunningStack) -> Iterator[RunningStack]:
+    """After the test the model is as it is shipped."""
+    yield stack
+    assert load(stack).status == 200
+
+
+@pytest.fixture
+def owned(shipped: RunningStack) -> RunningStack:
+    """The gateway owns the model's batches."""
+    assert load(shipped, OWNED).status == 200
+    return shipped
+
+
+def infer(stack: RunningStack, number: float) -> Answer:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [number]}
+    return post_json(f"{stack.http_url}/v2/models/{MODEL}/infer", {"inputs": [tensor]}, **{HEADER: "1"})
+
+
+def page_of(stack: RunningStack) -> dict[str, Any]:
+    page: dict[str, Any] = call("GET", f"{stack.http_url}/v2/models/{MODEL}/explain").json
+    return page
+
+
+def rows_in(page: dict[str, Any]) -> int:
+    """Rows of all batches so far."""
+    return sum(row["rows"] * row["batches"] for row in page["batches"])
+
+
+def inferences(stack: RunningStack) -> dict[str, float]:
+    """The counters of inferences, added up over their labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(call("GET", f"{stack.metrics_url}/penstock").body.decode()):
+        if family.name.startswith("penstock_inferences_"):
+            found[family.name.removeprefix("penstock_inferences_")] = sum(sample.value for sample in family.samples)
+    return found
+
+
+def test_every_request_of_a_crowd_is_told_of_its_own_batch(owned: RunningStack) -> None:
+    """Right answers, each with a batch of the gateway's, and the model's page has counted those batches."""
+    before = page_of(owned)
+    with ThreadPoolExecutor(CROWD) as pool:
+        answers = list(pool.map(lambda number: infer(owned, number), range(CROWD)))
+    assert [answer.json["outputs"][0]["data"] for answer in answers] == [[number] for number in range(CROWD)]
+    told = [json.loads(answer.headers[HEADER]) for answer in answers]
+    assert {one["owner"] for one in told} == {"gateway"}
+    rows_of_batch = {one["batch"]: one["batch_rows"] for one in told}
+    assert sum(rows_of_batch.values()) == CROWD
+    assert all(one["slots"] == 2 and one["queue_ms"] >= 0 for one in told)
+    assert all(("slack_ms" in one) == ("fit" in one) for one in told)  # its deadline is the model's SLO
+    page = page_of(owned)
+    assert rows_in(page) - rows_in(before) == CROWD
+    assert sum(page["closed_by"].values()) - sum(before["closed_by"].values()) == len(rows_of_batch)
+    assert (page["owner"], page["queue"]["depth"], page["options"]["slo_p99_ms"]) == ("gateway", 0, 10_000)
+
+
+def test_grpc_tells_it_in_the_trailing_metadata(owned: RunningStack) -> None:
+    """To who asked for it in the call's metadata, and to nobody else."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    request.raw_input_contents.append(bytes(4))
+
+    async def both() -> list[dict[str, str | bytes]]:
+        async with grpc.aio.insecure_channel(owned.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls = [stub.ModelInfer(request, metadata=metadata) for metadata in (((HEADER, "1"),), ())]
+            return [dict(await one.trailing_metadata()) for one in calls if await one is not None]
+
+    asked, unasked = asyncio.run(both())
+    told = json.loads(asked[HEADER])
+    assert (told["model"], told["owner"], told["closed_by"]) == (MODEL, "gateway", "slot_free")
+    assert HEADER not in unasked
+
+
+def test_command_shows_the_page_of_the_running_gateway(owned: RunningStack) -> None:
+    """`penstock models explain`, by a person's eyes."""
+    assert infer(owned, 1.0).status == 200
+    shown = CliRunner().invoke(models_command.app, ["explain", MODEL, "--url", owned.http_url])
+    assert shown.exit_code == 0, shown.stderr
+    assert f"{MODEL}: the gateway forms its batches" in shown.stdout
+    assert "dynamic_batching {" in shown.stdout
+
+
+def test_picture_of_a_model_that_triton_batches_is_told_so(stack: RunningStack) -> None:
+    """In the answer, and the model's page is made of Triton's own statistics."""
+    answer = call(
+        "POST", f"{stack.http_url}/v2/models/street/image", jpeg(np.full((288, 512, 3), 128, np.uint8)), {HEADER: "1"}
+    )
+    (told,) = answer.json["explain"]
+    assert told["owner"] == "triton"
+    assert "Triton forms this model's batches" in told["text"]
+    page = call("GET", f"{stack.http_url}/v2/models/street/explain").json
+    assert (page["owner"], page["queue"]) == ("triton", None)
+    assert sum(row["batches"] for row in page["batches"]) >= 1
+
+
+def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(shipped: RunningStack) -> None:
+    """Load, index, readiness and inference say the same sentence; the mended model serves without a restart."""
+    why = f"model '{MODEL}': slo_p99_ms is 'fast' in config.pbtxt, and must be a number of milliseconds above 0"
+    refused = load(shipped, {"slo_p99_ms": {"string_value": "fast"}})
+    assert (refused.status, refused.json["error"]) == (400, f"the engine loaded it, and it is not served: {why}")
+    index = post_json(f"{shipped.http_url}/v2/repository/index", {}).json
+    rows = [(row["state"], row["reason"]) for row in index if row["name"] == MODEL]
+    assert rows == [("UNAVAILABLE", why)]
+    for answer in (infer(shipped, 1.0), call("GET", f"{shipped.http_url}/v2/models/{MODEL}/ready")):
+        assert (answer.status, answer.json["error"]) == (503, why)
+    assert load(shipped, OWNED).status == 200
+    assert infer(shipped, 1.0).status == 200
+
+
+def test_accepted_inferences_are_all_accounted_for(owned: RunningStack) -> None:
+    """When nothing is in flight: accepted = answered + failed + cancelled."""
+    before = inferences(owned)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: infer(owned, number), range(40)))
+    assert {answer.status for answer in answers} == {200}
+    after = inferences(owned)
+    assert after["accepted"] - before["accepted"] == after["answered"] - before["answered"] == 40
+    assert after["accepted"] == after["answered"] + after.get("failed", 0) + after.get("cancelled", 0)
