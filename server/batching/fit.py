@@ -5,6 +5,7 @@ from collections import deque
 from server.core.batching import Fit
 
 CALLS_FOR_A_FIT = 8
+CALLS_A_DRAW = 4  # once the line is known
 RESIDUALS = 64  # calls that the guard is taken from
 GUARD_QUANTILE = 0.95
 MEMORY_CALLS = 16  # of one bin of sizes: how fast it follows
@@ -42,7 +43,15 @@ class ServiceTimes:
         self._early: list[tuple[int, float]] = []
         self._strange: list[tuple[int, float]] = []
         self._is_fast = False
+        self._is_changed = False
         self._residuals: deque[float] = deque(maxlen=RESIDUALS)
+
+    @property
+    def empty_call_s(self) -> float:
+        """What a call of no rows takes; while there is no line at most what calls take, and 0 before any."""
+        if self.fit is not None:
+            return self.fit.alpha_s
+        return sorted(seconds for _, seconds in self._early)[len(self._early) // 2] if self._early else 0.0
 
     @property
     def is_doubted(self) -> bool:
@@ -63,7 +72,8 @@ class ServiceTimes:
             self._take(rows, seconds)
         else:
             self._doubt(fit, rows, seconds)
-        self._draw()
+        if self._calls < RESIDUALS or self._calls % CALLS_A_DRAW == 0 or self._is_changed:
+            self._draw()
 
     def _begin(self, rows: int, seconds: float) -> None:
         """Calls before the first line; those that are far above the usual for their size do not come in."""
@@ -98,6 +108,7 @@ class ServiceTimes:
             self._take(size, took_s)
         self._strange.clear()
         self._residuals.clear()
+        self._is_changed = True
 
     def _take(self, rows: int, seconds: float) -> None:
         number = _bin_of(rows)
@@ -116,6 +127,7 @@ class ServiceTimes:
             weight += w
             sum_b += w * one.rows
             sum_t += w * one.seconds
+        self._is_changed = False
         mean_b, mean_t = sum_b / weight, sum_t / weight
         spread = sum(w * (b - mean_b) ** 2 for w, b, _ in points)
         slope = sum(w * (b - mean_b) * (t - mean_t) for w, b, t in points) / spread if spread > 1e-9 else 0.0

@@ -29,6 +29,11 @@ class Running:
         return len(self._calls)
 
     @property
+    def rows(self) -> int:
+        """Of all calls."""
+        return sum([call.batch.rows for call in self._calls.values()])
+
+    @property
     def is_free(self) -> bool:
         """Whether an instance has nothing to do."""
         return len(self._calls) < self._instances

@@ -18,11 +18,18 @@ class Bench:
     """A queue and the time. Nothing happens by itself."""
 
     def __init__(
-        self, *, max_batch_size: int = 64, instances: int = 1, max_queue_size: int = 512, max_queue_bytes: int = 1 << 20
+        self,
+        *,
+        max_batch_size: int = 64,
+        instances: int = 1,
+        max_queue_delay_s: float = 0.0,
+        max_queue_size: int = 512,
+        max_queue_bytes: int = 1 << 20,
     ) -> None:
         options = BatchOptions(
             max_batch_size=max_batch_size,
             instances=instances,
+            max_queue_delay_s=max_queue_delay_s,
             max_queue_size=max_queue_size,
             max_queue_bytes=max_queue_bytes,
         )
@@ -83,5 +90,7 @@ class Bench:
         """Calls of 1 to 16 rows, each alone, so that there is a fit."""
         for call in range(calls):
             self.push(call % 16 + 1, client=client)
+            self.after(self.queue.options.max_queue_delay_s)
             while (batch := self.queue.pop(self.now)) is not None:
                 self.done(batch, takes(batch.rows))
+        self.after(0.05)

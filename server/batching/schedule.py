@@ -1,0 +1,104 @@
+"""When the next batch is formed: what is known of the engine's calls, and of who asks. Sans-IO."""
+
+from server.batching.entry import Batch
+from server.batching.fit import ServiceTimes
+from server.batching.options import BatchOptions
+from server.batching.overlap import Overlap
+from server.batching.returns import Returns
+from server.batching.running import Running
+from server.core.batching import Fit
+
+TRUST_S = 0.25  # so long after the last call an idle engine is tried, whatever the fit says
+NEVER = float("inf")
+
+
+class Schedule:
+    """The calls that run, what they take, and from when on a further one may be sent."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._options = options
+        self._running = Running(options.instances)
+        self._times = ServiceTimes()
+        self._overlap = Overlap()
+        self._returns = Returns()
+        self._ended_at = -NEVER
+        self._sent = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls at the engine."""
+        return len(self._running)
+
+    @property
+    def fit(self) -> Fit | None:
+        """As it was learned, whether the engine is still the same or not."""
+        return self._times.fit
+
+    def trusted_fit(self, now: float) -> Fit | None:
+        """The fit, unless nothing runs and the last call is long ago: then the engine may be another by now."""
+        if self._times.is_doubted or (not len(self._running) and now - self._ended_at >= TRUST_S):
+            return None
+        return self._times.fit
+
+    def begin(self, now: float) -> float:
+        """When a call that is sent as early as may be would have begun, had it been sent to an idle engine."""
+        return max(self._running.free_at(now) - self._overlap.overhead_s, now)
+
+    def send_at(self, now: float, *, rows: int, since: float, max_rows: int, due: float) -> float:
+        """From when on a batch may be sent: now or before for at once, NEVER for not before a call has ended.
+
+        rows: that wait for it, the first of them since then. due: the earliest deadline among them, NEVER without.
+        """
+        if len(self._running) >= self._options.slots:
+            return NEVER
+        due_at = self._running.due_at()
+        if due_at is not None:
+            return self._at_the_door(due_at, rows=rows, max_rows=max_rows)
+        if rows >= max_rows:
+            return now
+        fit = self._times.fit
+        until = since + self._options.max_queue_delay_s
+        if not len(self._running) and self._returns.are_quick(self._times.empty_call_s):
+            until = max(until, self._returns.until(rows, max_rows=max_rows))
+        if until <= now:
+            return now
+        latest = due if fit is None else due - fit.seconds(rows + 1) - fit.guard_s
+        return min(until, latest)
+
+    def _at_the_door(self, due_at: float, *, rows: int, max_rows: int) -> float:
+        """Just before the engine is due; not at all where those whose call runs are about to join who waits."""
+        fit = self._times.fit
+        if fit is None or (self._running.rows + rows <= max_rows and self._returns.are_quick(fit.alpha_s)):
+            return NEVER
+        lead_s = self._overlap.lead_s(fit.alpha_s + fit.beta_s, self._sent)
+        return due_at - lead_s if lead_s > 0.0 else NEVER
+
+    def came(self, rows: int, now: float) -> None:
+        """So many rows were asked for."""
+        self._returns.came(rows, now)
+
+    def sent(self, batch: Batch, now: float) -> None:
+        """The batch goes to the engine."""
+        self._sent += 1
+        expected_s = batch.expected_s or 0.0
+        if not self._running.is_free:
+            expected_s = max(expected_s - self._overlap.overhead_s, 0.0)
+        self._running.start(batch, now, expected_s)
+
+    def answered(self, batch: Batch, now: float) -> float | None:
+        """What the call would have taken by itself; None for a batch that did not run."""
+        call = self._running.finish(batch, now)
+        if call is None or call.began is None:
+            return None
+        self._ended_at = now
+        self._returns.answered(batch.rows, now)
+        took_s = now - call.began
+        if call.lead_s and batch.fit is not None:
+            self._overlap.learn(batch.fit.seconds(batch.rows), took_s, call.lead_s)
+        took_s = self._overlap.whole_s(took_s, call.lead_s)
+        self._times.learn(batch.rows, took_s)
+        return took_s
+
+    def lost(self, batch: Batch, now: float) -> None:
+        """The call ended without an answer; nothing is learned of it."""
+        self._running.finish(batch, now)

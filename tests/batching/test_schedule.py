@@ -1,0 +1,80 @@
+"""When a batch waits for more although the engine could take it: only where that is asked for, or pays."""
+
+import heapq
+import random
+
+import pytest
+
+from server.batching.entry import Entry
+from server.batching.options import BatchOptions
+from server.batching.queue import BatchQueue
+from tests.batching.driving import Bench, call_s
+
+
+def closed_loop(callers: int, *, call_s: float, row_s: float, think_s: float, until_s: float = 4.0) -> list[int]:
+    """Rows of each batch where callers ask again a moment after their answer, half or one and a half times think_s."""
+    queue, chance = BatchQueue("m", BatchOptions(max_batch_size=8)), random.Random(5)
+    events: list[tuple[float, int, object]] = [(chance.random() * think_s, caller, None) for caller in range(callers)]
+    heapq.heapify(events)
+    free_at, rows, serial = 0.0, [], callers
+    while events[0][0] < until_s:
+        now, number, batch = heapq.heappop(events)
+        if batch is not None:
+            queue.done(batch, now)  # type: ignore[arg-type]
+            for _ in batch.entries:  # type: ignore[attr-defined]
+                serial += 1
+                heapq.heappush(events, (now + think_s * (0.5 + chance.random()), serial, None))
+        elif number:
+            queue.push(Entry("k", 1, 8, now), now)
+        while (formed := queue.pop(now)) is not None:
+            free_at = max(now, free_at) + call_s + row_s * formed.rows
+            rows.append(formed.rows)
+            serial += 1
+            heapq.heappush(events, (free_at, serial, formed))
+        wakeup_at = queue.next_wakeup(now)
+        if wakeup_at is not None:
+            heapq.heappush(events, (max(wakeup_at, now), 0, None))
+    return rows
+
+
+def test_callers_that_come_back_at_once_are_served_together() -> None:
+    """Nine callers in turns, of whom eight fit a batch: not two groups that the engine serves one after the other."""
+    rows = closed_loop(9, call_s=0.012, row_s=0.002, think_s=0.001)
+
+    assert sum(rows[-40:]) / 40 > 7
+
+
+def test_callers_that_take_their_time_are_not_waited_for() -> None:
+    """Waiting for those who come later than a call takes would cost more than it saves: no slot is left empty."""
+    bench = Bench()
+    bench.teach()
+    for _ in range(20):
+        bench.push(2)
+        batch = bench.pop()
+        bench.done(batch)
+        bench.after(call_s(1) * 3)
+
+    bench.push(2)
+
+    assert bench.pop().rows == 2
+
+
+@pytest.mark.parametrize(("within_s", "waits_s"), [(None, 0.05), (1.0, 0.05), (0.02, 0.02 - call_s(3))])
+def test_max_queue_delay_waits_for_more_but_not_into_a_deadline(within_s: float | None, waits_s: float) -> None:
+    """The first one waits so long while a slot is free, and no longer than its deadline allows."""
+    bench = Bench(max_queue_delay_s=0.05)
+    bench.teach()
+    bench.push(2, within_s=within_s)
+
+    assert bench.queue.pop(bench.now) is None
+    assert bench.queue.next_wakeup(bench.now) == pytest.approx(bench.now + waits_s, abs=1e-4)
+    bench.after(waits_s)
+    assert bench.pop().rows == 2
+
+
+def test_max_queue_delay_ends_when_the_batch_is_full() -> None:
+    """As many as fit are not kept waiting."""
+    bench = Bench(max_batch_size=4, max_queue_delay_s=0.05)
+    bench.push(4)
+
+    assert bench.pop().rows == 4
