@@ -45,10 +45,14 @@ class SlabMemory:
         os.close(self.descriptor)
 
     def reserve(self, end: int) -> bool:
-        """Whether the bytes up to there may be touched from now on."""
+        """Whether the bytes up to there may be touched from now on. Half of /dev/shm stays for the engine's models."""
         if end <= self.reserved_bytes:
             return True
         wanted = min(-(-end // STEP_BYTES) * STEP_BYTES, self.size_bytes)
+        room = os.fstatvfs(self.descriptor)
+        free_blocks = room.f_bavail - (wanted - self.reserved_bytes) // max(room.f_frsize, 1)
+        if room.f_blocks and free_blocks < room.f_blocks // 2:
+            return False
         try:
             os.posix_fallocate(self.descriptor, self.reserved_bytes, wanted - self.reserved_bytes)
         except OSError:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -153,6 +154,21 @@ def test_memory_that_the_machine_does_not_have_is_not_touched(monkeypatch: pytes
     again = slab.lease(STEP_BYTES)
     assert again is not None
     assert (again.place.offset, slab.statistics().reserved_bytes) == (0, STEP_BYTES)
+
+
+def test_half_of_the_machines_shared_memory_stays_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's /dev/shm is small, and the engine's models live in it."""
+    slab = new_slab(16 * STEP_BYTES)
+    blocks = 16 * STEP_BYTES // 4096
+    taken = 0
+
+    def little(_: int) -> SimpleNamespace:
+        return SimpleNamespace(f_frsize=4096, f_blocks=blocks, f_bavail=blocks - taken // 4096)
+
+    monkeypatch.setattr("os.fstatvfs", little)
+    while slab.lease(STEP_BYTES) is not None:
+        taken = slab.statistics().reserved_bytes
+    assert taken == 8 * STEP_BYTES
 
 
 def test_pages_are_had_when_they_are_needed() -> None:
