@@ -178,6 +178,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         self._readers: dict[str, Callable[[], Readings]] = {}
+        self._accepted = self._answered = 0  # since the last flush
         for row in TABLE:
             name = f"penstock_{row.name}"
             if row.kind is Kind.COUNTER:
@@ -237,11 +238,17 @@ class Metrics:
 
     def inference_accepted(self) -> None:
         """An inference got its place: exactly one of answered, failed and cancelled follows."""
-        self._counters["inferences_accepted_total"].inc()
+        self._accepted += 1
 
     def inference_answered(self) -> None:
         """It came to an answer."""
-        self._counters["inferences_answered_total"].inc()
+        self._answered += 1
+
+    def flush(self) -> None:
+        """Write down what is counted in passing: the library's counters cost a request more than its whole passage."""
+        accepted, answered, self._accepted, self._answered = self._accepted, self._answered, 0, 0
+        self._counters["inferences_accepted_total"].inc(accepted)
+        self._counters["inferences_answered_total"].inc(answered)
 
     def inference_failed(self, reason: str) -> None:
         """The gateway failed it. reason: an error class's stable word."""
@@ -253,6 +260,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it in Prometheus' text format 0.0.4."""
+        self.flush()
         return generate_latest(self._registry)
 
 
