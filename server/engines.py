@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tritonclient.grpc import service_pb2
@@ -25,11 +26,17 @@ from server.core.relay import GrpcCall
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
+from server.logs import get_logger
 from server.rest.limits import ConnectionLimits
 from server.settings import Settings
 from server.shared_memory.absent import ELSEWHERE, SEVERAL, NoSharedMemory
 from server.shared_memory.keeper import EngineTraits, SharedMemory
 from server.shared_memory.registry import RegistryLimits
+
+if TYPE_CHECKING:
+    from server.tracing.otel import OtelTracer
+
+log = get_logger("gateway")
 
 METADATA_TIMEOUT_S = 2.0
 
@@ -189,8 +196,29 @@ def compose_door(settings: Settings, board: Board | None = None) -> Door | None:
 
 
 def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimits:
-    """Of the REST port. open_files: what this process may open; a quarter of it stays for all else."""
-    known = settings.max_connections if open_files < 0 else min(settings.max_connections, open_files * 3 // 4)
+    """Of the REST port. open_files: what this process may open; a quarter of it stays for all else.
+
+    A front has its part of what all may have together: the system deals connections out evenly, by their addresses.
+    """
+    own = max(1, settings.max_connections // settings.worker_count)
+    known = own if open_files < 0 else min(own, open_files * 3 // 4)
     return ConnectionLimits(
         max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
     )
+
+
+def compose_tracer(endpoint: str) -> "OtelTracer | None":
+    """Of the collector at that address; None where it is empty."""
+    if not endpoint:
+        return None
+    from server.tracing.otel import OtelTracer  # here, since it is an extra
+
+    log.info("tracing", collector=endpoint)
+    return OtelTracer(endpoint, _tell_of_collector)
+
+
+def _tell_of_collector(why_lost: str) -> None:
+    if why_lost:
+        log.warning("the collector of traces is lost; spans are dropped and counted until it is back", reason=why_lost)
+    else:
+        log.info("the collector of traces is back")

@@ -21,7 +21,7 @@ from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
 from server.batching.declared import DeclaredOptions
 from server.core.address import authority
-from server.engines import Engine, compose_door, compose_engine, connection_limits
+from server.engines import Engine, compose_door, compose_engine, compose_tracer, connection_limits
 from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import ControlLine, FrontReady, GatewayServes
@@ -36,9 +36,11 @@ from server.rest.app import RestLimits, create_app
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
 from server.shared_memory.absent import SWITCHED_OFF, NoSharedMemory
+from server.tracing.relay import TracedRelay
 from server.vision.pool import DecodePool
 
 TOLD_EVERY_S = 0.25
+SPANS_GRACE_S = 1.0
 CORE_CONNECTIONS = 256  # beyond those of inferences
 
 log = get_logger("front")
@@ -76,12 +78,13 @@ class Front:
         board = QuotaTable(seat.run_dir / TABLE_NAME, seat.index)
         board.clear(seat.index)
         self.door = compose_door(settings, board)
+        self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = self._compose_plane(settings)
 
     def _compose_plane(self, settings: Settings) -> FrontPlane:
         options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
         plane = FrontPlane(
-            relay=self.engine.relay,
+            relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
             watch=self.link,
             images=ImageFlow(
                 backend=self.engine.backend,
@@ -96,6 +99,7 @@ class Front:
             quotas=self.door.quotas if self.door is not None else None,
         )
         plane.core = self.core
+        plane.tracer = self.tracer
         plane.is_engine_in_core = settings.engine_is_embedded
         plane.options = options
         plane.batches = BatchFlow(
@@ -110,7 +114,7 @@ class Front:
         return plane
 
     async def tell(self, listener: HttpListener) -> None:
-        """The core's page of what is read at a scrape, now and then; for ever."""
+        """The core's page, and files, of what is read at a scrape, now and then; for ever."""
         column, write = self.seat.index, self.page.write
         former_restarts = self.page.read(Row.DECODER_RESTARTS, column)
         while True:
@@ -118,12 +122,16 @@ class Front:
             write(Row.CONNECTIONS, column, listener.connection_count)
             write(Row.DECODES_WAITING, column, statistics.waiting)
             write(Row.DECODER_RESTARTS, column, former_restarts + statistics.restarts)
+            self.metrics.flush()
             await asyncio.sleep(TOLD_EVERY_S)
 
     async def aclose(self) -> None:
         """End what runs and close what is open."""
+        self.metrics.flush()
         if self.door is not None:
             await self.door.aclose()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.stop, SPANS_GRACE_S)
         await self.pool.aclose()
         await self.core.aclose()
         await self.engine.backend.aclose()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -31,6 +30,7 @@ from server.engines import (
     compose_engine,
     compose_memory,
     compose_registration,
+    compose_tracer,
     connection_limits,
     describe_engine,
     watch_options,
@@ -46,14 +46,12 @@ from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.rest.app import RestLimits, create_app
 from server.rest.exposition import create_metrics_app
+from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
 from server.shared_memory.keeper import SharedMemory
 from server.tracing.relay import TracedRelay
 from server.vision.pool import DecodePool
-
-if TYPE_CHECKING:
-    from server.tracing.otel import OtelTracer
 
 log = get_logger("gateway")
 SPANS_GRACE_S = 1.0
@@ -99,7 +97,7 @@ class Gateway:
             slab=self.engine.slab,
         )
         self.door = compose_door(settings, None if run_dir is None else core_board(run_dir))
-        self.tracer = _open_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
+        self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = DataPlane(
             relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
             watch=self.watch,
@@ -121,15 +119,15 @@ class Gateway:
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.registration = compose_registration(settings, self.engine, self.watch)
         self.plane.share(self.memory)
-        self.core = None if run_dir is None else self._compose_core(run_dir)
-        if self.core is not None:
-            self.watch.when_silent(self.core.cut)
+        self.core = self._compose_core(run_dir) if run_dir is not None else None
         self._read_metrics()
 
     def _compose_core(self, run_dir: Path) -> CoreServer:
         slab, settings = self.engine.slab, self._settings
         lender = None if slab is None else Lender(slab, settings.slab_bytes // (settings.worker_count + 1))
-        return CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
+        core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
+        self.watch.when_silent(core.cut)
+        return core
 
     def _read_metrics(self) -> None:
         read = self.metrics.read
@@ -225,20 +223,6 @@ class Gateway:
         return not known.is_ready and known.name in self._settings.models
 
 
-def _open_tracer(endpoint: str) -> "OtelTracer":
-    from server.tracing.otel import OtelTracer  # here, since it is an extra
-
-    log.info("tracing", collector=endpoint)
-    return OtelTracer(endpoint, _tell_of_collector)
-
-
-def _tell_of_collector(why_lost: str) -> None:
-    if why_lost:
-        log.warning("the collector of traces is lost; spans are dropped and counted until it is back", reason=why_lost)
-    else:
-        log.info("the collector of traces is back")
-
-
 @dataclass(frozen=True, slots=True)
 class _Doors:
     """What a gateway listens on. metrics: the page of both its and the engine's."""
@@ -283,6 +267,10 @@ async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path 
     return 0 if is_clean else 1
 
 
+def _limits(settings: Settings) -> ConnectionLimits:
+    return connection_limits(settings, open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
 async def _open_doors(
     settings: Settings,
     gateway: Gateway,
@@ -295,7 +283,7 @@ async def _open_doors(
     rest = HttpListener(
         create_app(gateway.plane, limits, gateway.metrics, door=gateway.door, has_fronts=run_dir is not None),
         http_place,
-        limits=connection_limits(settings, open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        limits=_limits(settings) if run_dir is None else ConnectionLimits(),
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
     )
