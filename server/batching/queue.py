@@ -33,7 +33,7 @@ class QueueStatistics:
 
     depth, rows, size_bytes: of what waits. in_flight: calls at the engine. max_rows: of a batch, now. batches_by_rows,
     closed_by: batches formed. dropped: by the reason word of the error that its caller got. wait_s: until a request
-    of one row that came now would be answered, None where that is not known.
+    of one row that came now would be answered, the calls that run not counted, None where that is not known.
     """
 
     depth: int
@@ -169,11 +169,17 @@ class BatchQueue:
             in_flight=self._schedule.in_flight,
             max_rows=self._limit.by_memory if fit is not None else self._limit.rows,
             fit=fit,
-            wait_s=None if fit is None else fit.seconds(1),
+            wait_s=None if fit is None else self._wait_s(fit),
             batches_by_rows=dict(self._by_rows),
             closed_by=dict(self._closed_by),
             dropped=dict(self._dropped),
         )
+
+    def _wait_s(self, fit: Fit) -> float:
+        """Full batches of those that wait, and one more row behind them."""
+        max_rows = self._limit.by_memory
+        full, rest = divmod(self._waiting.rows, max_rows)
+        return (full * fit.seconds(max_rows)) / self.options.instances + fit.seconds(rest + 1)
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._schedule.trusted_fit(now)

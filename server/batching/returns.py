@@ -20,22 +20,19 @@ class Returns:
         self._from = 0.0
         self._rows = 0
         self._came = 0
-
-    @property
-    def _is_watching(self) -> bool:
-        return self._came < self._rows * MOST
+        self._wanted = 0.0
 
     def answered(self, rows: int, now: float) -> None:
         """A batch of so many rows came back: its callers may ask again."""
-        if self._is_watching:
+        if self._came < self._wanted:
             self._learn((now - self._from) * 2)
-        self._rows, self._came, self._from = rows, 0, now
+        self._rows, self._wanted, self._came, self._from = rows, rows * MOST, 0, now
 
     def came(self, rows: int, now: float) -> None:
         """So many rows were asked for."""
-        if self._is_watching:
+        if self._came < self._wanted:
             self._came += rows
-            if not self._is_watching:
+            if self._came >= self._wanted:
                 self._learn(now - self._from)
 
     def are_quick(self, call_s: float) -> bool:
@@ -44,7 +41,7 @@ class Returns:
 
     def until(self, waiting: int, *, max_rows: int) -> float:
         """When those that were answered last should be back; at once where most are, or not all have room."""
-        if not self._is_watching or waiting + self._rows - self._came > max_rows:
+        if self._came >= self._wanted or waiting + self._rows - self._came > max_rows:
             return 0.0
         return self._from + self._usual_s * MARGIN
 
