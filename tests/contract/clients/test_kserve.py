@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import CHECKOUT, RunningStack
 
-pytestmark = pytest.mark.xdist_group("client-stack")
+pytestmark = [pytest.mark.xdist_group("client-stack"), pytest.mark.timeout(240)]
 PYTHON = CHECKOUT / ".venv-clients" / "bin" / "python"
 PROGRAM = Path(__file__).with_name("kserve_calls.py")
 # KServe's client needs a body in an answer about health; Triton's has none, and the client fails.
@@ -33,6 +33,6 @@ def test_kserve_client_is_told_by_the_gateway_what_triton_tells_it(client_stack:
 
 
 def _told(program: Path, *servers: str) -> list[dict[str, Any]]:
-    done = subprocess.run([PYTHON, program, *servers], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([PYTHON, program, *servers], capture_output=True, check=True, timeout=120)
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return answers
