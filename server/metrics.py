@@ -148,6 +148,7 @@ STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 Readings = Mapping[tuple[str, ...], float]
 
 
+KILLED = "killed"  # why an inference failed whose process was
 METRIC_FILES = "metrics"  # the usual folder of shared files, in a run directory
 
 
@@ -188,6 +189,7 @@ class Metrics:
                     name, row.help, row.labels, buckets=row.buckets, registry=self._registry
                 )
         if shared is not None:
+            self._settle(shared)
             self._registry = CollectorRegistry()
             MultiProcessCollector(self._registry, str(shared.folder))  # type: ignore[no-untyped-call]  # as above
         self._registry.register(_ReadMetrics(self._readers))
@@ -250,6 +252,17 @@ class Metrics:
         self._counters["inferences_accepted_total"].inc(accepted)
         self._counters["inferences_answered_total"].inc(answered)
 
+    def _settle(self, shared: SharedFiles) -> None:
+        """A process of this name was killed: what it had accepted, and not ended, failed with it.
+
+        What it had ended, and not yet written down as accepted, it had accepted.
+        """
+        accepted, ended = _inferences_of(shared)
+        if accepted > ended:
+            self._counters["inferences_failed_total"].labels(KILLED).inc(accepted - ended)
+        elif ended > accepted:
+            self._counters["inferences_accepted_total"].inc(ended - accepted)
+
     def inference_failed(self, reason: str) -> None:
         """The gateway failed it. reason: an error class's stable word."""
         self._counters["inferences_failed_total"].labels(reason).inc()
@@ -262,6 +275,18 @@ class Metrics:
         """All of it in Prometheus' text format 0.0.4."""
         self.flush()
         return generate_latest(self._registry)
+
+
+def _inferences_of(shared: SharedFiles) -> tuple[float, float]:
+    """Those that this process, or one before it, accepted; and those that it ended, one way or the other."""
+    counts = dict.fromkeys(("accepted", "answered", "failed", "cancelled"), 0.0)
+    files = [str(path) for path in shared.folder.glob(f"counter_{shared.process}.db")]
+    for metric in MultiProcessCollector.merge(files):  # type: ignore[no-untyped-call]  # as above
+        for sample in metric.samples:
+            word = sample.name.removeprefix("penstock_inferences_").removesuffix("_total")
+            if word in counts:
+                counts[word] += sample.value
+    return counts.pop("accepted"), sum(counts.values())
 
 
 def _count_in_files(shared: SharedFiles) -> None:

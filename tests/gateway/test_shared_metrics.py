@@ -1,0 +1,48 @@
+"""Metrics of several processes, each of them a process here, too: the library keeps one kind of value a process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import CHECKOUT
+
+COUNTS = """
+import os, sys
+from pathlib import Path
+from server.metrics import Metrics, SharedFiles
+metrics = Metrics(SharedFiles(Path(sys.argv[1]), sys.argv[2]))
+"""
+TELLS = "metrics.read('engine_up', lambda: 1); print(metrics.text().decode())"
+
+
+def process(folder: Path, name: str, does: str) -> list[str]:
+    """What a process of that name prints that does this; it ends as if it were killed, without a last word."""
+    script = COUNTS + does + "\nsys.stdout.flush(); os._exit(0)"
+    arguments = [sys.executable, "-c", script, str(folder), name]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=CHECKOUT, check=True)
+    return done.stdout.splitlines()
+
+
+def test_text_of_one_process_is_of_all_and_loses_none_that_died(tmp_path: Path) -> None:
+    """Counters and histograms are sums, over processes that run and those that are gone; readings are its own."""
+    done = "metrics.request_done(model='m', protocol='http', code='200', seconds=0.01)"
+    for name in ("front-1", "front-2", "front-1"):
+        process(tmp_path / "files", name, done)
+    told = process(tmp_path / "files", "core", TELLS)
+    assert 'penstock_requests_total{code="200",model="m",protocol="http"} 3.0' in told
+    assert 'penstock_request_seconds_count{model="m",protocol="http"} 3.0' in told
+    assert "penstock_engine_up 1.0" in told
+    assert len(list((tmp_path / "files").glob("counter_*.db"))) == 3  # however often a front is replaced
+
+
+def test_inferences_of_a_process_that_was_killed_have_failed(tmp_path: Path) -> None:
+    """Accepted stays the sum of answered, failed and cancelled, also over kills, and whatever was not written down."""
+    accepts = "[metrics.inference_accepted() for _ in range(3)]; metrics.inference_answered(); metrics.flush()"
+    ends = "metrics.inference_accepted(); metrics.inference_failed('full')"  # and is killed before it is written down
+    process(tmp_path / "files", "front-1", accepts)
+    process(tmp_path / "files", "front-1", ends)
+    told = process(tmp_path / "files", "front-1", TELLS)
+    assert "penstock_inferences_accepted_total 4.0" in told
+    assert "penstock_inferences_answered_total 1.0" in told
+    assert 'penstock_inferences_failed_total{reason="killed"} 2.0' in told
+    assert 'penstock_inferences_failed_total{reason="full"} 1.0' in told
