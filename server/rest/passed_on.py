@@ -13,6 +13,7 @@ from server.logs import get_logger
 from server.rest.body import read_body
 from server.rest.calls import call_of
 from server.rest.disconnect import run_until_disconnect
+from server.rest.errors import CLIENT_GONE, ClientDisconnected
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.recorder import RequestRecorder
@@ -47,6 +48,10 @@ class _Passed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await run_until_disconnect(receive, self._relay(send))
+        except ClientDisconnected:
+            if not self._has_begun:
+                raise
+            await Response(status_code=CLIENT_GONE)(scope, receive, send)  # not sent any more; it is counted
         except InferenceError as error:
             if not self._has_begun:
                 raise
