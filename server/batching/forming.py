@@ -23,13 +23,14 @@ class Terms:
     """What binds a batch that is formed now.
 
     begin: when an instance takes it, monotonic seconds. fit: None where it is not known what calls take. max_rows: at
-    most. rate: rows that come in a second.
+    most. rate: rows that come in a second. next_begin: when another instance takes a call too.
     """
 
     begin: float
     fit: Fit | None
     max_rows: int
     rate: float
+    next_begin: float = float("inf")
 
 
 @dataclass(slots=True)
@@ -95,8 +96,8 @@ def _rest_can_wait(lane: Lane, terms: Terms, allowed: int, left: int) -> bool:
     fit = terms.fit
     if fit is None or not 0 < allowed < left:
         return False
-    after = terms.begin + fit.seconds(allowed)
-    rest = min(left - allowed + int(terms.rate * fit.seconds(allowed)) + 1, terms.max_rows)
+    after = min(terms.begin + fit.seconds(allowed), max(terms.next_begin, terms.begin))
+    rest = min(left - allowed + int(terms.rate * (after - terms.begin)) + 1, terms.max_rows)
     taken: list[Item] = []
     rows = 0
     while (item := lane.head()) is not None and rows < allowed:

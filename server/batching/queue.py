@@ -15,7 +15,6 @@ from server.batching.waiting import Lane, Waiting
 from server.core.batching import CloseReason, Fit
 from server.core.errors import InferenceError, Overloaded
 
-RATE_WEIGHT = 0.2  # of the time since the last batch, in the rate of arrivals
 TICK_S = 1e-6  # what a wake-up comes later than the moment that it is for
 
 
@@ -61,9 +60,6 @@ class BatchQueue:
         self._limit = SizeLimit(options.max_batch_size)
         self._entries = 0
         self._batches = 0
-        self._formed_at = -NEVER
-        self._arrived_rows = 0
-        self._rate = 0.0
         self._lost: list[Dropped] = []
         self._by_rows: Counter[int] = Counter()
         self._closed_by: Counter[CloseReason] = Counter()
@@ -89,7 +85,6 @@ class BatchQueue:
         entry.number = self._entries
         entry.ahead = self._waiting.entries
         self._waiting.add(entry)
-        self._arrived_rows += entry.rows
         return lost
 
     def pop(self, now: float) -> Batch | None:
@@ -183,7 +178,13 @@ class BatchQueue:
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._schedule.trusted_fit(now)
-        terms = Terms(self._schedule.begin(now), fit, self._rows_now(lane, fit), self._rows_a_second(now))
+        terms = Terms(
+            self._schedule.begin(now),
+            fit,
+            self._rows_now(lane, fit),
+            self._schedule.rate,
+            self._schedule.next_begin(now),
+        )
         choice = choose(lane, terms)
         for entry in choice.given_up:
             finish = terms.begin + (fit.seconds(choice.rows) if fit is not None else 0.0)
@@ -218,14 +219,6 @@ class BatchQueue:
         self._closed_by[reason] += 1
         return batch
 
-    def _rows_a_second(self, now: float) -> float:
-        """What came since the last few batches."""
-        since_s = now - self._formed_at
-        if since_s > 0.0:
-            self._rate += (min(self._arrived_rows / since_s, 1e9) - self._rate) * RATE_WEIGHT
-            self._arrived_rows, self._formed_at = 0, now
-        return self._rate
-
     def _send_at(self, now: float) -> float:
         """From when on a batch may be sent."""
         lane = self._waiting.first()
@@ -243,6 +236,7 @@ class BatchQueue:
         if fit is None:
             head = lane.head()
             return self._limit.rows if head is not None and head[3].deadline is not None else max_rows
+        max_rows = self._schedule.even_rows(fit, max_rows)
         longest_s = self._shares.longest_s()
         if longest_s is None or fit.beta_s <= 0.0:
             return max_rows

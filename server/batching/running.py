@@ -74,6 +74,15 @@ class Running:
             ends[first] += expected_s
         return min(ends)
 
+    def second_free_at(self, now: float) -> float:
+        """When an instance takes one more call beside the one that begins next; never for a single instance."""
+        free = self._instances - len(self._calls)
+        if free >= 2:
+            return now
+        ends = sorted(call.began + call.expected_s for call in self._calls.values() if call.began is not None)
+        after = 0 if free == 1 else 1
+        return ends[after] if after < len(ends) else float("inf")
+
     def due_at(self) -> float | None:
         """When the first call should end by what was expected of it; None while an instance has nothing to do."""
         if self.is_free:

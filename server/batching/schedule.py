@@ -9,6 +9,12 @@ from server.batching.running import Running
 from server.core.batching import Fit
 
 TRUST_S = 0.25  # so long after the last call an idle engine is tried, whatever the fit says
+RATE_WEIGHT = 0.2  # of the time since the last batch, in the rate of arrivals
+USUAL_RATE_WEIGHT = 0.03  # of that in the usual one
+LIGHT_LOAD = 0.7  # of what the instances could serve one by one: below it none waits for another
+EVEN_AT_MOST = 0.95  # of what an instance can do with batches of any size: beyond it there is no even share
+EVEN_MARGIN = 1.15  # times an even share: what comes is not even
+EVEN_MORE = 2  # rows beyond that
 NEVER = float("inf")
 
 
@@ -23,6 +29,10 @@ class Schedule:
         self._returns = Returns()
         self._ended_at = -NEVER
         self._sent = 0
+        self._sent_at = -NEVER
+        self._came = 0
+        self._usual_rate = 0.0
+        self.rate = 0.0  # rows that come in a second
 
     @property
     def in_flight(self) -> int:
@@ -44,6 +54,18 @@ class Schedule:
         """When a call that is sent as early as may be would have begun, had it been sent to an idle engine."""
         return max(self._running.free_at(now) - self._overlap.overhead_s, now)
 
+    def even_rows(self, fit: Fit, max_rows: int) -> int:
+        """Rows of a batch where all instances share the load evenly, and some more; max_rows for a single instance."""
+        instances = self._options.instances
+        share = self._usual_rate / instances
+        if instances == 1 or share * fit.beta_s >= EVEN_AT_MOST:
+            return max_rows
+        return min(int(EVEN_MARGIN * share * fit.alpha_s / (1.0 - share * fit.beta_s)) + EVEN_MORE, max_rows)
+
+    def next_begin(self, now: float) -> float:
+        """When another instance takes a call, beside the one that is sent now."""
+        return self._running.second_free_at(now)
+
     def send_at(self, now: float, *, rows: int, since: float, max_rows: int, due: float) -> float:
         """From when on a batch may be sent: now or before for at once, NEVER for not before a call has ended.
 
@@ -60,10 +82,18 @@ class Schedule:
         until = since + self._options.max_queue_delay_s
         if not len(self._running) and self._returns.are_quick(self._times.empty_call_s):
             until = max(until, self._returns.until(rows, max_rows=max_rows))
+        if fit is not None and len(self._running):
+            until = max(until, self._sent_at + self._spacing_s(fit, rows))
         if until <= now:
             return now
         latest = due if fit is None else due - fit.seconds(rows + 1) - fit.guard_s
         return min(until, latest)
+
+    def _spacing_s(self, fit: Fit, rows: int) -> float:
+        """Between two batches where several instances share the load: evenly, so that none gets the leavings only."""
+        instances = self._options.instances
+        is_light = self.rate * fit.seconds(1) < instances * LIGHT_LOAD
+        return 0.0 if is_light else fit.seconds(rows) / instances
 
     def _at_the_door(self, due_at: float, *, rows: int, max_rows: int) -> float:
         """Just before the engine is due; not at all where those whose call runs are about to join who waits."""
@@ -75,11 +105,17 @@ class Schedule:
 
     def came(self, rows: int, now: float) -> None:
         """So many rows were asked for."""
+        self._came += rows
         self._returns.came(rows, now)
 
     def sent(self, batch: Batch, now: float) -> None:
         """The batch goes to the engine."""
         self._sent += 1
+        since_s = now - self._sent_at
+        if since_s > 0.0:
+            self.rate += (self._came / since_s - self.rate) * RATE_WEIGHT
+            self._usual_rate += (self.rate - self._usual_rate) * USUAL_RATE_WEIGHT
+            self._came, self._sent_at = 0, now
         expected_s = batch.expected_s or 0.0
         if not self._running.is_free:
             expected_s = max(expected_s - self._overlap.overhead_s, 0.0)

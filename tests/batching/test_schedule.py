@@ -8,6 +8,10 @@ import pytest
 from server.batching.entry import Entry
 from server.batching.options import BatchOptions
 from server.batching.queue import BatchQueue
+from server.planning.arrivals import poisson
+from server.planning.engine import EngineModel
+from server.planning.profile import V100
+from server.planning.simulate import simulate
 from tests.batching.driving import Bench, call_s
 
 
@@ -78,3 +82,12 @@ def test_max_queue_delay_ends_when_the_batch_is_full() -> None:
     bench.push(4)
 
     assert bench.pop().rows == 4
+
+
+def test_instances_share_the_load_evenly() -> None:
+    """Two instances answer nearly twice what one does: neither gets large batches while the other has the leavings."""
+    queue = BatchQueue("m", BatchOptions(max_batch_size=512, instances=2, slo_s=0.015, max_queue_size=4096))
+
+    outcome = simulate(queue, EngineModel(V100, instances=2), poisson(9700.0, 20000, 4), slo_s=0.015, warm_up=0.2)
+
+    assert outcome.share >= 0.99
