@@ -22,6 +22,7 @@ ELSEWHERE = ("make up", "make test", "make check")  # run by a person, or by wha
 NOBODY = ["--url", "http://127.0.0.1:9"]
 OPTIONS: dict[str, Callable[[RunningStack, Path], list[str]]] = {
     "list": lambda stack, _: ["--url", stack.http_url],
+    "explain": lambda stack, _: ["--url", stack.http_url],
     "check": lambda stack, _: ["--url", stack.http_url],
     "pull": lambda _, shared_dir: ["--from", str(shared_dir / "models"), *NOBODY],
     "load": lambda _, __: NOBODY,
@@ -52,6 +53,8 @@ def here(command: str, stack: RunningStack) -> list[str]:
     words = [str(CHECKOUT / word) if word.startswith(".venv/bin/") else word for word in shlex.split(command)]
     if words[0].endswith("penstock") and "infer" in words[1]:
         words += ["--url", stack.http_url]
+    if words[1:2] == ["plan"]:  # the whole race: long/test_replay_race
+        words += ["--policy", "penstock", "--count", "1000", "--seeds", "2", "--overload", "1.5"]
     if words[1:2] == ["load"]:
         words += LOAD_OPTIONS.get(words[2], lambda _: [])(stack)
     return words
