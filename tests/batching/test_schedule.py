@@ -88,6 +88,6 @@ def test_instances_share_the_load_evenly() -> None:
     """Two instances answer nearly twice what one does: neither gets large batches while the other has the leavings."""
     queue = BatchQueue("m", BatchOptions(max_batch_size=512, instances=2, slo_s=0.015, max_queue_size=4096))
 
-    outcome = simulate(queue, EngineModel(V100, instances=2), poisson(9700.0, 20000, 4), slo_s=0.015, warm_up=0.2)
+    outcome = simulate(queue, EngineModel(V100, instances=2), poisson(9700.0, 12000, 4), slo_s=0.015, warm_up=0.2)
 
     assert outcome.share >= 0.99
