@@ -1,0 +1,68 @@
+"""The gateway's own queue where the engine is not as its profile says: a way to it, noise, slow spells, outliers."""
+
+from dataclasses import replace
+
+import pytest
+
+from server.planning.arrivals import Arrivals, poisson
+from server.planning.contenders import Contender, Problem, settings_of
+from server.planning.engine import EngineModel, Slowdown
+from server.planning.profile import V100
+from server.planning.simulate import Outcome, simulate
+
+SLO_S = 0.015
+FROM_S, UNTIL_S, LEARNT_S = 1.0, 2.0, 0.25
+
+
+def replay(engine: EngineModel, arrivals: Arrivals) -> Outcome:
+    """Ours, with its defaults."""
+    (setting,) = settings_of(Contender.OURS, Problem(engine, SLO_S))
+    return simulate(setting.make(), engine, arrivals, slo_s=SLO_S)
+
+
+def told_apart(arrivals: Arrivals) -> Arrivals:
+    """Those before, in and after a slow spell as if they were three clients, and a fourth while it is learnt."""
+    bounds = ((FROM_S, "before"), (FROM_S + LEARNT_S, "learning"), (UNTIL_S, "slow"), (UNTIL_S + LEARNT_S, "learning"))
+    names = tuple(next((name for end, name in bounds if at < end), "after") for at in arrivals.times)
+    return replace(arrivals, clients=names)
+
+
+@pytest.mark.parametrize("way_s", [0.0002, 0.0005])
+def test_a_way_to_the_engine_is_learnt_and_makes_nobody_late(way_s: float) -> None:
+    """As long there as back; the door counts it, so that what is taken is answered in time."""
+    outcome = replay(EngineModel(V100, before_s=way_s, after_s=way_s), poisson(4000.0, 10_000, 5))
+    assert outcome.late + outcome.expired <= 0.01 * outcome.offered
+    assert outcome.share >= 0.98
+
+
+def test_noise_costs_some_refusals_and_hardly_any_late_answer() -> None:
+    """Calls that vary by a fifth: the guard keeps what is promised."""
+    outcome = replay(EngineModel(V100, noise=0.2, seed=3), poisson(3600.0, 10_000, 5))
+    assert outcome.late + outcome.expired <= 0.01 * outcome.offered
+    assert outcome.share >= 0.95
+
+
+def test_a_spell_of_an_engine_three_times_as_slow_is_learnt_and_unlearnt() -> None:
+    """A quarter of a second after it began, half of the requests are in time; as long after its end, all as before."""
+    engine = EngineModel(V100, slowdowns=(Slowdown(FROM_S, 3.0, UNTIL_S),))
+    outcome = replay(engine, told_apart(poisson(600.0, 2000, 5)))
+    shares = {name: within / offered for name, (offered, within) in outcome.by_client.items()}
+    assert shares["before"] >= 0.99
+    assert shares["after"] >= 0.99
+    assert shares["slow"] >= 0.5
+    assert outcome.late <= 0.03 * outcome.offered
+
+
+def test_one_call_of_a_hundred_times_does_not_move_the_fit() -> None:
+    """After each outlier the next calls are expected as before: what is lost is lost while it runs."""
+    engine = EngineModel(V100, outlier_every=400, seed=2)
+    outcome = replay(engine, poisson(1000.0, 6000, 5))
+    blocked_s = outcome.busy_s - sum(V100.seconds(rows) * calls for rows, calls in outcome.batch_rows.items())
+    assert blocked_s > 0.5
+    assert outcome.offered - outcome.within_slo <= 1000.0 * (blocked_s + 0.3)
+
+
+def test_two_instances_serve_twice_as_many() -> None:
+    """At twice a rate that one serves, 99 % are in time."""
+    assert replay(EngineModel(V100), poisson(4300.0, 10_000, 5)).share >= 0.99
+    assert replay(EngineModel(V100, instances=2), poisson(8600.0, 20_000, 5)).share >= 0.99
