@@ -172,8 +172,9 @@ class BatchFlow:
         if encoding:
             body = await in_thread(len(body), inflate, body, encoding, self._max_body_bytes)
         length = header_length_of(_header(call, b"inference-header-content-length") or None)
-        size_bytes = len(body) if length is None else length
-        ask = await in_thread(size_bytes, read_http, body, length, served.rules.model_name)
+        size_bytes, name = len(body) if length is None else length, served.rules.model_name
+        is_quick = is_short(size_bytes)
+        ask = read_http(body, length, name) if is_quick else await in_thread(size_bytes, read_http, body, length, name)
         return ask if ask.raw is None else replace(ask, inputs=(raw_tensor(ask.raw, served.message),))
 
     async def _read_grpc(self, call: GrpcCall, _: _Served) -> InferAsk:
@@ -233,9 +234,12 @@ def _header(call: HttpCall, name: bytes) -> bytes:
 
 
 def _is_mergeable(ask: InferAsk) -> bool:
+    """Not what stands in shared memory, wants classes or is of a sequence, nor a parameter that Triton cannot name."""
     if ask.shared or any(output.classes or output.region is not None for output in ask.outputs):
         return False
-    return not any(ask.parameters.get(name) for name in _OF_SEQUENCES)
+    if not ask.parameters:
+        return True
+    return not any(ask.parameters.get(name) for name in _OF_SEQUENCES) and "\0" not in "".join(ask.parameters)
 
 
 def _for_the_engine(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:

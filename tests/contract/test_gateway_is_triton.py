@@ -1,7 +1,10 @@
 """The same bytes to the gateway and to the Triton behind it, and the same answers, byte for byte."""
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from tests.words_model import write_bf16, write_words
 
 pytestmark = pytest.mark.xdist_group("gateway_is_triton")
 
+PLAIN = b"/v2/models/plain/"
+OWNED_CASES = [case for case in CASES if case.call.target.startswith(PLAIN) and b"/infer" in case.call.target]
 DIGITS = re.compile(rb"[0-9]+")
 UNREADABLE = re.compile(
     rb'\{"error":"(Unable to (parse|set)|failed to (parse|get)|attempt to (access|get)|Expected JSON object|'
@@ -30,7 +35,8 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     write_models(home / "models")
     write_words(home / "models")
     write_bf16(home / "models")
-    stack = start_stack(home)
+    shutil.copytree(home / "models" / "plain", home / "models" / "owned")
+    stack = start_stack(home, "--batching", "owned=gateway")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
@@ -50,6 +56,22 @@ def test_gateway_answers_as_the_bare_triton(running: RunningStack, case: HttpCas
     else:
         assert ours.status == (theirs.status if status is None else status), why
         assert ours != theirs, why
+
+
+@pytest.mark.parametrize("case", OWNED_CASES, ids=lambda case: case.name)
+def test_gateway_answers_as_the_bare_triton_for_a_model_whose_batches_it_forms(
+    running: RunningStack, case: HttpCase
+) -> None:
+    """The same calls for the same model, decoded, in a batch, and encoded by the gateway."""
+    call = replace(case.call, target=case.call.target.replace(PLAIN, b"/v2/models/owned/"))
+    ours, theirs = ask(running.http_url, call), ask(running.engine_http_url, call)
+    why, status = DIFFERENCES.get(case.name, ("", None))
+    if case.name == "large numbers":  # the same numbers; Triton's digits are not the fewest
+        assert json.loads(ours.body) == json.loads(theirs.body)
+    elif why:
+        assert ours.status == (theirs.status if status is None else status), why
+    else:
+        compare(ours, theirs, has_own_words=case.name in OUR_WORDS)
 
 
 def compare(ours: RawAnswer, theirs: RawAnswer, *, has_own_words: bool) -> None:
