@@ -2,8 +2,8 @@
 
 In the order of service, as many as the earliest deadline among them allows. Where that deadline is so near that it
 forces a small batch, the entry is given up instead (as Nexus does): an engine that is kept at small batches by late
-entries makes everybody late. No deadline policy of this kind is more than a tenth of a percent from one that tries
-every choice against a hundred futures (Poisson arrivals, 7 ms, measured with the profile of a V100).
+entries makes everybody late. A search that tried every choice against 100 to 300 random futures answered 0.2 % more at
+best (2,500 Poisson arrivals a second, 7 ms, the profile of a V100).
 """
 
 from dataclasses import dataclass, field
