@@ -20,6 +20,7 @@ M = TypeVar("M", bound=Message)
 
 _RAW_OUTPUT_TAG = b"\x32"  # field 6, length-delimited: ModelInferResponse.raw_output_contents
 _NOTHING = memoryview(b"")
+_DATATYPES = {datatype.value: datatype for datatype in Datatype}
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _CONTENTS = {
     "bool_contents": (Datatype.BOOL,),
@@ -175,12 +176,12 @@ def _tensor(
 
 
 def _datatype(model_name: str, tensor: service_pb2.ModelInferRequest.InferInputTensor) -> Datatype:
-    try:
-        return Datatype(tensor.datatype)
-    except ValueError:
+    found = _DATATYPES.get(tensor.datatype)
+    if found is None:
         raise InvalidRequest(
             f"inference input '{tensor.name}' of model '{model_name}' has the unknown data-type '{tensor.datatype}'"
-        ) from None
+        )
+    return found
 
 
 def _output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor) -> OutputAsk:
