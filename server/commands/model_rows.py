@@ -49,10 +49,12 @@ def model_rows(
     catalogue: Mapping[str, CatalogueEntry],
     index: Sequence[IndexRow] | None,
     is_batching: bool = True,
+    owners: Mapping[str, Owner] | None = None,
 ) -> list[ModelRow]:
     """One row a model and place.
 
-    index: None where no gateway answers. is_batching: whether the engine that runs forms batches.
+    index: None where no gateway answers. is_batching: whether the engine that runs forms batches. owners: of the
+    batches of models that are served, as the gateway says, which is believed rather than a file.
     """
     states = _States(index)
     rows = [_installed_row(model, home_repository, states, catalogue.get(model.name)) for model in installed]
@@ -67,7 +69,9 @@ def model_rows(
         for name, entry in catalogue.items()
         if name not in here and name not in states.names
     ]
-    return rows if is_batching else [_without_batches(row) for row in rows]
+    rows = rows if is_batching else [_without_batches(row) for row in rows]
+    served = owners or {}
+    return [msgspec.structs.replace(row, owner=served.get(row.name, row.owner)) for row in rows]
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:

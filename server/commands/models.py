@@ -1,6 +1,8 @@
 """`penstock models`: what there is, fetched from the catalogue, in and out of service."""
 
+import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,7 @@ from server.commands.model_check import check
 from server.commands.model_rows import model_rows, model_table, reason_lines
 from server.commands.optimize import optimize
 from server.commands.terminal import fail, stoppable, table_console
+from server.core.batching import Owner
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -48,6 +51,7 @@ def list_models(
         catalogue=read_catalogue(),
         index=index,
         is_batching=index is None or _is_batching(gateway),
+        owners=_owners(gateway, index or ()),
     )
     if as_json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
@@ -126,6 +130,15 @@ def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:
     except GatewayError as error:
         typer.echo(f"penstock: states are not known: {error}", err=True)
         return None
+
+
+def _owners(gateway: Gateway, index: Sequence[IndexRow]) -> dict[str, Owner]:
+    """Who forms the batches of what is served; nothing of a server that does not say."""
+    owners = {}
+    with contextlib.suppress(GatewayError):
+        for name in {row.name for row in index if row.state == "READY"}:
+            owners[name] = gateway.explain_model(name).owner
+    return owners
 
 
 def _is_batching(gateway: Gateway) -> bool:

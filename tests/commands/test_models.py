@@ -76,6 +76,17 @@ def test_list_shows_the_owner_that_settings_or_config_name(
     assert "two batchers in series" in penstock("models", "check", "twice", "--json", "--url", NOBODY).stdout
 
 
+def test_list_believes_the_gateway_of_who_forms_a_served_models_batches(penstock: Call, stand_in: StandIn) -> None:
+    """Its settings may say something else than the files here, and of a model that is only there no file tells."""
+    options = {"max_batch_size": 8, "instances": 1, "slo_p99_ms": None}
+    limits = {"max_queue_delay_us": 0.0, "max_queue_size": 512, "max_queue_bytes": 1}
+    told = {"model": "any", "owner": "gateway", "options": options | limits, "queue": None, "fit": None}
+    stand_in.page = told | {"batches": [], "closed_by": {}, "dropped": {}, "proposed_config": ""}
+    stand_in.index = [{"name": name, "version": "1", "state": "READY"} for name in ("street", "elsewhere")]
+    rows = listed(penstock, stand_in.url)
+    assert [rows[name]["owner"] for name in ("street", "elsewhere", "people")] == ["gateway", "gateway", "off"]
+
+
 def test_list_without_a_gateway_leaves_the_states_open(penstock: Call) -> None:
     """Standard output stays JSON; that no gateway answers is said on standard error."""
     answer = penstock("models", "list", "--json", "--url", NOBODY)
