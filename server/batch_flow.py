@@ -34,6 +34,7 @@ MAX_FORMS = 256  # kept of a model's good requests
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 # Said for the gateway, or of the answer's form: they go no further, and part no batch.
 _CONSUMED = frozenset(("timeout", "priority", "binary_data_output", EMPTY_FINAL_RESPONSE))
+_LEAST, _GREATEST = -(2**63), 2**63 - 1  # that gRPC has a number for
 _OF_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 
 
@@ -84,8 +85,9 @@ class BatchFlow:
     """What every inference over tensors passes whose model the gateway owns.
 
     A request that the gateway cannot answer as the engine would is relayed alone: one that stands in shared memory,
-    is part of a sequence, wants classes, or is for a version that the engine does not describe. So is one that is
-    wrong: it is kept out of the batches, and the engine refuses it in its own words.
+    is part of a sequence, wants classes, has no inputs, or a parameter that a call of ours cannot hold, or is for a
+    version that the engine does not describe or that is spelled oddly. So is one that is wrong: it is kept out of the
+    batches, and the engine refuses it in its own words.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class BatchFlow:
         self, call: C, passenger: Passenger, read: Callable[[C, _Served], Awaitable[InferAsk]]
     ) -> _Ride | None:
         """The call as a batch takes it; None for one that the engine is to be asked alone, or to refuse."""
-        served = await self._find(passenger.head)
+        served = await self._find(passenger)
         if served is None:
             return None
         try:
@@ -184,21 +186,26 @@ class BatchFlow:
         message = await in_thread(size_bytes, parsed_request, service_pb2.ModelInferRequest, call.message)
         return await in_thread(size_bytes, read_grpc, message)
 
-    async def _find(self, head: InferHead) -> _Served | None:
+    async def _find(self, passenger: Passenger) -> _Served | None:
         """What the engine says of the model's version; None where it says nothing: it has its own words for that."""
+        head = passenger.head
         known = self._watch.models.get(head.model_name)
         if known is None or known.config is None:
             return None
         served = self._served.get((head.model_name, head.model_version))
         if served is None or served.known is not known.config:
-            served = await self._ask(head, known.config)
+            if not _is_plain(head.model_version):
+                return None
+            served = await self._ask(passenger, known.config)
             if served is not None:
                 self._served[head.model_name, head.model_version] = served
         return served
 
-    async def _ask(self, head: InferHead, config: ModelConfig) -> _Served | None:
+    async def _ask(self, passenger: Passenger, config: ModelConfig) -> _Served | None:
+        head = passenger.head
         question = service_pb2.ModelConfigRequest(name=head.model_name, version=head.model_version)
-        answer = await self._relay.grpc(GrpcCall(MODEL_CONFIG, question.SerializeToString()), deadline=None)
+        call = GrpcCall(MODEL_CONFIG, question.SerializeToString())
+        answer = await self._relay.grpc(call, deadline=passenger.deadline)
         if answer.code:
             return None
         message = parsed(service_pb2.ModelConfigResponse, answer.message).config
@@ -233,13 +240,21 @@ def _header(call: HttpCall, name: bytes) -> bytes:
     return b""
 
 
+def _is_plain(version: str) -> bool:
+    """Whether it is spelled in the one way that nothing else stands for; the engine takes 01 and 1x for 1, too."""
+    return not version or (version.isascii() and version.isdigit() and (version[0] != "0" or version == "0"))
+
+
 def _is_mergeable(ask: InferAsk) -> bool:
     """Not what stands in shared memory, wants classes or is of a sequence, nor a parameter that Triton cannot name."""
-    if ask.shared or any(output.classes or output.region is not None for output in ask.outputs):
+    if ask.shared or not ask.inputs or any(output.classes or output.region is not None for output in ask.outputs):
         return False
-    if not ask.parameters:
+    parameters = ask.parameters
+    if not parameters:
         return True
-    return not any(ask.parameters.get(name) for name in _OF_SEQUENCES) and "\0" not in "".join(ask.parameters)
+    if any(parameters.get(name) for name in _OF_SEQUENCES) or "\0" in "".join(parameters):
+        return False
+    return all(not isinstance(value, int) or _LEAST <= value <= _GREATEST for value in parameters.values())
 
 
 def _for_the_engine(parameters: Mapping[str, Parameter]) -> Mapping[str, Parameter]:

@@ -1,0 +1,109 @@
+"""What of a gateway-owned model's requests goes into a batch, and what goes to the engine alone."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from server.backends.watch import KnownModel
+from server.batch_flow import MODEL_CONFIG, BatchFlow, Passenger
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig, TensorSpec
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.core.tensor import Datatype
+
+CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
+MESSAGE = model_config_pb2.ModelConfig(
+    name="owned",
+    max_batch_size=8,
+    input=[model_config_pb2.ModelInput(name="x", data_type=model_config_pb2.TYPE_FP32, dims=[-1], optional=True)],
+    output=[model_config_pb2.ModelOutput(name="y", data_type=model_config_pb2.TYPE_FP32, dims=[-1])],
+)
+
+
+@dataclass
+class Asked:
+    """Relay, watch and batching in one; what each was asked is kept. asked_config: with which deadlines."""
+
+    models: Mapping[str, KnownModel] = field(
+        default_factory=lambda: {"owned": KnownModel("owned", is_ready=True, config=CONFIG)}
+    )
+    alone: int = 0
+    batched: list[InferRequest] = field(default_factory=list)
+    asked_config: list[float | None] = field(default_factory=list)
+
+    async def http(self, _: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        self.alone += 1
+        return HttpAnswer(200, (), b"")
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        if call.method != MODEL_CONFIG:
+            self.alone += 1
+            return GrpcAnswer(0, b"")
+        self.asked_config.append(deadline)
+        return GrpcAnswer(0, service_pb2.ModelConfigResponse(config=MESSAGE).SerializeToString())
+
+    async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
+        self.batched.append(request)
+        return InferResponse("owned", "1", request.inputs)
+
+
+def flow_of(asked: Asked) -> BatchFlow:
+    both: Any = asked
+    return BatchFlow(batching=both, relay=both, watch=both, max_rows_of=lambda _: 8, max_body_bytes=1 << 20)
+
+
+def passenger(version: str = "", deadline: float | None = None) -> Passenger:
+    return Passenger(InferHead("owned", version), "c", deadline)
+
+
+def grpc_call(version: str = "", *, has_input: bool = True) -> GrpcCall:
+    message = service_pb2.ModelInferRequest(model_name="owned", model_version=version)
+    if has_input:
+        message.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+        message.raw_input_contents.append(bytes(4))
+    return GrpcCall("/inference.GRPCInferenceService/ModelInfer", message.SerializeToString())
+
+
+async def test_request_without_inputs_goes_alone() -> None:
+    """It has no rows to merge; whether it is one is the engine's to say."""
+    asked = Asked()
+
+    await flow_of(asked).grpc(grpc_call(has_input=False), passenger())
+
+    assert (asked.alone, asked.batched) == (1, [])
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**30])
+async def test_parameter_that_no_call_of_ours_can_hold_goes_alone(number: int) -> None:
+    """REST has numbers of any size, and the engine takes them there; gRPC has 64 bits."""
+    asked = Asked()
+    body = b'{"parameters":{"a":%d},"inputs":[{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}]}' % number
+
+    await flow_of(asked).http(HttpCall("POST", b"/v2/models/owned/infer", (), body), passenger())
+
+    assert (asked.alone, asked.batched) == (1, [])
+
+
+async def test_versions_that_are_spelled_oddly_grow_no_table() -> None:
+    """The engine takes `1`, `01` and `1x` for one version: each of a client's spellings would be kept for ever."""
+    asked = Asked()
+    flow = flow_of(asked)
+
+    for version in ("1", "1", "01", "001", "+1", "1x", "\N{ARABIC-INDIC DIGIT ONE}"):
+        await flow.grpc(grpc_call(version), passenger(version))
+
+    assert (len(asked.batched), asked.alone, len(asked.asked_config)) == (2, 5, 1)
+
+
+async def test_engine_is_asked_for_the_config_no_longer_than_the_request_has() -> None:
+    """The first request of a version waits for its config, too."""
+    asked = Asked()
+    deadline = time.monotonic() + 9.0
+
+    await flow_of(asked).grpc(grpc_call(), passenger(deadline=deadline))
+
+    assert asked.asked_config == [deadline]
