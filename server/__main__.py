@@ -12,6 +12,7 @@ from typing import NoReturn
 from server.front import Seat, run_front
 from server.grpc.server import AddressTaken
 from server.local.gateway_process import CORE, FRONT
+from server.local.socket_folder import reachable
 from server.logs import configure_logs, get_logger
 from server.main import run_gateway
 from server.rest.listener import PortTaken
@@ -27,7 +28,7 @@ def main() -> int:
     control_end = socket.socket(fileno=int(sys.argv[2]))
     os.set_inheritable(control_end.fileno(), False)
     part = sys.argv[3] if len(sys.argv) > 3 else ""
-    run_dir = Path(sys.argv[1]).absolute().parent
+    run_dir = reachable(Path(sys.argv[1]).absolute().parent)
     try:
         if part.startswith(FRONT):
             return run_front(settings, control_end, Seat(int(part.removeprefix(FRONT)), run_dir))

@@ -34,6 +34,7 @@ from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.rest.app import RestLimits, create_app
 from server.rest.listener import HttpListener, bind
+from server.rest.passed_on import WayToCore
 from server.settings import Settings
 from server.shared_memory.absent import SWITCHED_OFF, NoSharedMemory
 from server.tracing.relay import TracedRelay
@@ -117,11 +118,14 @@ class Front:
         """The core's page, and files, of what is read at a scrape, now and then; for ever."""
         column, write = self.seat.index, self.page.write
         former_restarts = self.page.read(Row.DECODER_RESTARTS, column)
+        former_spans = self.page.read(Row.SPANS_DROPPED, column)
         while True:
             statistics = self.pool.statistics()
             write(Row.CONNECTIONS, column, listener.connection_count)
             write(Row.DECODES_WAITING, column, statistics.waiting)
             write(Row.DECODER_RESTARTS, column, former_restarts + statistics.restarts)
+            if self.tracer is not None:
+                write(Row.SPANS_DROPPED, column, former_spans + self.tracer.dropped_spans)
             self.metrics.flush()
             await asyncio.sleep(TOLD_EVERY_S)
 
@@ -194,7 +198,8 @@ async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
 def _rest(front: Front, listener: socket.socket) -> HttpListener:
     settings = front.settings
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
-    app = create_app(front.plane, limits, front.metrics, door=front.door, core=front.core)
+    way = WayToCore(front.core, has_engine=settings.engine_is_embedded)
+    app = create_app(front.plane, limits, front.metrics, door=front.door, way=way)
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return HttpListener(
         app,

@@ -165,7 +165,7 @@ class Gateway:
             read("access_failed_reads_total", lambda: door.failed_reads)
             read("key_inflight_requests", lambda: door.in_flight())
         if (tracer := self.tracer) is not None:
-            read("spans_dropped_total", lambda: tracer.dropped_spans)
+            read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
         read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
 
     def _options_of(self, model_name: str) -> BatchOptions | None:

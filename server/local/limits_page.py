@@ -25,9 +25,10 @@ class Row(IntEnum):
     CONNECTIONS = 3
     DECODES_WAITING = 4
     DECODER_RESTARTS = 5
+    SPANS_DROPPED = 6
 
 
-LASTING = frozenset((Row.DECODER_RESTARTS,))
+LASTING = frozenset((Row.DECODER_RESTARTS, Row.SPANS_DROPPED))
 
 
 class LimitsPage:

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from server.access.door import Door
-from server.backends.core_relay import CoreRelay
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
@@ -27,7 +26,7 @@ from server.rest.image import ImageEndpoint
 from server.rest.infer import InferEndpoint
 from server.rest.limits import RestLimits
 from server.rest.models import ModelEndpoints
-from server.rest.passed_on import PassedOn
+from server.rest.passed_on import PassedOn, WayToCore
 from server.rest.recorder import RequestRecorder
 from server.rest.root import Root
 from server.rest.routes import Row, WireRoute
@@ -50,20 +49,21 @@ def create_app(
     record: RequestRecorder,
     *,
     door: Door | None = None,
-    core: CoreRelay | None = None,
+    way: WayToCore | None = None,
     has_fronts: bool = False,
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    door: lets callers in; None where everybody may do everything. core: of a front, which serves inference and health
+    door: lets callers in; None where everybody may do everything. way: of a front, which serves inference and health
     alone, and passes everything else on. has_fronts: of a core, which believes its fronts who asks.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits, record)
-    if core is not None:
-        rows = [_passed_on(row, PassedOn(core, limits, record)) for row in rows]
+    passed_on = PassedOn(way.core, limits, record) if way is not None else None
+    if way is not None and passed_on is not None:
+        rows = [row if _is_served(row, way) else replace(row, endpoint=passed_on) for row in rows]
     open_to = door.open_to if door is not None else EVERY_ROLE
-    described = Description(plane, rows, open_to) if core is None else PassedOn(core, limits, record)
+    described = passed_on or Description(plane, rows, open_to)
     rows.append(Row(_GET, "/openapi.json", described, "What is served here."))
     # Off, or it looks at the environment nine times a request.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -107,10 +107,10 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
     ]
 
 
-def _passed_on(row: Row, passed_on: PassedOn) -> Row:
-    """The row as a front has it."""
-    is_served_here = row.is_open or isinstance(row.endpoint, InferEndpoint | ImageEndpoint)
-    return row if is_served_here else replace(row, endpoint=passed_on)
+def _is_served(row: Row, way: WayToCore) -> bool:
+    """Whether a front serves the row itself."""
+    kinds = (InferEndpoint,) if way.has_engine else (InferEndpoint, ImageEndpoint)
+    return row.is_open or isinstance(row.endpoint, kinds)
 
 
 class _Refusals:

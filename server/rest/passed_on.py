@@ -1,5 +1,7 @@
 """What a front does not serve itself: passed on to the core as it came, and its answer passed back as it comes."""
 
+from dataclasses import dataclass
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,6 +21,14 @@ from server.rest.limits import RestLimits
 from server.rest.recorder import RequestRecorder
 
 log = get_logger("rest")
+
+
+@dataclass(frozen=True, slots=True)
+class WayToCore:
+    """Of a front. has_engine: whether the engine lives in the core's process, so that pictures are decoded there."""
+
+    core: CoreRelay
+    has_engine: bool
 
 
 class PassedOn:

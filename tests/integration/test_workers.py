@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import look_up, start_embedded
 from tests.integration.embedded_stack import write_models as write_embedded_models
 from tests.integration.living import SLOW_CONFIG, family, infer_slow, inflight, is_serving, wait_for
@@ -296,10 +296,20 @@ def test_sigterm_drains_fronts_before_their_core_and_leaves_nothing(tmp_path: Pa
     assert not any(child.is_running() for child in everyone)
 
 
-def test_parent_killed_takes_fronts_and_core_with_it(tmp_path: Path) -> None:
-    """kill -9 of `penstock up` itself leaves no process behind."""
+def test_pictures_reach_an_engine_in_the_core_and_a_killed_parent_takes_all_with_it(tmp_path: Path) -> None:
+    """A picture is answered by the core that has the engine; kill -9 of `penstock up` leaves no process behind.
+
+    The folder has a name so long that no Unix socket's path could hold it.
+    """
+    shipped, folder = CHECKOUT / "model_repository", tmp_path / ("long" * 30)
     write_embedded_models(tmp_path / "models")
-    stack = start_embedded(tmp_path, "--workers", "2")
+    folder.mkdir()
+    words = ("--workers", "2", "--model-repository", str(shipped), "--models", "street,lookup")
+    stack = start_embedded(tmp_path, *words, TMPDIR=str(folder))
+    assert look_up(stack).status == 200
+    picture = (shipped / "street" / "golden.jpg").read_bytes()
+    answer = call("POST", f"{stack.http_url}/v2/models/street/image", picture, {"content-type": "image/jpeg"})
+    assert (answer.status, len(answer.json["results"])) == (200, 1)
     everyone = family(stack)
     assert len([child for child in everyone if child.cmdline()[-1].startswith("front-")]) == 2
     stack.process.kill()
