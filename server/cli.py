@@ -28,9 +28,7 @@ COMMANDS = {
     "models": Command("server.commands.models", "app", "List, pull, load, unload, check and optimise models."),
     "keys": Command("server.commands.keys", "app", "Make API keys for a gateway that asks for them."),
     "load": Command("server.commands.load", "app", "Run load tests with a verdict against documented targets."),
-    "plan": Command(
-        "server.commands.plan", "plan", "Say what an engine's profile can serve inside an SLO; race policies."
-    ),
+    "plan": Command("server.commands.plan", "plan", "Say what an engine can serve inside an SLO, replayed."),
     "doctor": Command("server.commands.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
 }
 

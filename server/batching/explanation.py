@@ -18,7 +18,7 @@ _WHY_CLOSED = {
     CloseReason.INCOMPATIBLE: "the next request could not share it",
 }
 _WHY_NOT = {
-    Owner.TRITON: "Triton forms this model's batches, not the gateway: ask Triton's statistics",
+    Owner.TRITON: "Triton forms this model's batches, not the gateway; `penstock models explain {model}` tells of them",
     Owner.OFF: "nobody forms batches of this model: the request went to the engine alone",
     Owner.GATEWAY: "the request went to the engine alone: the gateway merges no sequences, shared memory or classes",
 }
@@ -105,7 +105,7 @@ def explained(explanation: Explanation) -> Explained:
 
 def not_formed(model_name: str, owner: Owner) -> Explained:
     """Of a request that passed through; owner: of its model's batches."""
-    return Explained(model_name, owner, _WHY_NOT[owner])
+    return Explained(model_name, owner, _WHY_NOT[owner].replace("{model}", model_name))
 
 
 def as_header(told: Explained) -> str:

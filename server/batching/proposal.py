@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from server.batching.options import BatchOptions
-from server.core.batching import Fit
+from server.core.batching import Fit, Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,10 @@ def propose(fit: Fit | None, options: BatchOptions) -> Proposal:
     The preferred batch is the largest b with 2·t(b) + guard within the SLO, since a request may come when a batch of
     b rows has just begun and then waits for it; the most rows where there is no SLO. The delay is never more than a
     call's fixed cost, which is all that one more mate can save, nor than what the SLO leaves. What waits longer than
-    the SLO allows is refused rather than run late.
+    the SLO allows is refused rather than run late. A model that takes one row a call has nothing to merge: a comment.
     """
+    if options.max_batch_size == 1:
+        return Proposal("# Nothing to propose: the model takes one row a call (max_batch_size).\n", None, 0.0)
     if fit is None:
         reasons = ["# No fit yet: a fit needs calls of two sizes or more. Triton's defaults are a start."]
         return Proposal(_text(reasons, options, _Choice()), None, 0.0)
@@ -61,11 +63,13 @@ def _reasons(fit: Fit, options: BatchOptions, choice: _Choice) -> list[str]:
             "# expect late answers under load, or declare a longer slo_p99_ms.",
         ]
     worst = f"{_worst_s(fit, choice.rows) * 1e3:.1f} ms"
-    return [f"{line}; {choice.rows} rows take {worst} at worst, within the SLO of {slo}."]
+    return [f"{line}; {choice.rows} rows behind another such call take {worst}, within the SLO of {slo}."]
 
 
 def _text(reasons: list[str], options: BatchOptions, choice: _Choice) -> str:
-    lines = ["# For batches formed by Triton; take batch_owner out of the parameters.", *reasons, "dynamic_batching {"]
+    is_ours = options.owner is Owner.GATEWAY
+    lead = "# For batches formed by Triton" + ("; take batch_owner out of the parameters." if is_ours else ".")
+    lines = [lead, *reasons, "dynamic_batching {"]
     if choice.rows is not None and choice.rows > 1:
         lines.append(f"  preferred_batch_size: [ {choice.rows} ]")
     lines.append(f"  max_queue_delay_microseconds: {round(choice.delay_s * 1e6)}")

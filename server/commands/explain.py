@@ -48,7 +48,7 @@ def explain(
 def lines_of(page: ModelExplained) -> Iterator[str]:
     """The page for a person."""
     yield f"{page.model}: {_OWNERS[page.owner]}"
-    yield f"declared  {_options(page.options)}"
+    yield f"declared  {_options(page.options, page.owner)}"
     if page.queue is not None:
         yield f"queue     {_queue(page.queue)}"
     yield f"fit       {_fit(page.fit)}"
@@ -62,11 +62,14 @@ def lines_of(page: ModelExplained) -> Iterator[str]:
     yield page.proposed_config.rstrip("\n")
 
 
-def _options(options: OptionsTold) -> str:
+def _options(options: OptionsTold, owner: Owner) -> str:
+    """The queue's bounds stand there where there is a queue of ours."""
     slo = "no slo_p99_ms" if options.slo_p99_ms is None else f"slo_p99_ms {options.slo_p99_ms:g}"
+    told = f"max_batch_size {options.max_batch_size}, {options.instances} instance{_s(options.instances)}, {slo}"
+    if owner is not Owner.GATEWAY:
+        return told
     return (
-        f"max_batch_size {options.max_batch_size}, {options.instances} instance{_s(options.instances)}, {slo}, "
-        f"max_queue_delay_us {options.max_queue_delay_us:g}, max_queue_size {options.max_queue_size}, "
+        f"{told}, max_queue_delay_us {options.max_queue_delay_us:g}, max_queue_size {options.max_queue_size}, "
         f"max_queue_bytes {options.max_queue_bytes}"
     )
 

@@ -53,7 +53,7 @@ def _table(race: Race) -> Table:
     for title in ("rate", "batch", "p50 ms", "p99 ms"):
         table.add_column(title, justify="right", no_wrap=True)
     if race.bounds.possible is not None:
-        table.add_column("of possible", justify="right")
+        table.add_column("of possible", justify="right", overflow="fold")
     for multiple in [multiple for multiple, _ in race.rows[0].overload] if race.rows else []:
         table.add_column(f"at {multiple:g}x", justify="right", no_wrap=True)
     for row in _ordered(race):

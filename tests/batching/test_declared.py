@@ -103,7 +103,11 @@ def test_operators_mistake_is_told_as_one_of_the_settings() -> None:
 @pytest.mark.parametrize(
     ("owner", "change", "why"),
     [
-        ("gateway", {"has_dynamic_batching": True}, "two batchers in series add two delays; remove one of them"),
+        (
+            "gateway",
+            {"has_dynamic_batching": True},
+            "two batchers in series add two delays; remove it, or name triton",
+        ),
         ("gateway", {"has_sequence_batching": True}, "requests of a sequence cannot share a batch"),
         ("gateway", {"is_decoupled": True}, "a decoupled model answers any number of times"),
         ("gateway", {"is_ensemble": True}, "an ensemble's batches are formed by the models in it"),

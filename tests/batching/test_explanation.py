@@ -81,6 +81,7 @@ def test_request_that_passed_through_is_told_who_owns_its_batches(owner: Owner, 
     told = not_formed("street", owner)
     assert (told.owner, told.batch, told.queue_ms) == (owner, None, None)
     assert words in told.text
+    assert ("penstock models explain street" in told.text) is (owner is Owner.TRITON)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,20 @@ def test_proposal_that_rests_on_less_says_so_and_still_parses(fit: Fit | None, s
     proposal = propose(fit, replace(OPTIONS, slo_s=slo_s))
     assert said in proposal.text
     assert dynamic_batching(proposal.text).max_queue_delay_microseconds == round(proposal.max_queue_delay_s * 1e6)
+
+
+def test_proposal_speaks_of_batch_owner_only_where_one_stands() -> None:
+    """Who has Triton form the batches already has none to take out; a model of single rows is proposed nothing."""
+    assert "take batch_owner out" in propose(V100, OPTIONS).text
+    assert "batch_owner" not in propose(V100, replace(OPTIONS, owner=Owner.TRITON)).text
+    single = propose(V100, replace(OPTIONS, owner=Owner.OFF, max_batch_size=1))
+    assert "takes one row a call" in single.text
+    assert text_format.Parse(single.text, model_config_pb2.ModelConfig()) == model_config_pb2.ModelConfig()
+
+
+def test_proposal_tells_what_its_worst_case_is() -> None:
+    """The figure holds the call before one's own, which a reader would not guess."""
+    assert "behind another such call take" in propose(V100, OPTIONS).text
 
 
 def test_page_of_a_queue_shows_fit_histogram_reasons_and_drops() -> None:

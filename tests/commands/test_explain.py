@@ -43,7 +43,10 @@ def test_models_explain_shows_queue_fit_histogram_and_a_config_for_triton(pensto
     """In plain lines for a person, the bars in proportion, and what follows is a piece of config.pbtxt."""
     shown = shown_by(stand_in, penstock, explain_queue("street", OPTIONS, STATISTICS))
     assert "street: the gateway forms its batches" in shown
-    assert "max_batch_size 16, 2 instances, slo_p99_ms 50" in shown
+    assert (
+        "max_batch_size 16, 2 instances, slo_p99_ms 50, max_queue_delay_us 0, max_queue_size 512, max_queue_bytes"
+        in shown
+    )
     assert (
         "3 requests of 4 rows waiting, 1 of 3 calls at the engine, at most 16 rows a batch now; one row more" in shown
     )
@@ -66,6 +69,7 @@ def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
     assert "fit       none yet" in shown
     assert "no batches yet" in shown
     assert "queue  " not in shown
+    assert "max_queue" not in shown.split("\n\n")[0]
 
 
 def test_models_explain_as_json_is_the_gateways_page(penstock: Call, stand_in: StandIn) -> None:
