@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from server.backends.watch import KnownModel
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, InvalidRequest, Overloaded
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig
 from server.local.batch_line import SOCKET_NAME, BatchLine
@@ -157,9 +157,9 @@ class CoreLink:
         until = float("inf") if request.deadline is None else request.deadline + LATE_S
         self._asks[number] = future, until
         asked, leases = (request, []) if self._slab is None else by_place(request, self._slab)
-        line.send(Ask(number, asked, client, priority))
         is_answered = False
         try:
+            _send_ask(line, Ask(number, asked, client, priority))
             response = await future
             is_answered = True
         except asyncio.CancelledError:
@@ -219,8 +219,10 @@ class CoreLink:
             self._served.clear()
         if now - self._heard_at > SILENCE_S:
             log.error("the core is silent", seconds=round(now - self._heard_at, 1))
-            self._lose(CORE_SILENT)  # it is connected still, and may speak again
-            self._heard_at = now
+            self._lose(CORE_SILENT)
+            if self._line is not None:
+                self._line.close()  # when it speaks again it gives up what was asked here, and lends its slab anew
+            return
         for number, (future, until) in list(self._asks.items()):
             if now > until and not future.done():
                 self._send(GiveUp(number))
@@ -292,3 +294,11 @@ class CoreLink:
         """The model as it was known here, where nothing of it has changed: what is kept of a config stays good."""
         former = self._models.get(known.name)
         return former if former == known else known
+
+
+def _send_ask(line: BatchLine[DOWN], ask: Ask) -> None:
+    """Raises InvalidRequest for what no record can hold."""
+    try:
+        line.send(ask)
+    except (OverflowError, ValueError) as error:
+        raise InvalidRequest(f"the request cannot be handed to the gateway's core: {error}") from error

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -293,3 +293,30 @@ async def test_large_tensors_come_over_whole(tmp_path: Path) -> None:
         asked = InferRequest("other", (tensor_from_numpy("x", array),))
         answers = await asyncio.gather(*(pair.link.infer(asked, client="") for _ in range(3)))
         assert all((answer.outputs[0].to_numpy() == array).all() for answer in answers)
+
+
+async def test_request_that_cannot_be_told_leaves_nothing(tmp_path: Path) -> None:
+    """A record that cannot be made is the request's own failure, and takes no place from others."""
+    async with paired(tmp_path) as pair:
+        for _ in range(5):
+            with pytest.raises(InvalidRequest):
+                await pair.link.infer(replace(request(), parameters={"a": 10**30}), client="c")
+        assert (await pair.link.infer(request(), client="c")).id == "id-7"
+
+
+async def test_core_that_was_silent_works_for_nobody_who_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its front asks over a new connection; what was asked over the old one is given up."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        asking = asyncio.create_task(pair.link.infer(request(), client="c"))
+        await pair.engine.entered.wait()
+        monkeypatch.setattr(core_link, "SILENCE_S", 0.0)
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await asking
+        monkeypatch.undo()
+        await asyncio.wait_for(pair.engine.cancelled.wait(), 5)
+        pair.engine.holds = False
+        await until(lambda: pair.link.is_up)
+        assert (await pair.link.infer(request(), client="c")).id == "id-7"
