@@ -14,6 +14,7 @@ OVERLOAD = 0.02  # of the rows are given up
 WEIGHT = 0.2  # of one batch in that
 BATCHES = 32  # without a light client's request, and batches are as long as they may be
 PATIENCE_S = 1.0  # a request without a deadline is served as if it had this one
+FAR = 1 / 32  # of a deadline's time beyond that: who gives half a minute waits a second longer than who gives none
 
 
 class Shares:
@@ -43,11 +44,10 @@ class Shares:
         if self._total > 2 * MEMORY_ROWS:
             self._forget()
         is_light = self._is_light(entry) and (latest is None or is_favoured(latest))
+        entry.rank = _usual_rank(entry)
         if entry.deadline is None:
-            entry.rank = entry.arrived_at + (0.0 if is_light else PATIENCE_S)
-            return
-        entry.rank = entry.deadline
-        if is_light and self.is_overloaded:
+            entry.rank = entry.arrived_at if is_light else entry.rank
+        elif is_light and self.is_overloaded:
             entry.rank = entry.arrived_at
             self._budget_s = entry.deadline - entry.arrived_at
             self._batches_since = 0
@@ -76,4 +76,12 @@ class Shares:
 
 def is_favoured(entry: Entry) -> bool:
     """Whether the entry goes before those that have as much time."""
-    return entry.rank < (entry.arrived_at + PATIENCE_S if entry.deadline is None else entry.deadline)
+    return entry.rank < _usual_rank(entry)
+
+
+def _usual_rank(entry: Entry) -> float:
+    """The deadline, and as if it were PATIENCE_S away where there is none; of one further away little more counts."""
+    patient = entry.arrived_at + PATIENCE_S
+    if entry.deadline is None:
+        return patient
+    return entry.deadline if entry.deadline <= patient else patient + (entry.deadline - patient) * FAR

@@ -362,3 +362,18 @@ def test_push_refused_after_displacing_tells_the_displaced() -> None:
 
     assert bench.queue.next_wakeup(bench.now) == bench.now
     assert latest in [one.entry for one in bench.expire()]
+
+
+def test_long_deadline_waits_no_longer_than_none() -> None:
+    """Who gives half a minute is not served after everybody who gives no time at all."""
+    bench = Bench(max_batch_size=1)
+    (patient,) = bench.push(within_s=30.0, client="patient")
+    bench.push(4, client="many")
+    served = []
+    for _ in range(200):
+        batch = bench.pop()
+        served += batch.entries
+        bench.done(batch, 0.05)
+        bench.push(client="many")
+
+    assert patient in served[:30]
