@@ -108,7 +108,8 @@ def _obstacle(config: "ModelConfig", owner: Owner) -> str:
     if owner is Owner.OFF:
         return "but config.pbtxt has dynamic_batching; remove it, or name triton" if config.has_dynamic_batching else ""
     if config.has_dynamic_batching:
-        return "but config.pbtxt has dynamic_batching, and two batchers in series add two delays; remove it, or name triton"
+        why = "but config.pbtxt has dynamic_batching, and two batchers in series add two delays"
+        return f"{why}; remove it, or name triton"
     kind = next((kind for kind, is_so in _unmergeable(config) if is_so), "")
     return f"but {kind}; name triton or off" if kind else ""
 
