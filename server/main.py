@@ -231,6 +231,13 @@ class _Doors:
     grpc: GrpcServer
     metrics: HttpListener
 
+    def tell(self, *, has_fronts: bool) -> None:
+        """The log. Fronts come over Unix sockets, which have no port."""
+        if has_fronts:
+            log.info("the fronts' core listens", metrics=self.metrics.port)
+        else:
+            log.info("listening", http=self.rest.port, grpc=self.grpc.port, metrics=self.metrics.port)
+
 
 async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path | None) -> int:
     stop = asyncio.Event()
@@ -250,7 +257,7 @@ async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path 
         control.send(GatewayServes(doors.rest.port, doors.grpc.port, doors.metrics.port))
     gc.collect()
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
-    log.info("listening", http=doors.rest.port, grpc=doors.grpc.port, metrics=doors.metrics.port)
+    doors.tell(has_fronts=run_dir is not None)
     tasks = [
         asyncio.create_task(gateway.watch.run()),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),

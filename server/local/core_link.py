@@ -218,7 +218,7 @@ class CoreLink:
             self._send(Served(tuple(self._served)))
             self._served.clear()
         if now - self._heard_at > SILENCE_S:
-            log.error("the core is silent", seconds=round(now - self._heard_at, 1))
+            log.error("the core is silent", front=self._index, seconds=round(now - self._heard_at, 1))
             self._lose(CORE_SILENT)
             if self._line is not None:
                 self._line.close()  # when it speaks again it gives up what was asked here, and lends its slab anew
@@ -231,7 +231,7 @@ class CoreLink:
     def _lose(self, reason: str) -> None:
         """The core says nothing any more: nobody waits for it."""
         if self._is_up:
-            log.warning("no core", reason=reason)
+            log.warning("no core", front=self._index, reason=reason)
         self._is_up, self._reason = False, reason
         if self._slab is not None:
             self._slab.forget()
@@ -283,7 +283,7 @@ class CoreLink:
 
     def _take(self, state: State) -> None:
         if state.is_up and not self._is_up:
-            log.info("the core serves", generation=state.generation)
+            log.info("the core serves", front=self._index, generation=state.generation)
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
         self._models = {known.name: self._same(known) for known in state.models}
         self._owned = frozenset(state.owned)

@@ -107,6 +107,13 @@ def test_both_fronts_answer_on_the_same_ports_as_one_gateway(workers: RunningSta
     assert metric(workers, "penstock_fronts ") == 2
 
 
+def test_log_says_which_front_and_no_port_that_nobody_can_ask(workers: RunningStack) -> None:
+    """The core listens on Unix sockets, which have no port; a front's lines have its number."""
+    assert {line.split("front=")[1].split()[0] for line in workers.logged("the core serves")} == {"1", "2"}
+    assert workers.logged(r"gateway: the fronts' core listens metrics=\d+")
+    assert not workers.logged(r"(http|grpc)=[01]\b")
+
+
 def test_requests_of_both_fronts_share_a_batch_of_the_core(workers: RunningStack) -> None:
     """Thirty-two at once, over HTTP and gRPC: each has its own row back, and the engine was called less often."""
     url, number = workers.http_url.removeprefix("http://"), "penstock_batch_size_count"
