@@ -67,7 +67,7 @@ class Shares:
 
     def _is_light(self, entry: Entry) -> bool:
         clients = len(self._asked)
-        return clients > 1 and self._asked[entry.client] * clients <= self._total * LIGHT
+        return clients > 1 and self._asked.get(entry.client, 0.0) * clients <= self._total * LIGHT
 
     def _forget(self) -> None:
         self._asked = {client: rows / 2 for client, rows in self._asked.items() if rows / 2 >= LEAST_ROWS}
