@@ -53,9 +53,9 @@ def _table(race: Race) -> Table:
     for title in ("rate", "batch", "p50 ms", "p99 ms"):
         table.add_column(title, justify="right", no_wrap=True)
     if race.bounds.possible is not None:
-        table.add_column("of possible", justify="right", overflow="fold")
+        table.add_column("of possible", justify="right", min_width=len("possible"))
     for multiple in [multiple for multiple, _ in race.rows[0].overload] if race.rows else []:
-        table.add_column(f"at {multiple:g}x", justify="right", no_wrap=True)
+        table.add_column(f"at {multiple:g}x", justify="right")
     for row in _ordered(race):
         table.add_row(*_cells(row, race), style="bold" if row.contender is Contender.OURS else None)
     return table
