@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpc import ChannelConnectivity, StatusCode, aio
 
+from server.backends.last_word import LastWord
 from server.backends.patience import Patience
 from server.backends.triton_http import TritonHttp, origin_of
 from server.core.backend import GrpcStream
@@ -122,6 +123,7 @@ class CoreStream:
     ) -> None:
         self._call = call
         self._judge = judge
+        self._last_word = LastWord(call)
 
     async def send(self, message: bytes) -> None:
         """On a call that has ended it does nothing: receive and end tell of it."""
@@ -147,8 +149,9 @@ class CoreStream:
 
     async def end(self) -> GrpcAnswer:
         """How the core ended the call. Raises BackendUnavailable where it is gone."""
-        code, details = await self._call.code(), await self._call.details()
-        return self._judge(code, details or "", _metadata(await self._call.trailing_metadata()))
+        trailing = _metadata(await self._call.trailing_metadata())
+        code, details = await self._last_word.told()
+        return self._judge(code, details or "", trailing)
 
     def cancel(self) -> None:
         """End it at once."""

@@ -1,25 +1,19 @@
 """One bidirectional call to an engine's gRPC port."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
 
 import grpc
 
 from server.backends.http2_calls import GRACE_S
-from server.core.errors import BackendUnavailable, DeadlineExceeded
+from server.backends.last_word import LastWord, StreamCall
+from server.core.errors import DeadlineExceeded
 from server.core.relay import GrpcAnswer, GrpcMetadata
 
-StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 Judge = Callable[[grpc.StatusCode, str, GrpcMetadata], GrpcAnswer]
-T = TypeVar("T")
 
-LAST_WORD_S = 0.5
 MAX_LEAVING = 1024
-# What grpc.aio says by itself of a write that the end of the call overtook; the engine's own word comes a moment later.
-_OVERTAKEN = "Internal error from Core"
 
 
 class TritonStream:
@@ -45,8 +39,7 @@ class TritonStream:
         # Tasks of their own: grpc.aio cancels the call at once where one that reads or writes is cancelled.
         self._reading: asyncio.Task[bytes | None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._words: asyncio.Queue[tuple[grpc.StatusCode, str]] = asyncio.Queue()
-        self._call.add_done_callback(self._hear)  # each time that the call's status is set
+        self._last_word = LastWord(call)
 
     async def send(self, message: bytes) -> None:
         """Returns when gRPC has room for more. On a call that has ended it does nothing: receive and end tell of it."""
@@ -71,7 +64,7 @@ class TritonStream:
         if self._is_late:
             raise DeadlineExceeded(f"the stream's deadline passed, {self._timeout_s:.3f} s after it was opened")
         trailing = tuple((key, value) for key, value in await self._call.trailing_metadata() or ())
-        code, details = await self._last_word()
+        code, details = await self._last_word.told()
         return self._judge(code, details, trailing)
 
     def cancel(self) -> None:
@@ -115,31 +108,7 @@ class TritonStream:
             return None
         return message if isinstance(message, bytes) else None
 
-    def _hear(self, _: object) -> None:
-        self._words.put_nowait((_told(self._call.code()), _told(self._call.details())))
-
-    async def _last_word(self) -> tuple[grpc.StatusCode, str]:
-        until = time.monotonic() + LAST_WORD_S
-        while True:
-            try:
-                async with asyncio.timeout(until - time.monotonic()):
-                    code, details = await self._words.get()
-            except TimeoutError:
-                raise BackendUnavailable("the engine's stream ended without a word; open it again") from None
-            if details != _OVERTAKEN:
-                return code, details
-
 
 async def _unless_ended(writing: "Coroutine[None, None, None]") -> None:
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await writing
-
-
-def _told(word: "Coroutine[None, None, T]") -> T:
-    """The result of a coroutine that has nothing to wait for, as of a call that is done."""
-    try:
-        word.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    raise RuntimeError("a call that is done has its status")
