@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from server.batching.merge import Merged, merge
 from server.core.backend import Backend
 from server.core.batching import Batching, Explanation
 from server.core.encoded_images import ImageInput
-from server.core.errors import DeadlineExceeded, InferenceError, InvalidRequest, UnsupportedMedia
+from server.core.errors import DeadlineExceeded, InvalidRequest, UnsupportedMedia
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
@@ -28,8 +27,7 @@ from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
-
-T = TypeVar("T")
+from server.vision.together import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +227,7 @@ class ImageFlow:
     async def _owned_wave(self, request: ImageRequest, which: range, model: ImageModel, batching: Batching) -> _Wave:
         """The images of these indices, each on its own way: none waits for another to be decoded."""
         started = time.monotonic()
-        seen = await _together([self._see(request, index, model, batching) for index in which])
+        seen = await together([self._see(request, index, model, batching) for index in which])
         passed_s = time.monotonic() - started
         return _Wave(
             seen[0].response.model_version,
@@ -268,7 +266,7 @@ class ImageFlow:
         jobs = [self._one(request, index, model, slab if len(which) == 1 else None) for index in which]
         try:
             async with asyncio.timeout(seconds_left(request.deadline)):
-                return await _together(jobs)
+                return await together(jobs)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time") from error
         except asyncio.CancelledError as cancelled:
@@ -311,7 +309,7 @@ class ImageFlow:
         base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
         for call in calls:
             self._metrics.batch(label, len(call.members))
-        return await _together(
+        return await together(
             [
                 self._engine(replace(base, inputs=(replace(tensor_from_numpy(name, call.array), place=place),)))
                 for call in calls
@@ -375,21 +373,6 @@ def _parse(
             batch_row = row if call.has_batch_axis else None
             results[member] = parse(card, response, batch_row, prepared[member].geometry)
     return tuple(results[index] for index in range(len(prepared)))
-
-
-async def _together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them at once; the first InferenceError cancels the others and is raised as itself."""
-    if len(jobs) == 1:
-        return [await jobs[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(job) for job in jobs]
-    except ExceptionGroup as failures:
-        first = failures.exceptions[0]
-        if isinstance(first, InferenceError):
-            raise first from None
-        raise
-    return [task.result() for task in tasks]
 
 
 def seconds_left(deadline: float | None) -> float | None:
