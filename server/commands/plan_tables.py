@@ -20,7 +20,7 @@ def show(races: Sequence[Race], console: Console) -> None:
     console.print(
         "rate: requests/s at which the share is met, ± its 95 % confidence interval over the seeds; batch, p50 and p99 "
         "at that rate. at 1.5x: of Nexus' bound offered, requests/s answered in time, then % refused/late/timed out. "
-        "Every policy but penstock, which has its defaults, has the knobs that were best for its rate.",
+        "Every policy but penstock has the knobs that were best for its rate.",
         style="dim",
     )
 
@@ -38,8 +38,8 @@ def _show_one(console: Console, race: Race) -> None:
     )
     console.print(_table(race))
     for row in _ordered(race):
-        if row.settings > 1:
-            console.print(f"{row.contender.value}: {row.words} (best of {row.settings})", style="dim")
+        tried = f" (best of {row.settings})" if row.settings > 1 else ""
+        console.print(f"{row.contender.value}: {row.words}{tried}", style="dim")
     console.print()
 
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from math import inf
+from math import ceil, inf
 
-from server.batching.options import BatchOptions
+from server.batching.options import DEFAULT_MAX_QUEUE_SIZE, BatchOptions
 from server.batching.queue import BatchQueue
 from server.core.batching import Owner
+from server.planning.bounds import capacity
 from server.planning.engine import EngineModel
 from server.planning.policy import Policy
 from server.planning.rivals import Aimd, Deferred, Nexus, Triton
@@ -71,13 +72,18 @@ def settings_of(contender: Contender, problem: Problem) -> list[Setting]:
 
 
 def _ours(problem: Problem) -> Iterator[Setting]:
+    """The defaults; room for more requests where the engine could answer more of them inside the SLO."""
+    engine = problem.engine
+    room = ceil(capacity(engine.profile, problem.slo_s, instances=engine.instances) * problem.slo_s)
     options = BatchOptions(
         owner=Owner.GATEWAY,
         max_batch_size=problem.max_batch_size,
-        instances=problem.engine.instances,
+        instances=engine.instances,
         slo_s=problem.slo_s,
+        max_queue_size=max(room, DEFAULT_MAX_QUEUE_SIZE),
     )
-    yield Setting("defaults", partial(BatchQueue, "model", options))
+    words = "defaults" if options.max_queue_size == DEFAULT_MAX_QUEUE_SIZE else f"max_queue_size {room}"
+    yield Setting(words, partial(BatchQueue, "model", options))
 
 
 def _triton(problem: Problem) -> Iterator[Setting]:

@@ -9,7 +9,7 @@ from server.planning.bounds import nexus_rate
 from server.planning.contenders import Contender, Problem, Setting, settings_of
 from server.planning.engine import EngineModel
 from server.planning.plan import as_object, do, gather, pieces_of
-from server.planning.profile import V100
+from server.planning.profile import H200, V100
 from server.planning.race import Case, bounds_of, load, run, tune
 from server.planning.rivals import Triton
 from server.planning.search import Effort, highest, over_seeds
@@ -52,6 +52,12 @@ def test_every_contender_has_settings_and_each_makes_a_fresh_policy(contender: C
     over_a_way = replace(CASE.problem, engine=EngineModel(V100, before_s=0.001))
     if contender is not Contender.OURS:
         assert len(settings_of(contender, over_a_way)) == 2 * len(settings)
+
+
+def test_ours_has_its_defaults_and_room_for_what_the_slo_allows() -> None:
+    """512 requests wait at most, or as many as the engine could answer inside the SLO: 15,130/s for 50 ms are 757."""
+    short, long = (settings_of(Contender.OURS, Problem(EngineModel(H200), slo_s)) for slo_s in (0.007, 0.050))
+    assert ([one.words for one in short], [one.words for one in long]) == (["defaults"], ["max_queue_size 757"])
 
 
 def test_tuning_takes_the_better_knobs() -> None:
