@@ -146,7 +146,9 @@ class ModelBatcher:
         """Here, since a task that is cancelled before its first step never reaches a line of its own."""
         call.close()
         del self._tasks[call]
-        if task.cancelled():
+        if task.cancelled() and call.is_overdue:
+            self._queue.done(call.batch, time.monotonic())  # it takes at least as long, which is to be learned
+        elif task.cancelled():
             self._queue.released(call.batch, time.monotonic())
         self._pump()
 

@@ -16,6 +16,10 @@ from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.slab import Slab
 
 RETRIES_A_DOUBLING = 4
+OVERDUE_S = (
+    1.0  # beyond the last deadline a call is waited for: an engine that is late goes on, and that is to be known
+)
+OVERDUE_TIMES = 10.0  # or so many times what was expected
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -39,10 +43,12 @@ class Engine:
 class EngineCall:
     """A batch that was formed. `ask` it, then `deliver` what came, or `settle` what failed.
 
-    A deadline that passes meanwhile ends the member that has it, and no other.
+    A deadline that passes meanwhile ends the member that has it, and no other. A call whose every deadline passed keeps
+    its slot, since the engine goes on with it, until it ends or is overdue; then it is given up. One whose every member
+    left is given up at once.
     """
 
-    __slots__ = ("_abandon", "_engine", "_late", "_retries", "batch", "members")
+    __slots__ = ("_abandon", "_engine", "_late", "_retries", "batch", "is_overdue", "members")
 
     def __init__(self, batch: Batch, engine: Engine, abandon: Callable[["EngineCall"], None]) -> None:
         """abandon: told when no member waits any longer. Every entry of the batch is a Member."""
@@ -51,6 +57,7 @@ class EngineCall:
         self._engine = engine
         self._abandon = abandon
         self._late: asyncio.TimerHandle | None = None
+        self.is_overdue = False
         self._retries = RETRIES_A_DOUBLING * (len(self.members) - 1).bit_length()
         for member in self.members:
             member.call = self
@@ -105,8 +112,10 @@ class EngineCall:
 
     def left(self) -> None:
         """A member is not waited for any longer."""
-        if all(member.answer.done() for member in self.members):
+        if all(member.answer.cancelled() for member in self.members):
             self._abandon(self)
+        elif all(member.answer.done() for member in self.members):
+            self._watch_deadlines(time.monotonic())
 
     def close(self) -> None:
         """No deadline is watched any longer."""
@@ -136,27 +145,38 @@ class EngineCall:
         return True
 
     def _watch_deadlines(self, now: float) -> None:
+        """The next deadline; after the last one, when the call is overdue."""
+        if self._late is not None:
+            self._late.cancel()
         waiting = [
             member.deadline for member in self.members if member.deadline is not None and not member.answer.done()
         ]
         self._late = None
+        loop = asyncio.get_running_loop()
         if waiting:
-            delay_s = max(min(waiting) - now, 0.0)
-            self._late = asyncio.get_running_loop().call_later(delay_s, self._end_late)
+            self._late = loop.call_later(max(min(waiting) - now, 0.0), self._end_late)
+        elif all(member.answer.done() for member in self.members):
+            patience_s = max(OVERDUE_S, OVERDUE_TIMES * (self.batch.expected_s or 0.0))
+            self._late = loop.call_later(patience_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._late = None
+        self.is_overdue = True
+        self._abandon(self)
 
     def _end_late(self) -> None:
         now = time.monotonic()
         for member in self.members:
             if member.deadline is not None and member.deadline <= now and not member.answer.done():
-                ran_s = now - self.batch.formed_at
+                ran_s, rows = now - self.batch.formed_at, self.batch.rows
                 member.answer.set_exception(
                     DeadlineExceeded(
-                        f"the deadline passed while a batch of {self.batch.rows} rows ran in the engine "
+                        f"the deadline passed while a batch of {rows} row{'s' * (rows > 1)} ran in the engine "
                         f"({ran_s:.3f} s so far); allow more time"
                     )
                 )
+        self._late = None
         self._watch_deadlines(now)
-        self.left()
 
     def _explanation(self, member: Member, epoch: float, now: float) -> Explanation:
         batch = self.batch

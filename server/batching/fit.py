@@ -53,6 +53,13 @@ class ServiceTimes:
             return self.fit.alpha_s
         return sorted(seconds for _, seconds in self._early)[len(self._early) // 2] if self._early else 0.0
 
+    def least_s(self, rows: int) -> float:
+        """What a call of so many rows takes at least, while there is no line; 0 where too few calls tell."""
+        last = self._early[-CALLS_FOR_A_FIT:]
+        if self.fit is not None or len(last) < CALLS_FOR_A_FIT or rows < min(size for size, _ in last):
+            return 0.0
+        return sorted(seconds for _, seconds in last)[len(last) // 2]
+
     @property
     def is_doubted(self) -> bool:
         """Whether the last call was far quicker than the line says: it may be of an engine that was."""

@@ -56,9 +56,9 @@ def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -
 
     slab: what the engine reads from without being sent the bytes. Inputs that lie there side by side stay where they
     are, which is what order is for; others that are large enough are copied into it, where it has room.
-    deadline: the latest of all, None where one has none: each request's own is the caller's to keep.
+    It has no deadline: each request's own is the caller's to keep, and the call's end is worth knowing after it.
     """
-    if len(requests) == 1 and slab is None:
+    if len(requests) == 1 and slab is None and requests[0].deadline is None:
         return MergedRequest(requests[0], (0,), (rows_of(requests[0]),))
     order = _order(requests)
     ordered = requests if order is None else [requests[index] for index in order]
@@ -84,12 +84,6 @@ def _order(requests: Sequence[InferRequest]) -> list[int] | None:
 
 def _one_request(requests: Sequence[InferRequest], inputs: tuple[Tensor, ...]) -> InferRequest:
     first = requests[0]
-    deadline = first.deadline
-    for request in requests:
-        if request.deadline is None or deadline is None:
-            deadline = None
-            break
-        deadline = max(deadline, request.deadline)
     return InferRequest(
         first.model_name,
         inputs,
@@ -97,7 +91,7 @@ def _one_request(requests: Sequence[InferRequest], inputs: tuple[Tensor, ...]) -
         first.id if len(requests) == 1 else "",
         first.outputs,
         first.parameters,
-        deadline,
+        None,
         first.metadata,
     )
 

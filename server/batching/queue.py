@@ -260,6 +260,9 @@ class BatchQueue:
                 least_s = self._door.least_s
             if begin + least_s > entry.deadline:
                 raise refusals.cannot_meet(self.model_name, entry, now, begin + least_s)
+        elif now + self._schedule.least_s(entry.rows, now) > entry.deadline:
+            finish = now + self._schedule.least_s(entry.rows, now)
+            raise refusals.cannot_meet(self.model_name, entry, now, finish)
 
     def _is_usual(self, entry: Entry) -> bool:
         """Whether nothing puts it before those that are given up."""

@@ -50,6 +50,11 @@ class Schedule:
             return None
         return self._times.fit
 
+    def least_s(self, rows: int, now: float) -> float:
+        """What a call of so many rows takes at least, where no fit tells; 0 where nothing does."""
+        is_old = not len(self._running) and now - self._ended_at >= TRUST_S
+        return 0.0 if is_old else self._times.least_s(rows)
+
     def begin(self, now: float) -> float:
         """When a call that is sent as early as may be would have begun, had it been sent to an idle engine."""
         return max(self._running.free_at(now) - self._overlap.overhead_s, now)

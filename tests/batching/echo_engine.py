@@ -18,7 +18,7 @@ class EchoEngine(Backend):
     """calls: the rows of every call, as they came. cancelled: calls that were given up.
 
     While `gate` is clear, calls wait. refusals: raised by the next calls, one each. poison_error: raised by every call
-    with a row of POISON. missing_rows: that an answer lacks.
+    with a row of POISON. missing_rows: that an answer lacks. takes_s: what a call takes.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class EchoEngine(Backend):
         self.refusals: list[InferenceError] = []
         self.poison_error: InferenceError | None = None
         self.missing_rows = 0
+        self.takes_s = 0.0
 
     async def infer(self, request: InferRequest) -> InferResponse:
         rows = request.inputs[0].to_numpy().ravel()
@@ -40,7 +41,7 @@ class EchoEngine(Backend):
         self.running += 1
         self.most_running = max(self.running, self.most_running)
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.takes_s)
             await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from server.batching import engine_call
 from server.batching.batcher import BatcherPool
 from server.batching.options import BatchOptions
 from server.core.batching import CloseReason, Owner
@@ -218,16 +219,46 @@ async def test_deadline_that_passes_in_the_engine_ends_that_request_only(rig: Ri
     assert rig.engine.cancelled == 0
 
 
-async def test_call_whose_every_deadline_passed_is_given_up(rig: Rig) -> None:
-    """The engine works for nobody."""
+async def test_call_that_is_overdue_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that hangs is let go some time after the last deadline, and its slot is free."""
+    monkeypatch.setattr(engine_call, "OVERDUE_S", 0.05)
     rig.engine.gate.clear()
     deadline = time.monotonic() + 0.03
     ends = await asyncio.gather(*[rig.ask(asking(1, deadline=deadline)) for _ in range(2)], return_exceptions=True)
     assert [type(end) for end in ends] == [DeadlineExceeded] * 2
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not rig.is_empty():
+            await asyncio.sleep(0.01)
     assert rig.engine.cancelled == 1
+
+
+async def test_late_engine_is_never_asked_beyond_its_slots(rig: Rig) -> None:
+    """Deadlines that pass end the requests, not the engine's work: its slot stays taken until the call has ended."""
+    rig.engine.gate.clear()
+    for number in range(6):
+        deadline = time.monotonic() + 0.02
+        with pytest.raises((DeadlineExceeded, Overloaded)):
+            await rig.ask(asking(float(number), deadline=deadline))
+    assert rig.engine.running <= OWNED.slots
+    assert rig.engine.cancelled == 0
+    rig.engine.gate.set()
+    assert rows_in(await rig.ask(asking(9, deadline=time.monotonic() + 60))) == [10]
     assert rig.is_empty()
+
+
+async def test_engine_too_slow_for_the_deadlines_is_learned_and_said_at_the_door(rig: Rig) -> None:
+    """After a few late calls of the one size that there is, what cannot be met is 503 at once, not 504 in its time."""
+    rig.engine.takes_s = 0.04
+    ends: list[InferenceError] = []
+    async with asyncio.timeout(20):
+        while not any(isinstance(end, Overloaded) for end in ends):
+            asked = [rig.ask(asking(1, deadline=time.monotonic() + 0.02)) for _ in range(3)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            ends += [end for end in found if isinstance(end, InferenceError)]
+            await asyncio.sleep(0.01)
+    refused = next(end for end in ends if isinstance(end, Overloaded))
+    assert refused.reason == "cannot_meet"
+    assert isinstance(ends[0], DeadlineExceeded)
 
 
 async def test_deadline_that_passes_in_the_queue_never_reaches_the_engine(rig: Rig) -> None:
