@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class OutlierOptions:
     """When a replica is ejected, and for how long.
 
-    failures: in a row; or min_calls, of which the share `rate` failed. Either way its share of failures must exceed
-    that of the others by `margin`: what fails everywhere is no replica's fault. Calls count half after half_life_s.
+    failures: in a row; or min_calls, of which the share `rate` failed. Either way its share of failures (all of
+    them, in a row) must exceed that of the others by `margin`: what fails everywhere is no replica's fault. Calls count half after half_life_s.
     The first ejection takes first_s, each further one twice as long, up to max_s; one is forgiven for every forgiven_s
     in service. max_ejected: share of all replicas.
     """
@@ -106,12 +106,14 @@ class Outliers:
 
     def _stands_out(self, index: int, now: float) -> bool:
         record, options = self._records[index], self._options
+        is_in_a_row = record.failures >= options.failures
         is_often = record.good + record.bad >= options.min_calls and record.rate() >= options.rate
-        if record.failures < options.failures and not is_often:
+        if not is_in_a_row and not is_often:
             return False
+        rate = 1.0 if is_in_a_row else record.rate()  # what it did well before it broke is past
         others = [self._faded(other, now) for other in range(len(self._records)) if other != index]
         bad, good = sum(other.bad for other in others), sum(other.good for other in others)
-        return record.rate() >= (bad / (bad + good) if bad + good else 0.0) + options.margin
+        return rate >= (bad / (bad + good) if bad + good else 0.0) + options.margin
 
     def _eject(self, record: _Record, now: float) -> None:
         options = self._options

@@ -115,6 +115,15 @@ def test_ejections_are_forgiven_by_time_in_service() -> None:
     assert ejected(group, 2, now + 5.0) == []
 
 
+def test_replica_that_did_well_until_it_broke_is_out_after_as_many_failures() -> None:
+    """Its good past does not keep it in."""
+    replicas = outliers(3)
+    for _ in range(200):
+        for index in range(3):
+            replicas.succeeded(index, 1.0)
+    assert [replicas.failed(1, 1.0 + n / 100) for n in range(5)] == [False] * 4 + [True]
+
+
 def test_what_fails_everywhere_ejects_nobody() -> None:
     """A model that raises, or a deadline that none can keep, is no replica's fault."""
     group, now = outliers(3), 0.0
