@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class OutlierOptions:
     """When a replica is ejected, and for how long.
 
-    failures: in a row; or min_calls, of which the share `rate` failed. Either way its share of failures (all of
-    them, in a row) must exceed that of the others by `margin`: what fails everywhere is no replica's fault. Calls count half after half_life_s.
-    The first ejection takes first_s, each further one twice as long, up to max_s; one is forgiven for every forgiven_s
-    in service. max_ejected: share of all replicas.
+    failures: in a row; or min_calls, of which the share `rate` failed. Either way its share of failures (all of them,
+    in a row) must exceed that of the others by `margin`: what fails everywhere is no replica's fault. Calls count half
+    after half_life_s. The first ejection takes first_s, each further one twice as long, up to max_s; one is forgiven
+    for every forgiven_s in service. max_ejected: share of all replicas.
     """
 
     failures: int = 5
