@@ -15,6 +15,8 @@ LIGHT_LOAD = 0.7  # of what the instances could serve one by one: below it none 
 EVEN_AT_MOST = 0.95  # of what an instance can do with batches of any size: beyond it there is no even share
 EVEN_MARGIN = 1.15  # times an even share: what comes is not even
 EVEN_MORE = 2  # rows beyond that
+COMPANY_SHARE = 0.35  # of a call is what rows save that share it; where it is less, waiting for company costs more
+FAR_CALLS = 4.0  # calls that a deadline must be away, so that a batch may as well wait at the engine
 NEVER = float("inf")
 
 
@@ -79,11 +81,13 @@ class Schedule:
         if len(self._running) >= self._options.slots:
             return NEVER
         due_at = self._running.due_at()
+        fit = self._times.fit
+        if fit is not None and self._is_company_dear(fit, rows, due - now):
+            return now
         if due_at is not None:
             return self._at_the_door(due_at, rows=rows, max_rows=max_rows)
         if rows >= max_rows:
             return now
-        fit = self._times.fit
         until = since + self._options.max_queue_delay_s
         if not len(self._running) and self._returns.are_quick(self._times.empty_call_s):
             until = max(until, self._returns.until(rows, max_rows=max_rows))
@@ -93,6 +97,15 @@ class Schedule:
             return now
         latest = due if fit is None else due - fit.seconds(rows + 1) - fit.guard_s
         return min(until, latest)
+
+    def _is_company_dear(self, fit: Fit, rows: int, left_s: float) -> bool:
+        """Whether rows save so little by sharing a call that an instance had better never wait for one.
+
+        Not where deadlines are near: a batch that is formed late is then worth an instance's idle moment.
+        """
+        call_s = fit.seconds(max(rows, 1))
+        is_asked_to_wait = self._options.max_queue_delay_s > 0.0
+        return not is_asked_to_wait and fit.alpha_s <= COMPANY_SHARE * call_s and left_s >= FAR_CALLS * call_s
 
     def _spacing_s(self, fit: Fit, rows: int) -> float:
         """Between two batches where several instances share the load: evenly, so that none gets the leavings only."""

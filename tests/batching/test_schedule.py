@@ -91,3 +91,26 @@ def test_instances_share_the_load_evenly() -> None:
     outcome = simulate(queue, EngineModel(V100, instances=2), poisson(9700.0, 12000, 4), slo_s=0.015, warm_up=0.2)
 
     assert outcome.share >= 0.99
+
+
+@pytest.mark.parametrize(("alpha_s", "is_sent"), [(0.002, True), (0.030, False)])
+def test_rows_that_save_little_by_sharing_a_call_wait_for_none(alpha_s: float, is_sent: bool) -> None:
+    """Where nearly all of a call is its rows', a further one is sent while the engine works, so that it never waits."""
+    bench = Bench()
+    bench.teach(takes=lambda rows: alpha_s + 0.02 * rows)
+    bench.push()
+    bench.pop()
+    bench.push()
+
+    assert (bench.queue.pop(bench.now) is not None) is is_sent
+
+
+def test_rows_with_near_deadlines_wait_although_they_save_little() -> None:
+    """A batch that is formed late is worth more to them than an engine that never waits."""
+    bench = Bench()
+    bench.teach(takes=lambda rows: 0.002 + 0.02 * rows)
+    bench.push(within_s=0.07)
+    bench.pop()
+    bench.push(within_s=0.07)
+
+    assert bench.queue.pop(bench.now) is None
