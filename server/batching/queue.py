@@ -1,5 +1,6 @@
 """One model's queue: what waits, what runs, and which batch goes next. Sans-IO: every member takes now."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ class BatchQueue:
         self._shares = Shares()
         self._limit = SizeLimit(options.max_batch_size)
         self._entries = 0
+        self._last_deadline = -NEVER  # of all that came
         self._batches = 0
         self._lost: list[Dropped] = []
         self._by_rows: Counter[int] = Counter()
@@ -82,6 +84,8 @@ class BatchQueue:
             self._shares.refused(entry.rows)
             raise
         self._entries += 1
+        if entry.deadline is not None and entry.deadline > self._last_deadline:
+            self._last_deadline = entry.deadline
         entry.number = self._entries
         entry.ahead = self._waiting.entries
         self._waiting.add(entry)
@@ -256,13 +260,24 @@ class BatchQueue:
         if fit is not None:
             begin = self._schedule.begin(now)
             least_s = fit.seconds(entry.rows)
-            if self._door.least_s > least_s and self._is_usual(entry):
-                least_s = self._door.least_s
+            if self._is_usual(entry):
+                least_s = max(least_s, self._door.least_s, self._after_those_ahead_s(entry, fit))
             if begin + least_s > entry.deadline:
                 raise refusals.cannot_meet(self.model_name, entry, now, begin + least_s)
         elif now + self._schedule.least_s(entry.rows, now) > entry.deadline:
             finish = now + self._schedule.least_s(entry.rows, now)
             raise refusals.cannot_meet(self.model_name, entry, now, finish)
+
+    def _after_those_ahead_s(self, entry: Entry, fit: Fit) -> float:
+        """What the engine takes at least for those ahead, in its largest batches, and for the entry.
+
+        All that waits is ahead of an entry whose deadline is the last. 0 for others, and where few are given up: then
+        some of those ahead may yet be given up in its place.
+        """
+        if not self._shares.is_deeply_overloaded or entry.deadline is None or entry.deadline < self._last_deadline:
+            return 0.0
+        rows, most = self._waiting.rows + entry.rows, self._limit.by_memory
+        return (fit.alpha_s * math.ceil(rows / most) + fit.beta_s * rows) / self.options.instances
 
     def _is_usual(self, entry: Entry) -> bool:
         """Whether nothing puts it before those that are given up."""

@@ -11,6 +11,7 @@ LIGHT = 0.5  # of an equal share
 MEMORY_ROWS = 1024.0  # asked for until what was before counts half
 LEAST_ROWS = 1.0  # of a client that is remembered
 OVERLOAD = 0.02  # of the rows are given up
+DEEP_OVERLOAD = 0.1
 WEIGHT = 0.2  # of one batch in that
 BATCHES = 32  # without a light client's request, and batches are as long as they may be
 PATIENCE_S = 1.0  # a request without a deadline is served as if it had this one
@@ -32,6 +33,11 @@ class Shares:
     def is_overloaded(self) -> bool:
         """Whether requests are given up at present."""
         return self._given_up > OVERLOAD
+
+    @property
+    def is_deeply_overloaded(self) -> bool:
+        """Whether so many are given up that who comes last is told at once."""
+        return self._given_up > DEEP_OVERLOAD
 
     def longest_s(self) -> float | None:
         """How long a batch may take for light clients to find their place in the next; None for as it may."""

@@ -2,8 +2,10 @@
 
 import pytest
 
+from server.batching.entry import Batch, Entry
 from server.batching.options import BatchOptions
 from server.batching.queue import BatchQueue
+from server.core.errors import Overloaded
 from server.planning.arrivals import Arrivals, poisson
 from server.planning.bounds import nexus_rate
 from server.planning.engine import EngineModel, Slowdown
@@ -65,3 +67,32 @@ def test_engine_ten_times_slower_is_outlived() -> None:
 
     assert outcome.late < 0.01 * outcome.offered
     assert outcome.share > 0.60  # 0.71 were answered by one who knew
+
+
+def test_steady_overload_is_told_at_the_door() -> None:
+    """Two and a half times what a slow engine can do: nearly all who cannot be served are told on arrival."""
+    queue, now, free_at, told_s, batch = BatchQueue("m", BatchOptions(max_batch_size=8)), 100.0, 0.0, [], None
+    answered = 0
+    for number in range(2_000):
+        now = 100.0 + number / 160  # the engine does 8 rows in 0.12 s
+        while batch is not None and free_at <= now:
+            queue.done(batch, free_at)
+            answered += batch.rows
+            batch = _next(queue, free_at, told_s)
+            free_at += 0.0 if batch is None else 0.04 + 0.01 * batch.rows
+        try:
+            queue.push(Entry("k", 1, 8, now, now + 0.6), now)
+        except Overloaded:
+            told_s.append(0.0)
+        if batch is None:
+            batch = _next(queue, now, told_s)
+            free_at = now + (0.0 if batch is None else 0.04 + 0.01 * batch.rows)
+
+    assert sum(waited_s <= 0.05 for waited_s in told_s) > 0.8 * len(told_s)
+    assert answered > 0.9 * (now - 100.0) * 8 / 0.12
+
+
+def _next(queue: BatchQueue, now: float, told_s: list[float]) -> Batch | None:
+    """The batch that goes now; those that are given up are told how long they waited."""
+    told_s += [now - dropped.entry.arrived_at for dropped in queue.expire(now)]
+    return queue.pop(now)
