@@ -18,6 +18,8 @@ LONGEST_FIRST = (
     "stack",
     "client-stack",
     "embedded",
+    "ledgers",
+    "tests/integration/test_workers.py",
     "tests/integration/test_stop.py",
     "tests/integration/test_deaths.py",
     "gateway_is_triton",
