@@ -19,7 +19,7 @@ LONGEST_FIRST = (
     "client-stack",
     "embedded",
     "ledgers",
-    "tests/integration/test_workers.py",
+    "workers",
     "tests/integration/test_stop.py",
     "tests/integration/test_deaths.py",
     "gateway_is_triton",
