@@ -1,5 +1,6 @@
 """Fixtures of every room: the real inputs beside the checkout, and one running stack for the integration tests."""
 
+import logging
 import os
 import re
 import subprocess
@@ -12,10 +13,21 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+import structlog
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TRITON_ENVIRONMENT = CHECKOUT / ".venv-triton"
 READY_TIMEOUT_S = 90.0
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """Whoever configures the logs writes to a stream that ends with its test; the next one has the defaults."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        logging.root.handlers[:], logging.root.level = handlers, level
 
 
 @pytest.fixture(scope="session")
