@@ -144,7 +144,7 @@ async def test_stream_refused_before_it_began_is_an_error_like_any_other(front: 
     """503 with Retry-After, in JSON."""
     plane.error = BackendUnavailable("the engine is not ready: it starts")
     reply = await front.ask("POST", STREAM, ASK)
-    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+    assert (reply.status, reply.headers["retry-after"] in ("1", "2")) == (503, True)
     assert json.loads(reply.body) == {"error": "the engine is not ready: it starts"}
 
 
