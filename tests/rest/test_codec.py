@@ -63,6 +63,17 @@ def test_scan_of_binary_inputs_takes_sizes_that_add_up() -> None:
     assert scan(header + bytes(8) + words, len(header)).head.model_name == "ident"
 
 
+def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behind_it() -> None:
+    """What is remembered of a head is told of no other model, and of no body that is longer or shorter."""
+    header = body_of(binary(8))
+    whole = header + bytes(8)
+    for model in (MODEL, InferHead("other"), MODEL):
+        assert scan_infer(whole, len(header), model, DEPTH).head == model
+    assert "belong to no input" in refusal(whole + b"x", len(header))
+    assert "bytes are left" in refusal(whole[:-1], len(header))
+    assert "nested 4 deep" in str(pytest.raises(InvalidRequest, scan_infer, whole, len(header), MODEL, 3).value)
+
+
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
 def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
     """A header length of 0, or an empty body, is a raw binary request."""

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.tensor import Datatype, Tensor
 
+KEPT_HEADS, KEPT_HEAD_BYTES = 512, 1 << 10
 _LEADING_NUMBER = re.compile(rb"\s*([+-]?[0-9]+)")
 _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
@@ -76,15 +79,49 @@ def read_infer(body: bytes, header_length: int | None, model_name: str) -> Infer
         raise InvalidRequest(f"inference header size should be in range (0, {len(body)}), got: {length}")
     if length == 0:
         return InferAsk("", (), (), is_binary=True, raw=memoryview(body))
-    request = _parsed(body[:length] if length < len(body) else body)
+    if length == len(body):
+        return _read(body, 0, model_name).with_binary(memoryview(b""))
+    read = _read_known if length <= KEPT_HEAD_BYTES else _read
+    return read(body[:length], len(body) - length, model_name).with_binary(memoryview(body)[length:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a request's JSON says. sizes_bytes: of each input that stands behind it, None for the others."""
+
+    ask: InferAsk
+    sizes_bytes: tuple[int | None, ...]
+
+    def with_binary(self, binary: memoryview) -> InferAsk:
+        """Binary tensors take their bytes one behind the other."""
+        if not binary:
+            return self.ask
+        ask, start, inputs = self.ask, 0, []
+        for tensor, size_bytes in zip(ask.inputs, self.sizes_bytes, strict=True):
+            if size_bytes is None:
+                inputs.append(tensor)
+            else:
+                data = binary[start : start + size_bytes]
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, data))
+                start += size_bytes
+        shared, parameters = ask.shared, ask.parameters
+        return InferAsk(ask.id, tuple(inputs), ask.outputs, ask.is_binary, shared=shared, parameters=parameters)
+
+
+def _read(text: bytes, binary_bytes: int, model_name: str) -> _Head:
+    """binary_bytes: what stands behind the text."""
+    request = _parsed(text)
     _check_parameters(request.parameters)
-    inputs = _inputs(request.inputs, memoryview(body)[length:], model_name)
+    inputs, sizes_bytes = _inputs(request.inputs, binary_bytes, model_name)
     shared = {entry.name: use for entry in request.inputs if (use := http_region(entry.parameters)) is not None}
     outputs = {output.name: _output(output) for output in request.outputs}
     is_binary = request.parameters.get("binary_data_output") is True
-    return InferAsk(
-        request.id, inputs, tuple(outputs.values()), is_binary, shared=shared, parameters=request.parameters
-    )
+    ask = InferAsk(request.id, inputs, tuple(outputs.values()), is_binary, shared=shared, parameters=request.parameters)
+    return _Head(ask, sizes_bytes)
+
+
+# What has its tensors behind the JSON says the same JSON again and again.
+_read_known = lru_cache(KEPT_HEADS)(_read)
 
 
 def _parsed(text: bytes) -> _Request:
@@ -112,38 +149,41 @@ def _parsed_with_odd_numbers(text: bytes) -> _Request:
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from error
 
 
-def _inputs(entries: list[_Input], binary: memoryview, model_name: str) -> tuple[Tensor, ...]:
-    """Binary tensors take their bytes one behind the other; what is left over belongs to nobody."""
-    tensors = []
+def _inputs(
+    entries: list[_Input], binary_bytes: int, model_name: str
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """The tensors, and how many bytes each takes of what stands behind the JSON; what is left over is nobody's."""
+    tensors, sizes = [], []
     for entry in entries:
-        tensor, binary = _input(entry, binary, model_name)
+        tensor, size = _input(entry, binary_bytes, model_name)
         tensors.append(tensor)
-    if binary:
+        sizes.append(size)
+        binary_bytes -= size or 0
+    if binary_bytes:
         raise InvalidRequest(f"unexpected additional input data for model '{model_name}'")
-    return tuple(tensors)
+    return tuple(tensors), tuple(sizes)
 
 
-def _input(entry: _Input, binary: memoryview, model_name: str) -> tuple[Tensor, memoryview]:
-    """The tensor, and the binary data behind it."""
+def _input(entry: _Input, binary_bytes: int, model_name: str) -> tuple[Tensor, int | None]:
+    """The tensor, without its bytes where they stand behind the JSON, and how many they are."""
     text, size = bytes(entry.data), entry.parameters.get("binary_data_size")
     _check_source(entry, has_data=bool(text))
     if entry.shape and min(entry.shape) < 0:
         raise unreadable("shape", "attempt to access JSON non-unsigned-integer as unsigned-integer")
-    datatype, shape = _datatype(entry), tuple(entry.shape)
+    empty = Tensor(entry.name, _datatype(entry), tuple(entry.shape), memoryview(b""))
     if http_region(entry.parameters) is not None:
-        return Tensor(entry.name, datatype, shape, memoryview(b"")), binary
+        return empty, None
     if size is None:
-        count = Tensor(entry.name, datatype, shape, memoryview(b"")).element_count
-        data = tensor_data(text, datatype, name=entry.name, element_count=count)
-        return Tensor(entry.name, datatype, shape, data), binary
+        data = tensor_data(text, empty.datatype, name=entry.name, element_count=empty.element_count)
+        return Tensor(entry.name, empty.datatype, empty.shape, data), None
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise unreadable("binary_data_size", "attempt to access JSON non-unsigned-integer as unsigned-integer")
-    if size > len(binary):
-        lacking = size - len(binary)
+    if size > binary_bytes:
+        lacking = size - binary_bytes
         raise InvalidRequest(
             f"unexpected size for input '{entry.name}', expecting {lacking} additional bytes for model '{model_name}'"
         )
-    return Tensor(entry.name, datatype, shape, binary[:size]), binary[size:]
+    return empty, size
 
 
 def _check_source(entry: _Input, *, has_data: bool) -> None:
