@@ -71,7 +71,8 @@ def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behi
         assert scan_infer(whole, len(header), model, DEPTH).head == model
     assert "belong to no input" in refusal(whole + b"x", len(header))
     assert "bytes are left" in refusal(whole[:-1], len(header))
-    assert "nested 4 deep" in str(pytest.raises(InvalidRequest, scan_infer, whole, len(header), MODEL, 3).value)
+    with pytest.raises(InvalidRequest, match="nested 4 deep"):
+        scan_infer(whole, len(header), MODEL, 3)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
