@@ -1,12 +1,15 @@
 """Inferences of the models whose batches the gateway forms: bytes to tensors, into a batch, and back to bytes."""
 
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.engine_view import EngineView
+from server.backends.shared_asks import SharedAsks
 from server.backends.triton_messages import parsed
 from server.backends.wire.asks import InferAsk
 from server.backends.wire.errors import ANSWERED, grpc_error, http_error
@@ -109,6 +112,7 @@ class BatchFlow:
         self._max_rows_of = max_rows_of
         self._max_body_bytes = max_body_bytes
         self._served: dict[tuple[str, str], _Served] = {}
+        self._asks: SharedAsks[tuple[str, str, int], _Served | None] = SharedAsks()
 
     def takes(self, head: InferHead) -> bool:
         """Whether the request may be part of a batch, as far as its head says."""
@@ -196,16 +200,23 @@ class BatchFlow:
         if served is None or served.known is not known.config:
             if not _is_plain(head.model_version):
                 return None
-            served = await self._ask(passenger, known.config)
-            if served is not None:
-                self._served[head.model_name, head.model_version] = served
+            question = partial(self._ask, head.model_name, head.model_version, known.config)
+            key = head.model_name, head.model_version, id(known.config)  # alive, and so alone with it, until answered
+            timeout_s = None if passenger.deadline is None else passenger.deadline - time.monotonic()
+            served = await self._asks.ask(key, question, timeout_s=timeout_s)
         return served
 
-    async def _ask(self, passenger: Passenger, config: ModelConfig) -> _Served | None:
-        head = passenger.head
-        question = service_pb2.ModelConfigRequest(name=head.model_name, version=head.model_version)
+    async def _ask(self, name: str, version: str, config: ModelConfig) -> _Served | None:
+        """What the engine says, kept where it can be used. Without a deadline: it ends when nobody waits for it."""
+        served = await self._described(name, version, config)
+        if served is not None:
+            self._served[name, version] = served
+        return served
+
+    async def _described(self, name: str, version: str, config: ModelConfig) -> _Served | None:
+        question = service_pb2.ModelConfigRequest(name=name, version=version)
         call = GrpcCall(MODEL_CONFIG, question.SerializeToString())
-        answer = await self._relay.grpc(call, deadline=passenger.deadline)
+        answer = await self._relay.grpc(call, deadline=None)
         if answer.code:
             return None
         message = parsed(service_pb2.ModelConfigResponse, answer.message).config

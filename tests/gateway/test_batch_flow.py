@@ -1,8 +1,9 @@
 """What of a gateway-owned model's requests goes into a batch, and what goes to the engine alone."""
 
+import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.watch import KnownModel
 from server.batch_flow import MODEL_CONFIG, BatchFlow, Passenger
+from server.core.errors import DeadlineExceeded
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, TensorSpec
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
@@ -26,7 +28,10 @@ MESSAGE = model_config_pb2.ModelConfig(
 
 @dataclass
 class Asked:
-    """Relay, watch and batching in one; what each was asked is kept. asked_config: with which deadlines."""
+    """Relay, watch and batching in one; what each was asked is kept.
+
+    asked_config: with which deadlines. answers: when the config is told; at once where it is None.
+    """
 
     models: Mapping[str, KnownModel] = field(
         default_factory=lambda: {"owned": KnownModel("owned", is_ready=True, config=CONFIG)}
@@ -34,6 +39,7 @@ class Asked:
     alone: int = 0
     batched: list[InferRequest] = field(default_factory=list)
     asked_config: list[float | None] = field(default_factory=list)
+    answers: asyncio.Event | None = None
 
     async def http(self, _: HttpCall, *, deadline: float | None) -> HttpAnswer:
         self.alone += 1
@@ -44,6 +50,8 @@ class Asked:
             self.alone += 1
             return GrpcAnswer(0, b"")
         self.asked_config.append(deadline)
+        if self.answers is not None:
+            await self.answers.wait()
         return GrpcAnswer(0, service_pb2.ModelConfigResponse(config=MESSAGE).SerializeToString())
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
@@ -100,10 +108,37 @@ async def test_versions_that_are_spelled_oddly_grow_no_table() -> None:
 
 
 async def test_engine_is_asked_for_the_config_no_longer_than_the_request_has() -> None:
-    """The first request of a version waits for its config, too."""
-    asked = Asked()
-    deadline = time.monotonic() + 9.0
+    """The first request of a version waits for its config, too; with it the question ends."""
+    asked = Asked(answers=asyncio.Event())
 
-    await flow_of(asked).grpc(grpc_call(), passenger(deadline=deadline))
+    with pytest.raises(DeadlineExceeded):
+        await flow_of(asked).grpc(grpc_call(), passenger(deadline=time.monotonic() + 0.01))
 
-    assert asked.asked_config == [deadline]
+    await asyncio.sleep(0.01)
+    assert len(asked.asked_config) == 1
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_requests_that_come_together_after_a_reload_ask_the_engine_once() -> None:
+    """Not each of a crowd; all of them are batched."""
+    asked = Asked(answers=asyncio.Event())
+    flow = flow_of(asked)
+    crowd = [asyncio.create_task(flow.grpc(grpc_call(), passenger())) for _ in range(30)]
+    await asyncio.sleep(0.01)
+    asked.answers.set()
+    await asyncio.gather(*crowd)
+    assert (len(asked.asked_config), len(asked.batched)) == (1, 30)
+
+
+async def test_new_config_is_asked_for_though_the_old_one_is_still_on_its_way() -> None:
+    """A reload in between: who comes after it is not served by what was asked before."""
+    asked = Asked(answers=asyncio.Event())
+    flow = flow_of(asked)
+    before = asyncio.create_task(flow.grpc(grpc_call(), passenger()))
+    await asyncio.sleep(0.01)
+    asked.models = {"owned": KnownModel("owned", is_ready=True, config=replace(CONFIG))}
+    after = asyncio.create_task(flow.grpc(grpc_call(), passenger()))
+    await asyncio.sleep(0.01)
+    asked.answers.set()
+    await asyncio.gather(before, after)
+    assert len(asked.asked_config) == 2
