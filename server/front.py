@@ -6,6 +6,7 @@ What it does not serve itself goes to the core, the process that holds queues, l
 import asyncio
 import contextlib
 import gc
+import itertools
 import resource
 import signal
 import socket
@@ -115,11 +116,12 @@ class Front:
         return plane
 
     async def tell(self, listener: HttpListener) -> None:
-        """The core's page, and files, of what is read at a scrape, now and then; for ever."""
+        """The core's page, and files, of what is read at a scrape, now and then, and that this loop turns; for ever."""
         column, write = self.seat.index, self.page.write
         former_restarts = self.page.read(Row.DECODER_RESTARTS, column)
         former_spans = self.page.read(Row.SPANS_DROPPED, column)
-        while True:
+        for beat in itertools.count(1):
+            write(Row.BEATS, column, beat)
             statistics = self.pool.statistics()
             write(Row.CONNECTIONS, column, listener.connection_count)
             write(Row.DECODES_WAITING, column, statistics.waiting)

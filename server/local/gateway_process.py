@@ -155,6 +155,11 @@ class GatewayProcess:
         self._renewal = asyncio.create_task(self._end(process, patience_s))
         return True
 
+    def cut_off(self) -> None:
+        """Kill it at once, with its children, as one that hangs: a death, after which it is started again."""
+        if self._process is not None:
+            _kill_with_children(self._process)
+
     async def stop(self, patience_s: float) -> None:
         """SIGTERM, and SIGKILL when the patience is over. `run` then returns."""
         self._stopping.set()

@@ -17,7 +17,10 @@ _NUMBER_BYTES = 8
 
 
 class Row(IntEnum):
-    """What is counted. LASTING ones go on where a process was replaced; the others are those of the running one."""
+    """What is counted. LASTING ones go on where a process was replaced; the others are those of the running one.
+
+    BEATS: of a front's event loop, one each quarter of a second; 0 until its first.
+    """
 
     REQUESTS = 0
     SIZE_BYTES = 1
@@ -26,6 +29,7 @@ class Row(IntEnum):
     DECODES_WAITING = 4
     DECODER_RESTARTS = 5
     SPANS_DROPPED = 6
+    BEATS = 7
 
 
 LASTING = frozenset((Row.DECODER_RESTARTS, Row.SPANS_DROPPED))

@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -234,6 +234,36 @@ def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: Run
     assert metric(workers, "penstock_front_restarts_total") == restarts + 1, workers.log[-12:]
     wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
     assert workers.logged("front 1 died; starting it again")
+
+
+def test_front_that_hangs_is_replaced_and_its_neighbour_serves_meanwhile(workers: RunningStack) -> None:
+    """FAULTS 14. SIGSTOP of one: the other answers all the time; after ten seconds' silence it is killed and replaced.
+
+    Whoever was connected to it is told then, and what it had in flight holds no place.
+    """
+    restarts = metric(workers, "penstock_front_restarts_total")
+    with connected_to(workers, "front-1") as mine, connected_to(workers, "front-2") as neighbours:
+        hung = part_of(workers, "front-1")
+        hung.suspend()
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                lost = pool.submit(mine.infer)
+                wait_for(lambda: neighbours.infer() != 200 or not hung.is_running(), 40, "the one that hangs is gone")
+                assert neighbours.infer() == 200
+                with pytest.raises((http.client.HTTPException, OSError)):
+                    lost.result(10)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                hung.resume()
+        wait_for(lambda: metric(workers, "penstock_front_restarts_total") == restarts + 1, 20, "it was counted")
+        wait_for(lambda: metric(workers, "penstock_fronts ") == 2, 20, "a front in its place")
+        assert neighbours.infer() == 200
+    with connected_to(workers, "front-1") as again:
+        assert again.infer() == 200
+    (line,) = workers.logged("front 1 hangs; killing it")
+    assert float(line.split("silent_s=")[1].split()[0]) >= 10
+    assert not workers.logged("front 2 hangs")
+    wait_for(lambda: inflight(workers) == 0, 10, "nothing is in flight")
 
 
 def test_core_killed_is_503_at_once_and_service_is_back_in_seconds(workers: RunningStack) -> None:
