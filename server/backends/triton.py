@@ -108,10 +108,10 @@ class TritonBackend:
         try:
             return await self._ask_infer(request, encode_request(request, regions))
         except InferenceError as error:
-            lost = [place.region for tensor in request.inputs if (place := tensor.place) and place.region in regions]
-            if not lost or REGION_UNKNOWN not in error.message:
+            named = {tensor.place.region for tensor in request.inputs if tensor.place is not None}
+            if not named or REGION_UNKNOWN not in error.message:
                 raise
-            for name in lost:
+            for name in named:  # another call may have heard of it first
                 if tell := regions.pop(name, None):
                     tell()
         return await self._ask_infer(request, encode_request(request))

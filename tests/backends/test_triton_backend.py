@@ -318,6 +318,20 @@ async def test_region_that_the_engine_lost_is_sent_and_told(fake: FakeTriton, ba
     assert fake.grpc_methods.count("ModelInfer") == 3
 
 
+async def test_region_that_the_engine_lost_under_several_calls_costs_none_of_them(
+    fake: FakeTriton, backend: TritonBackend
+) -> None:
+    """Whoever hears of it first forgets the region; the others are sent again all the same, and it is told once."""
+    lost: list[str] = []
+    backend.use_region("r", lambda: lost.append("r"))
+    asked = InferRequest("double", (replace(tensor_from_numpy("x", X), place=Place("r", 1, 0)),))
+    responses = await asyncio.gather(*(backend.infer(asked) for _ in range(4)))
+    for response in responses:
+        np.testing.assert_array_equal(response.outputs[0].to_numpy(), X * 2)
+    assert lost == ["r"]
+    assert fake.grpc_methods.count("ModelInfer") == 8
+
+
 async def test_region_that_was_dropped_is_sent(fake: FakeTriton, backend: TritonBackend) -> None:
     """The engine is gone, or its successor does not know it."""
     backend.use_region("r", lambda: None)
