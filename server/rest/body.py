@@ -9,6 +9,7 @@ from server.core.errors import BodyTooSlow, InvalidRequest, TooLarge
 from server.core.gathering import Gathering
 from server.rest.errors import ClientDisconnected
 from server.rest.limits import RestLimits
+from server.rest.presence import presence_of
 
 _THREAD_FROM_BYTES = 4 << 10  # a thousand times as much may be in it
 
@@ -20,6 +21,9 @@ async def read_body(request: Request, limits: RestLimits) -> bytes:
     ClientDisconnected.
     """
     _refuse_declared(request, limits.max_body_bytes)
+    presence = presence_of(request.scope)
+    if presence is not None and presence.is_whole:
+        return await _receive(request, limits.max_body_bytes)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             return await _receive(request, limits.max_body_bytes)
@@ -35,17 +39,23 @@ async def decompressed(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 
 
 def single_header(request: Request, name: str) -> str:
-    """The header's value, empty where it is absent. Raises InvalidRequest where it stands twice."""
-    values = request.headers.getlist(name)
+    """The header's value, empty where it is absent. See header_if_given."""
+    return header_if_given(request, name) or ""
+
+
+def header_if_given(request: Request, name: str) -> str | None:
+    """The header's value, None where it is absent. name: in lower case. Raises InvalidRequest where it stands twice."""
+    wanted = name.encode()
+    values = [value for known, value in request.scope["headers"] if known == wanted]
     if len(values) > 1:
         raise InvalidRequest(f"the header {name} is given {len(values)} times; give it once")
-    return values[0].strip() if values else ""
+    return values[0].decode("latin-1").strip() if values else None
 
 
 def _refuse_declared(request: Request, limit_bytes: int) -> None:
-    declared = request.headers.get("content-length", "")
+    declared = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
     if declared.isdigit() and int(declared) > limit_bytes:
-        raise TooLarge(f"the body has {declared} bytes (limit {limit_bytes}); send less at once")
+        raise TooLarge(f"the body has {int(declared)} bytes (limit {limit_bytes}); send less at once")
 
 
 async def _receive(request: Request, limit_bytes: int) -> bytes:

@@ -6,7 +6,7 @@ import time
 from starlette.requests import Request
 
 from server.core.errors import DeadlineExceeded, InvalidRequest
-from server.rest.body import single_header
+from server.rest.body import header_if_given
 
 HEADER = "x-request-timeout-ms"
 MAX_TIMEOUT_S = 3600.0
@@ -20,8 +20,9 @@ def deadline_of(request: Request, timeout_us: int | None = None) -> float | None
     Raises InvalidRequest for a header that is no number, DeadlineExceeded for one that is not positive.
     """
     timeouts_s = [] if not timeout_us else [timeout_us / 1e6]
-    if HEADER in request.headers:
-        timeouts_s.append(_header_s(single_header(request, HEADER)))
+    given = header_if_given(request, HEADER)
+    if given is not None:
+        timeouts_s.append(_header_s(given))
     return time.monotonic() + min(*timeouts_s, MAX_TIMEOUT_S) if timeouts_s else None
 
 

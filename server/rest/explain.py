@@ -23,7 +23,7 @@ class ExplainEndpoint:
     async def __call__(self, request: Request) -> Response:
         model_name = unquote(model_of(request).model_name)
         work = self._plane.explain_model(model_name, caller_of(request))
-        return json_response(await run_until_disconnect(request.receive, work))
+        return json_response(await run_until_disconnect(request.scope, request.receive, work))
 
 
 def told_of_images(plane: DataPlane, request: Request, response: ImageResponse) -> list[Explained]:

@@ -38,7 +38,7 @@ class GenerateEndpoints:
         """One answer, whole."""
         head, call = await self._read(request)
         work = self._plane.relay_http(Verb.INFER, head, call, caller=caller_of(request), deadline=deadline_of(request))
-        return AnswerResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
+        return AnswerResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
 
     async def stream(self, request: Request) -> Response:
         """Event by event."""
@@ -80,7 +80,7 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_until_disconnect(receive, self._relay(scope, receive, send))
+            await run_until_disconnect(scope, receive, self._relay(scope, receive, send))
         except ClientDisconnected:
             if not self._has_begun:
                 raise

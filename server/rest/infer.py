@@ -13,7 +13,7 @@ from server.core.compression import NOT_ENCODED
 from server.core.encoded_images import EncodedCall
 from server.core.relay import HttpAnswer, HttpCall
 from server.dataplane import DataPlane, Verb
-from server.rest.body import decompressed, read_body, single_header
+from server.rest.body import decompressed, header_if_given, read_body, single_header
 from server.rest.calls import AnswerResponse, call_of, model_of, with_client_errors
 from server.rest.codec import InferScan, scan_infer
 from server.rest.deadline import deadline_of
@@ -38,7 +38,7 @@ class InferEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         work = await self._work(request, await read_body(request, self._limits))
-        return AnswerResponse(with_client_errors(await run_until_disconnect(request.receive, work)))
+        return AnswerResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
 
     async def _work(self, request: Request, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
         """The call to the plane. What a body is inflated to is held for its scan only, and a few at once."""
@@ -85,7 +85,8 @@ def header_length_of(request: Request) -> int | None:
 
     Raises InvalidRequest where it stands twice.
     """
-    if _HEADER_LENGTH not in request.headers:
+    given = header_if_given(request, _HEADER_LENGTH)
+    if given is None:
         return None
-    number = _LEADING_NUMBER.match(single_header(request, _HEADER_LENGTH))
+    number = _LEADING_NUMBER.match(given)
     return int(number[1]) if number else 0

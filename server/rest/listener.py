@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import cast
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.core.address import authority
 from server.core.retry_after import spread_whole_s
 from server.rest.errors import error_response
 from server.rest.limits import ConnectionLimits
+from server.rest.presence import presence_of
 from server.rest.protocol import Guard, GuardedProtocol, UnreadAnswers
 
 BACKLOG = 2048
@@ -160,36 +161,33 @@ class _Cuttable:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._running: set[asyncio.Timeout] = set()
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        limit = asyncio.timeout(None)
-        self._running.add(limit)
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("requests are served by tasks")
+        self._running.add(task)
         try:
-            async with limit:
-                await self._app(scope, receive, noting)
-        except TimeoutError:
-            if not limit.expired():
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if task not in self._cut or task.uncancel() > 0:  # somebody else cancelled it, too
                 raise
-            if not has_begun:
+            presence = presence_of(scope)
+            if presence is None or not presence.has_begun:
                 text = "this gateway stopped before the answer came; send to another one"
-                cut = error_response(text, 503, {"Retry-After": str(spread_whole_s(1.0)), "Connection": "close"})
-                await cut(scope, receive, send)
+                told = error_response(text, 503, {"Retry-After": str(spread_whole_s(1.0)), "Connection": "close"})
+                await told(scope, receive, send)
         finally:
-            self._running.discard(limit)
+            self._running.discard(task)
+            self._cut.discard(task)
 
     def cut(self) -> None:
         """End every running request now."""
-        now = asyncio.get_running_loop().time()
-        for limit in self._running:
-            limit.reschedule(now)
+        for task in self._running:
+            self._cut.add(task)
+            task.cancel()
 
 
 class _Server(uvicorn.Server):

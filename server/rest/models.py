@@ -66,7 +66,7 @@ class ModelEndpoints:
     async def _read(self, request: Request, body: bytes) -> HttpAnswer:
         call, deadline = call_of(request, body), deadline_of(request)
         work = self._plane.relay_http(Verb.READ, model_of(request), call, caller=caller_of(request), deadline=deadline)
-        return await run_until_disconnect(request.receive, work)
+        return await run_until_disconnect(request.scope, request.receive, work)
 
     async def _change(self, verb: Verb, request: Request) -> Response:
         """Runs to its end though the client may be gone: the engine would not stop, and we must know the outcome."""

@@ -57,7 +57,7 @@ class _Passed(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_until_disconnect(receive, self._relay(send))
+            await run_until_disconnect(scope, receive, self._relay(send))
         except ClientDisconnected:
             if not self._has_begun:
                 raise

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from server.core.retry_after import spread_whole_s
 from server.rest.limits import ConnectionLimits
 from server.rest.patience import ConnectionPatience, Phase, Verdict
+from server.rest.presence import Presence
 
 LINGERING_CONNECTIONS = 64
 WIRE_BYTES_A_BODY_BYTE = 16
@@ -81,6 +82,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._patience = ConnectionPatience(guard.limits)
         self._turn = 0
         self._served: RequestResponseCycle | None = None
+        self._presence: Presence | None = None  # of what is served
         self._is_in_head = False
         self._is_in_body = False
         self._head_bytes = 0  # of the head, before the bytes that are being parsed
@@ -130,6 +132,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if served is not None and not served.response_complete:
             served.disconnected = True
             served.message_event.set()
+            if self._presence is not None:
+                self._presence.lost()
         super().connection_lost(exc)  # it calls resume_writing no more: the bytes below are given back here
         self._release_unread()
 
@@ -214,7 +218,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served = cycle
+        self._served, self._presence = cycle, Presence(cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -26,7 +26,9 @@ class SettingsEndpoints:
         """The settings, after the change where it is a POST; that runs to its end though the client may be gone."""
         if request.method == "GET":
             # Its body, which the engine would not look at, is left unread.
-            return AnswerResponse(await run_until_disconnect(request.receive, self._relay(Verb.READ, request, b"")))
+            return AnswerResponse(
+                await run_until_disconnect(request.scope, request.receive, self._relay(Verb.READ, request, b""))
+            )
         body = await read_body(request, self._limits)
         await run_scan(len(body), scan_settings, body, self._limits.max_json_depth)
         return AnswerResponse(with_client_errors(await self._relay(Verb.CONFIGURE, request, body)))

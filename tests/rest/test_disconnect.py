@@ -33,6 +33,19 @@ async def test_disconnect_while_the_plane_works_cancels_the_work(method: str, ta
     assert logged == []
 
 
+async def test_disconnect_after_a_long_body_is_seen() -> None:
+    """Longer than what a connection reads ahead: it is read on while the plane works."""
+    front = Front()
+    front.plane.holds = True
+    body = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}],"id":"' + b"a" * (1 << 20) + b'"}'
+    async with front.served() as port:
+        async with Client.connected(port) as client:
+            await client.send(request_bytes("POST", "/v2/models/ident/infer", body))
+            await asyncio.wait_for(front.plane.entered.wait(), 5)
+        await asyncio.wait_for(front.plane.cancelled.wait(), 5)
+    assert front.recorder.cancelled_count == 1
+
+
 async def test_disconnect_while_a_model_loads_lets_the_load_end() -> None:
     """The engine would go on loading, and the gateway must learn the outcome."""
     front = Front()
@@ -60,16 +73,16 @@ async def test_work_that_ends_before_a_disconnect_gives_its_result_and_its_error
     async def fail() -> None:
         raise ValueError("as it is")
 
-    assert await run_until_disconnect(never, asyncio.sleep(0, "done")) == "done"
+    assert await run_until_disconnect({}, never, asyncio.sleep(0, "done")) == "done"
     with pytest.raises(ValueError, match="as it is"):
-        await run_until_disconnect(never, fail())
+        await run_until_disconnect({}, never, fail())
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_work_cancelled_from_outside_stays_cancelled() -> None:
     """A cancellation that is not the disconnect's is not swallowed."""
-    task = asyncio.create_task(run_until_disconnect(never, never()))
+    task = asyncio.create_task(run_until_disconnect({}, never, never()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -83,5 +96,5 @@ async def test_work_after_a_disconnect_leaves_the_task_usable() -> None:
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientDisconnected):
-        await run_until_disconnect(gone, never())
+        await run_until_disconnect({}, gone, never())
     assert await asyncio.sleep(0, "alive") == "alive"
