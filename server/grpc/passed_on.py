@@ -41,14 +41,10 @@ class PassedStreams:
 
     async def serve(self, method: str, _: object, context: Context) -> None:
         """One stream, from its first message to its status."""
-        passing = _Passing(self._core.grpc_stream(method, metadata_of(context), caller_of(context)), context)
-        self._open.add(passing)
-        if self._is_draining:
-            passing.drain()
         try:
-            code, details, trailing = await passing.run(deadline_of(context))
-        finally:
-            self._open.discard(passing)
+            code, details, trailing = await self._passed(method, context)
+        except InferenceError as error:
+            code, details, trailing = status_of(error)
         if code is not grpc.StatusCode.OK:
             await context.abort(code, details, trailing)
         context.set_trailing_metadata(trailing)
@@ -64,6 +60,17 @@ class PassedStreams:
         for passing in self._open:
             passing.cut()
 
+    async def _passed(self, method: str, context: Context) -> Status:
+        deadline = deadline_of(context)
+        passing = _Passing(self._core.grpc_stream(method, metadata_of(context), caller_of(context)), context)
+        self._open.add(passing)
+        if self._is_draining:
+            passing.drain()
+        try:
+            return await passing.run(deadline)
+        finally:
+            self._open.discard(passing)
+
 
 class _Passing:
     """One stream of a client's over one of the core's."""
@@ -72,54 +79,56 @@ class _Passing:
         self._stream = stream
         self._context = context
         self._whole = asyncio.timeout(None)
-        self._reading: asyncio.Task[None] | None = None
+        self._reading: asyncio.Timeout | None = None
         self._is_draining = False
+        self._is_over = False
 
     async def run(self, deadline: float | None) -> Status:
-        """Until the core ends it; how."""
-        self._reading = asyncio.create_task(self._pump_up())
-        if self._is_draining:
-            self._reading.cancel()
-        is_cut = False
+        """Until the core ends it; how. Raises DeadlineExceeded, and BackendUnavailable where it was cut."""
+        up = asyncio.create_task(self._pump_up())
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                try:
-                    async with self._whole:
-                        return await self._pump_down()
-                except TimeoutError:
-                    is_cut = self._whole.expired()
-                    raise
+                async with self._whole:
+                    return await self._pump_down()
         except TimeoutError:
-            error: InferenceError = DeadlineExceeded("the stream's deadline passed; allow more time")
-            if is_cut:
-                error = BackendUnavailable("this gateway stopped before all answers came; send to another one")
-            return status_of(error)
-        except InferenceError as error:
-            return status_of(error)
+            if self._whole.expired():
+                raise BackendUnavailable("this gateway stopped before all answers came; send to another one") from None
+            raise DeadlineExceeded("the stream's deadline passed; allow more time") from None
         finally:
-            self._reading.cancel()
-            await asyncio.wait((self._reading,))
+            self._is_over = True
+            up.cancel()
+            await asyncio.wait((up,))
             self._stream.cancel()
 
     def drain(self) -> None:
-        """Read no further requests; the core answers those that it has, and ends the stream then."""
+        """Read no further requests; the core answers those that it has, and ends the stream then. Say it once."""
         self._is_draining = True
         if self._reading is not None:
-            self._reading.cancel()
+            self._reading.reschedule(asyncio.get_running_loop().time())
 
     def cut(self) -> None:
-        """End now."""
-        self._whole.reschedule(asyncio.get_running_loop().time())
+        """End now; one that ends already keeps its own end."""
+        if not self._is_over:
+            self._whole.reschedule(asyncio.get_running_loop().time())
 
     async def _pump_up(self) -> None:
         """What the client sends, until it says that it is done, or a drain takes no more."""
-        try:
-            while isinstance(message := await self._context.read(), bytes):
-                await self._stream.send(message)
-        except asyncio.CancelledError:
-            if not self._is_draining:
-                raise
+        while (message := await self._next_message()) is not None:
+            await self._stream.send(message)  # not in the scope that a drain ends: who cancels a write ends the call
         await self._stream.half_close()
+
+    async def _next_message(self) -> bytes | None:
+        """None when there will be no more."""
+        if self._is_draining:
+            return None
+        try:
+            async with asyncio.timeout(None) as self._reading:
+                message: object = await self._context.read()
+        except TimeoutError:
+            return None
+        finally:
+            self._reading = None
+        return message if isinstance(message, bytes) else None
 
     async def _pump_down(self) -> Status:
         await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
