@@ -21,7 +21,7 @@ OF_THE_CONNECTION = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 
 def end_to_end(headers: HttpHeaders, dropped: frozenset[bytes]) -> HttpHeaders:
     """The headers, names in lower case, without the dropped ones and those that `connection` names."""
-    headers = tuple((name.lower(), value) for name, value in headers)
-    named = [token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")]
+    lowered = [(name.lower(), value) for name, value in headers]
+    named = [token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")]
     gone = dropped.union(named) if named else dropped
-    return tuple(header for header in headers if header[0] not in gone)
+    return tuple([header for header in lowered if header[0] not in gone])

@@ -9,7 +9,8 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.door import Door
 from server.core.caller import EVERY_ROLE, Role
@@ -69,14 +70,21 @@ def create_app(
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
     gate = FrontGate() if has_fronts else Gate(door) if door is not None else None
-    app.router.routes[:0] = [WireRoute(row, gate) for row in rows]
+    routes = [WireRoute(row, gate) for row in rows]
+    app.router.routes[:0] = routes
     app.add_middleware(Root, plane=plane, record=record, is_counting=not has_fronts)
     if plane.tracer is not None:
         app.add_middleware(Traced, tracer=plane.tracer)
+    refusals = _Refusals(record)
     app.add_exception_handler(HTTPException, _plain_refusal)
     app.add_exception_handler(ClientDisconnected, _nobody_there)
-    app.add_exception_handler(InferenceError, _Refusals(record).answer)
-    return app
+    app.add_exception_handler(InferenceError, refusals.answer)
+    lane: ASGIApp = Root(_Lane(refusals), plane, record, is_counting=not has_fronts)
+    if plane.tracer is not None:
+        lane = Traced(lane, tracer=plane.tracer)
+    return _Fork(
+        app, lane, [route for route in routes if isinstance(route.row.endpoint, InferEndpoint | ImageEndpoint)]
+    )
 
 
 def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list[Row]:
@@ -111,6 +119,42 @@ def _is_served(row: Row, way: WayToCore) -> bool:
     """Whether a front serves the row itself."""
     kinds = (InferEndpoint,) if way.has_engine else (InferEndpoint, ImageEndpoint)
     return row.is_open or isinstance(row.endpoint, kinds)
+
+
+class _Fork:
+    """Inference goes by a lane of its own, past the layers that the framework lays around every call."""
+
+    def __init__(self, app: FastAPI, lane: ASGIApp, routes: list[WireRoute]) -> None:
+        """routes: of those that the lane takes."""
+        self.app = app
+        self._lane = lane
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                await self._lane(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class _Lane:
+    """The route that was found, and what the app's handlers would make of its errors."""
+
+    def __init__(self, refusals: "_Refusals") -> None:
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await scope["route"].handle(scope, receive, send)
+            return
+        except InferenceError as error:
+            answer = await self._refusals.answer(Request(scope), error)
+        except ClientDisconnected as error:
+            answer = await _nobody_there(Request(scope), error)
+        await answer(scope, receive, send)
 
 
 class _Refusals:

@@ -1,6 +1,7 @@
 """Requests that pass through as bytes, and the answers to them."""
 
 import re
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
@@ -18,6 +19,8 @@ _UNREADABLE = re.compile(
     rb"unexpected error on creating Triton parameter|"
     rb"(Converting keyword: 'parameters': )?parameter key '.*' was not found in the JSON)"  # it holds U+0000
 )
+KEPT_NAMES = 256
+_SAID_ANEW = HOP_BY_HOP | {b"content-length"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -28,13 +31,19 @@ class AnswerResponse(Response):
         self.status_code = answer.status
         self.body = answer.body
         self.background = None
-        self.raw_headers = list(end_to_end(answer.headers, HOP_BY_HOP | {b"content-length"}))
+        self.raw_headers = list(end_to_end(answer.headers, _SAID_ANEW))
         self.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
 
 
 def model_of(request: Request) -> InferHead:
     """Name and version as the path has them, not decoded. Raises InvalidRequest for a name that nothing can have."""
     name = str(request.path_params.get("model", ""))
+    _check_name(name)
+    return InferHead(name, str(request.path_params.get("version", "")))
+
+
+@lru_cache(KEPT_NAMES)
+def _check_name(name: str) -> None:
     try:
         decoded = unquote_to_bytes(name).decode()
     except UnicodeDecodeError as error:
@@ -43,7 +52,6 @@ def model_of(request: Request) -> InferHead:
         raise InvalidRequest("the model name in the path has control characters")
     if decoded in (".", ".."):
         raise InvalidRequest(f"the model name in the path is {decoded!r}, which names a folder")
-    return InferHead(name, str(request.path_params.get("version", "")))
 
 
 def with_client_errors(answer: HttpAnswer) -> HttpAnswer:

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.core.errors import ModelNotReady, NotSupported
+from server.core.errors import NotSupported
 from server.core.relay import HttpAnswer, InferHead
 from server.dataplane import DataPlane, Verb
 from server.rest.body import read_body
@@ -14,6 +14,7 @@ from server.rest.calls import AnswerResponse, call_of, model_of, with_client_err
 from server.rest.codec import scan_repository_call
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
+from server.rest.errors import error_response
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.routes import Endpoint
@@ -54,7 +55,7 @@ class ModelEndpoints:
         answer = await self._read(request, b"")
         refusal = self._plane.refusals().get(unquote(model_of(request).model_name), "")
         if refusal and answer.status == 200:
-            raise ModelNotReady(refusal)
+            return error_response(refusal, 400)  # as Triton says of a model that failed to load
         return AnswerResponse(answer)
 
     async def load(self, request: Request) -> Response:

@@ -12,6 +12,7 @@ TABLE = [
     (errors.InvalidRequest("bad"), 400, None),
     (errors.UndecodableImage("bad"), 400, None),
     (errors.ModelNotFound("bad"), 404, None),
+    (errors.ModelRefused("bad"), 404, None),
     (errors.RegionNotFound("bad"), 404, None),
     (errors.RegionTaken("bad"), 400, None),
     (errors.BodyTooSlow("bad"), 408, None),

@@ -36,7 +36,7 @@ async def described(front: Front) -> dict[str, Any]:
 
 
 def rows_of(front: Front) -> list[Row]:
-    return [route.row for route in front.app.router.routes if isinstance(route, WireRoute)]  # type: ignore[attr-defined]
+    return [route.row for route in front.app.app.router.routes if isinstance(route, WireRoute)]  # type: ignore[attr-defined]
 
 
 def leads_to(row: Row, method: str, path: str) -> bool:
