@@ -9,7 +9,7 @@ from server.backends.circuit import Circuit, CircuitOptions, CircuitState
 from server.backends.doubt import answers_within
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend, GrpcStream, Relay
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
 from server.core.model import ModelState
 from server.core.relay import GrpcAnswer
 from server.logs import get_logger
@@ -122,7 +122,13 @@ class Replica:
             self._unanswered()
 
     async def _probe(self) -> bool:
-        if not await self.engine.ready() or not await self._is_whole():
+        """The root of a probe's task."""
+        try:
+            is_answered = await self.engine.ready() and await self._is_whole()
+        except Exception:  # a bug of ours: a circuit that is half open would stay so, and the replica out
+            log.exception("a probe failed unexpectedly", replica=self.name)
+            is_answered = False
+        if not is_answered:
             self._unanswered()
             return False
         if not self.circuit.is_passable:
@@ -133,19 +139,29 @@ class Replica:
         return True
 
     async def _is_whole(self) -> bool:
-        """Whether one that was away has its models again; what was loaded for it while it lived is loaded anew."""
+        """Whether one that was away has its models again; what was loaded for it while it lived is loaded anew.
+
+        A model that it cannot load any more is asked of the others.
+        """
         if self.circuit.is_passable:
             return True
         try:
             rows = await self.engine.repository_index()
             self.models = frozenset(row.name for row in rows if row.state == "READY")
             for name in sorted(self._wanted - self.models):
-                await self.engine.load(name)
+                await self._load(name)
         except InferenceError as error:
             log.warning("replica answers but is not whole", replica=self.name, reason=str(error))
             return False
-        self.models |= self._wanted
         return True
+
+    async def _load(self, model_name: str) -> None:
+        try:
+            await self.engine.load(model_name)
+        except ModelNotReady as error:
+            log.error("replica comes back without a model", replica=self.name, model=model_name, reason=str(error))
+            return
+        self.models |= {model_name}
 
     def _unanswered(self) -> None:
         now = time.monotonic()

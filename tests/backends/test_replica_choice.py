@@ -12,7 +12,7 @@ from server.backends.call_traits import INFER_METHOD, SERVICE
 from server.backends.replicas import Replicas
 from server.core.errors import ModelNotReady
 from server.core.infer import InferRequest
-from server.core.model import ModelConfig, TensorSpec
+from server.core.model import ModelConfig, ModelState, TensorSpec
 from server.core.relay import GrpcCall, HttpCall
 from server.core.tensor import Datatype, Tensor
 from server.testing import FakeBackend, FakeMode
@@ -121,6 +121,48 @@ async def test_replica_that_was_away_loads_what_it_should_have() -> None:
         await engines[1].unload("a")
         await look_until(replicas, "up")
         assert await engines[1].ready("a")
+
+
+async def test_replica_that_lost_one_model_serves_the_others() -> None:
+    """One that cannot be loaded any more is asked of the other replica; it keeps none of the rest away."""
+    engines = [FakeBackend([model("a"), model("b")]) for _ in range(2)]
+    async with over(*engines) as replicas:
+        await replicas.load("a")
+        await replicas.load("b")
+        engines[1].mode = FakeMode.UNAVAILABLE
+        await look_until(replicas, "down")
+        engines[1].mode = FakeMode.NORMAL
+        await engines[1].unload("a")
+        await engines[1].unload("b")
+        engines[1].load_failures["a"] = "no weights"
+        await look_until(replicas, "up")
+        for _ in range(12):
+            await replicas.infer(InferRequest("a", (X,)))
+            await replicas.infer(InferRequest("b", (X,)))
+        assert {request.model_name for request in engines[1].calls} == {"b"}
+
+
+class Broken(FakeBackend):
+    """Its index cannot be read once, in a way that nobody foresaw."""
+
+    breaks = False
+
+    async def repository_index(self) -> list[ModelState]:
+        if self.breaks:
+            self.breaks = False
+            raise ValueError("what nobody foresaw")
+        return await super().repository_index()
+
+
+async def test_replica_whose_probe_broke_is_probed_again() -> None:
+    """Whatever a probe raised, a bug of ours too: the replica does not stay out for ever."""
+    broken = Broken([model("a")])
+    async with over(FakeBackend([model("a")]), broken) as replicas:
+        broken.mode = FakeMode.UNAVAILABLE
+        await look_until(replicas, "down")
+        broken.mode, broken.breaks = FakeMode.NORMAL, True
+        await look_until(replicas, "up")
+        assert not broken.breaks
 
 
 async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
