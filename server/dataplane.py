@@ -102,7 +102,7 @@ class DataPlane:
         return not_formed(head.model_name, self.options.of(known.config).owner)
 
     async def explain_model(self, model_name: str, caller: Caller = NOBODY) -> ModelExplained:
-        """How the model's batches are formed, and how that went. Raises ModelNotFound and ModelNotReady."""
+        """How the model's batches are formed, and how that went. Raises ModelNotFound."""
         require_role(Verb.READ, caller)
         self._passage.require_engine()
         options = self.options.of(await self._watch.find(model_name))

@@ -114,7 +114,7 @@ class ImageFlow:
         self._models: dict[str, ImageModel] = {}
 
     async def model(self, model_name: str) -> ImageModel:
-        """Raises ModelNotFound, ModelNotReady, and InvalidRequest where its config does not describe images."""
+        """Raises ModelNotFound, ModelRefused, and InvalidRequest where its config does not describe images."""
         config = await self._watch.find(model_name)
         model = self._described(config)
         if model is None:

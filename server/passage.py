@@ -16,7 +16,7 @@ from server.core.errors import (
     DeadlineExceeded,
     InferenceError,
     InvalidRequest,
-    ModelNotReady,
+    ModelRefused,
     Overloaded,
 )
 from server.core.leaving import LeftAt, left_at
@@ -127,10 +127,10 @@ class Passage:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
     def require_served(self, model_name: str) -> None:
-        """Raises ModelNotReady for a model that the engine would serve, and that is declared as it cannot be here."""
+        """Raises ModelRefused for a model that the engine would serve, and that is declared as it cannot be here."""
         known = self._watch.models.get(model_name)
         if known is not None and known.is_refused:
-            raise ModelNotReady(known.reason)
+            raise ModelRefused(known.reason)
 
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""

@@ -53,5 +53,5 @@ class EngineView(Protocol):
         ...
 
     async def find(self, model_name: str) -> ModelConfig:
-        """The config of a ready model. Raises ModelNotFound, ModelNotReady."""
+        """The config of a ready model. Raises ModelNotFound, ModelRefused."""
         ...

@@ -10,7 +10,7 @@ from server.backends.circuit import Circuit, CircuitOptions
 from server.backends.doubt import answers_within
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotReady
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelRefused
 from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
@@ -159,7 +159,7 @@ class EngineWatch:
             self._seen.models[model_name] = KnownModel(model_name, False, "unloaded", known.config)
 
     async def find(self, model_name: str) -> ModelConfig:
-        """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelNotReady."""
+        """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelRefused."""
         known = self._seen.models.get(model_name)
         if known is None or known.config is None or not (known.is_ready or known.is_refused):
             config = await self._backend.model_config(model_name)
@@ -343,5 +343,5 @@ class EngineWatch:
 
 def _served(known: KnownModel, config: ModelConfig) -> ModelConfig:
     if known.is_refused:
-        raise ModelNotReady(known.reason)
+        raise ModelRefused(known.reason)
     return config

@@ -67,6 +67,8 @@ class _Question:
             )
         except UnknownModel as error:
             reason = self._why_not_served()
+            if reason == in_short(error.refusal):  # the gateway's own word, and told already
+                raise GatewayError(reason) from error
             raise (GatewayError(f"{error.refusal}: {reason}") if reason else error) from error
         return answer if self.threshold is None else answer.above(self.threshold)
 

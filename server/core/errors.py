@@ -82,6 +82,15 @@ class ModelNotFound(InferenceError):
     reason = "model_not_found"
 
 
+class ModelRefused(ModelNotFound):
+    """The engine has it, and it is declared as it cannot be served here: asking again helps nobody. By passage. 404.
+
+    So it is where a model failed to load, in Triton.
+    """
+
+    reason = "model_refused"
+
+
 class RegionNotFound(ModelNotFound):
     """No such shared-memory region, or none that this caller may use. By shared_memory and backends. 404."""
 

@@ -189,6 +189,15 @@ def test_infer_model_that_is_not_served_says_why(penstock: Call, stand_in: Stand
     assert answer.stderr == f"penstock: {photo}: {refusal}: this engine runs ONNX models only\n"
 
 
+def test_infer_model_that_the_gateway_refuses_says_why_once(penstock: Call, stand_in: StandIn, photo: Path) -> None:
+    """Its refusal is the index' reason: the sentence is told, and not told again."""
+    why = "model 'people': slo_p99_ms is 'fast' in config.pbtxt, and must be a number"
+    stand_in.refusals["/image"] = (404, json.dumps({"error": why}), {})
+    stand_in.index = [{"name": "people", "state": "UNAVAILABLE", "reason": why}]
+    answer = penstock("infer", "people", photo, "--url", stand_in.url)
+    assert answer.stderr == f"penstock: {photo}: {why}\n"
+
+
 def test_infer_error_with_control_characters_reaches_no_terminal(
     penstock: Call, stand_in: StandIn, photo: Path
 ) -> None:

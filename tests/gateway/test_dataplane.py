@@ -23,7 +23,7 @@ from server.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
-    ModelNotReady,
+    ModelRefused,
     Overloaded,
     UndecodableImage,
 )
@@ -222,11 +222,11 @@ async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) 
     """A deadline that nobody can keep is not silently none: tensors, pictures and streams are told the word."""
     why = "model 'odd': slo_p99_ms is 'fast' in config.pbtxt, and must be"
     head = InferHead("odd")
-    with pytest.raises(ModelNotReady, match=why):
+    with pytest.raises(ModelRefused, match=why):
         await rig.plane.relay_http(Verb.INFER, head, CALL)
-    with pytest.raises(ModelNotReady, match=why):
+    with pytest.raises(ModelRefused, match=why):
         await rig.ask("odd", picture(0))
-    with pytest.raises(ModelNotReady, match=why), rig.plane.place_on_stream(head, NOBODY, 1):
+    with pytest.raises(ModelRefused, match=why), rig.plane.place_on_stream(head, NOBODY, 1):
         pytest.fail("a refused model got a place")
     assert why in rig.plane.refusals()["odd"]
 
@@ -264,7 +264,7 @@ async def test_page_of_a_model_that_the_gateway_does_not_batch_is_of_the_engines
     )
     with pytest.raises(ModelNotFound):
         await rig.plane.explain_model("nobody")
-    with pytest.raises(ModelNotReady, match="slo_p99_ms"):
+    with pytest.raises(ModelRefused, match="slo_p99_ms"):
         await rig.plane.explain_model("odd")
 
 

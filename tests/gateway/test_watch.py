@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from server.backends.watch import EngineWatch, WatchOptions
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, ModelNotReady
+from server.core.errors import (
+    BackendFailed,
+    BackendUnavailable,
+    DeadlineExceeded,
+    ModelNotFound,
+    ModelNotReady,
+    ModelRefused,
+)
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
 from server.core.tensor import Datatype
@@ -226,7 +233,7 @@ async def test_model_that_the_gateway_refuses_is_not_ready_though_the_engine_ser
     assert (watch.models["odd"].is_ready, watch.models["odd"].is_refused) == (False, True)
     assert watch.models["odd"].reason == refuse["odd"]
     assert (engine.calls.count("config odd"), engine.calls.count("infer odd")) == (1, 0)
-    with pytest.raises(ModelNotReady, match="slo_p99_ms is 'fast'"):
+    with pytest.raises(ModelRefused, match="slo_p99_ms is 'fast'"):
         await watch.find("odd")
 
 

@@ -138,8 +138,10 @@ def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(s
     index = post_json(f"{shipped.http_url}/v2/repository/index", {}).json
     rows = [(row["state"], row["reason"]) for row in index if row["name"] == MODEL]
     assert rows == [("UNAVAILABLE", why)]
-    for answer in (infer(shipped, 1.0), call("GET", f"{shipped.http_url}/v2/models/{MODEL}/ready")):
-        assert (answer.status, answer.json["error"]) == (503, why)
+    ready = call("GET", f"{shipped.http_url}/v2/models/{MODEL}/ready")
+    for answer, status in ((infer(shipped, 1.0), 404), (ready, 400)):  # Triton's, of a model that failed to load
+        assert (answer.status, answer.json["error"]) == (status, why)
+        assert "retry-after" not in answer.headers
     assert load(shipped, OWNED).status == 200
     assert infer(shipped, 1.0).status == 200
 

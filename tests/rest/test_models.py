@@ -62,5 +62,5 @@ async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
     front.plane.answer = HttpAnswer(200, (), b"")
     front.plane.refused = {"odd": "slo_p99_ms is 'fast'"}
     refused = await front.ask("GET", "/v2/models/odd/ready")
-    assert (refused.status, json.loads(refused.body)) == (503, {"error": "slo_p99_ms is 'fast'"})
+    assert (refused.status, json.loads(refused.body)) == (400, {"error": "slo_p99_ms is 'fast'"})
     assert (await front.ask("GET", "/v2/models/good/ready")).status == 200
