@@ -9,6 +9,7 @@ from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceed
 from server.core.infer import InferRequest, Parameter
 from server.core.relay import GrpcCall, HttpCall
 from server.core.tensor import Datatype, Tensor
+from tests.backends.dark_proxy import DarkProxy
 from tests.backends.fake_triton import FakeTriton, Mode
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -95,6 +97,33 @@ async def child_triton() -> AsyncIterator[tuple[Process, str, str]]:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A fake in a process of its own, which a test may kill or stop, beside one in this process."""
+
+    replicas: Replicas
+    process: Process
+    grpc_port: int
+    fake: FakeTriton
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    """Looked at once as the watch does."""
+    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
+        replicas = connected({url: address, fake.http_url: fake.grpc_address})
+        assert await replicas.ready()
+        await replicas.repository_index()
+        try:
+            yield Pair(replicas, process, int(address.rpartition(":")[2]), fake)
+        finally:
+            await replicas.aclose()
 
 
 def infers(fakes: list[FakeTriton]) -> list[int]:
@@ -185,22 +214,17 @@ async def test_replicas_that_all_fail_are_all_asked() -> None:
 
 async def test_call_that_a_killed_replica_held_is_done_by_another() -> None:
     """Nobody notices a dead replica but those whose calls change state; it is back when it answers again."""
-    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
-        replicas = connected({url: address, fake.http_url: fake.grpc_address})
-        assert await replicas.ready()
-        await replicas.repository_index()
-        process.kill()
-        await process.wait()
+    async with pair() as two:
+        await two.kill()
         for _ in range(10):
-            await replicas.infer(infer_request())
-            assert (await replicas.http(HTTP_INFER, deadline=None)).status == 200
-        assert await replicas.ready()
-        assert standings(replicas) == ["down", "up"]
-        async with FakeTriton(grpc_port=int(address.rpartition(":")[2])).running() as back:
-            await until_ready(replicas, ["up", "up"])
-            await _some(replicas, 4)
+            await two.replicas.infer(infer_request())
+            assert (await two.replicas.http(HTTP_INFER, deadline=None)).status == 200
+        assert await two.replicas.ready()
+        assert standings(two.replicas) == ["down", "up"]
+        async with FakeTriton(grpc_port=two.grpc_port).running() as back:
+            await until_ready(two.replicas, ["up", "up"])
+            await _some(two.replicas, 4)
             assert infers([back]) != [0]
-        await replicas.aclose()
 
 
 async def until_ready(replicas: Replicas, expected: list[str]) -> None:
@@ -213,67 +237,22 @@ async def until_ready(replicas: Replicas, expected: list[str]) -> None:
 
 async def test_stopped_replica_costs_a_few_deadlines_and_is_left_out_until_it_goes_on() -> None:
     """Late calls raise the doubt, a probe settles it within a second; the others are served all the time."""
-    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
-        replicas = connected({url: address, fake.http_url: fake.grpc_address})
-        assert await replicas.ready()
-        await replicas.repository_index()
-        process.send_signal(signal.SIGSTOP)
+    async with pair() as two:
+        two.process.send_signal(signal.SIGSTOP)
         late = 0
         async with asyncio.timeout(10):
-            while standings(replicas)[0] == Standing.UP:
+            while standings(two.replicas)[0] == Standing.UP:
                 try:
-                    await replicas.infer(infer_request(time.monotonic() + 0.1))
+                    await two.replicas.infer(infer_request(time.monotonic() + 0.1))
                 except DeadlineExceeded:
                     late += 1
         assert late <= 5 + 20  # 5 to doubt it, and what goes there in the probe's second
-        await until(lambda: standings(replicas)[0] == Standing.DOWN)
-        before = infers([fake])
-        await _some(replicas, 20)
-        assert infers([fake]) == [before[0] + 20]
-        process.send_signal(signal.SIGCONT)
-        await until_ready(replicas, ["up", "up"])
-        await replicas.aclose()
-
-
-class DarkProxy:
-    """A network between gateway and engine that can go dark: nothing is closed, nothing arrives any more."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._lit = asyncio.Event()
-        self._lit.set()
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["DarkProxy"]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            for pump in self._pumps:
-                pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-
-    def go_dark(self) -> None:
-        self._lit.clear()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            self._pumps.add(asyncio.create_task(self._pump(source, sink)))
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while piece := await source.read(65_536):
-                await self._lit.wait()
-                sink.write(piece)
-        except ConnectionError:
-            pass
-        finally:
-            sink.close()
+        await until(lambda: standings(two.replicas)[0] == Standing.DOWN)
+        before = infers([two.fake])
+        await _some(two.replicas, 20)
+        assert infers([two.fake]) == [before[0] + 20]
+        two.process.send_signal(signal.SIGCONT)
+        await until_ready(two.replicas, ["up", "up"])
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -315,19 +294,13 @@ async def _grpc_code(replicas: Replicas) -> int:
 
 async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
     """It might have been done: the caller is told, and nothing is sent again."""
-    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
-        replicas = connected({url: address, fake.http_url: fake.grpc_address})
-        assert await replicas.ready()
-        await replicas.repository_index()
-        process.kill()
-        await process.wait()
-        outcomes = await asyncio.gather(
-            *(replicas.infer(infer_request(sequence_id=number)) for number in range(1, 9)), return_exceptions=True
-        )
+    async with pair() as two:
+        await two.kill()
+        steps = (two.replicas.infer(infer_request(sequence_id=number)) for number in range(1, 9))
+        outcomes = await asyncio.gather(*steps, return_exceptions=True)
         failed = [outcome for outcome in outcomes if isinstance(outcome, BackendUnavailable)]
         assert failed
-        assert infers([fake]) == [8 - len(failed)]
-        await replicas.aclose()
+        assert infers([two.fake]) == [8 - len(failed)]
 
 
 async def test_retries_are_a_tenth_even_when_every_call_is_broken() -> None:
@@ -350,10 +323,13 @@ async def test_none_answers_is_said_at_once() -> None:
     """With every replica gone a call is refused without a wait, and the group is not ready."""
     replicas = connected({"http://127.0.0.1:9": "127.0.0.1:9", "http://127.0.0.1:7": "127.0.0.1:7"})
     assert not await replicas.ready()
-    started = time.monotonic()
-    with pytest.raises(BackendUnavailable, match=r"none of the engines answers \(http://127.0.0.1:9, http://127"):
-        await replicas.infer(infer_request())
-    assert time.monotonic() - started < 0.05
+    took_s: list[float] = []
+    for _ in range(10):
+        started = time.monotonic()
+        with pytest.raises(BackendUnavailable, match=r"none of the engines answers \(http://127.0.0.1:9, http://127"):
+            await replicas.infer(infer_request())
+        took_s.append(time.monotonic() - started)
+    assert min(took_s) < 0.01
     await replicas.aclose()
 
 
