@@ -19,7 +19,7 @@ from server.core.errors import (
     ModelRefused,
     Overloaded,
 )
-from server.core.leaving import LeftAt, left_at
+from server.core.leaving import LeftAt, when_known
 from server.core.relay import InferHead
 from server.core.verb import Verb, require_role
 from server.metrics import Metrics
@@ -159,7 +159,7 @@ class Passage:
         elif until is not None and time.monotonic() >= until - DEADLINE_SLACK_S:
             self._metrics.inference_failed(DeadlineExceeded.reason)  # who asked gave up a moment before we said so
         else:
-            self._metrics.inference_cancelled(left_at(error) or where)
+            when_known(error, where, self._metrics.inference_cancelled)
 
     def _leave(self, caller: Caller, size_bytes: int) -> None:
         self.admission.leave(size_bytes)

@@ -1,6 +1,9 @@
 """Where a request was when its caller left: told along with the cancellation, which passes through every room."""
 
+from collections.abc import Callable
 from enum import StrEnum
+
+_NOTE = "left_at"
 
 
 class LeftAt(StrEnum):
@@ -15,12 +18,42 @@ class LeftAt(StrEnum):
     STREAM = "stream"
 
 
-def leaving(cancelled: BaseException, where: LeftAt) -> None:
+class ToldLater:
+    """Where it was, which another process knows and will say. Whoever makes one sees to it that it is told."""
+
+    def __init__(self) -> None:
+        self._where: LeftAt | None = None
+        self._hear: Callable[[LeftAt], None] = lambda _: None
+
+    def tell(self, where: LeftAt) -> None:
+        """The first word counts."""
+        if self._where is None:
+            self._where = where
+            self._hear(where)
+
+    def when_told(self, hear: Callable[[LeftAt], None]) -> None:
+        """Have it heard once: now, where it is known already."""
+        if self._where is None:
+            self._hear = hear
+        else:
+            hear(self._where)
+
+
+def leaving(cancelled: BaseException, where: LeftAt | ToldLater) -> None:
     """Note it on the CancelledError; the first room to know is believed."""
-    if left_at(cancelled) is None:
-        cancelled.add_note(where)
+    vars(cancelled).setdefault(_NOTE, where)
 
 
-def left_at(cancelled: BaseException) -> LeftAt | None:
+def left_at(cancelled: BaseException) -> LeftAt | ToldLater | None:
     """What was noted; None where nobody did."""
-    return next((note for note in getattr(cancelled, "__notes__", ()) if isinstance(note, LeftAt)), None)
+    where: LeftAt | ToldLater | None = vars(cancelled).get(_NOTE)
+    return where
+
+
+def when_known(cancelled: BaseException, otherwise: LeftAt, hear: Callable[[LeftAt], None]) -> None:
+    """Have it heard once, now or later. otherwise: where nobody noted it."""
+    where = left_at(cancelled) or otherwise
+    if isinstance(where, ToldLater):
+        where.when_told(hear)
+    else:
+        hear(where)

@@ -13,8 +13,10 @@ import msgspec
 from server.backends.watch import KnownModel
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, InvalidRequest, Overloaded
 from server.core.infer import InferRequest, InferResponse
+from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
 from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.departures import Departures
 from server.local.lent_slab import BorrowedSlab, by_place
 from server.local.messages import (
     DOWN,
@@ -27,6 +29,7 @@ from server.local.messages import (
     GiveUp,
     Hello,
     Late,
+    Left,
     Lend,
     Served,
     State,
@@ -77,6 +80,7 @@ class CoreLink:
         self._numbers = itertools.count(1)
         self._asks: dict[int, tuple[asyncio.Future[InferResponse], float]] = {}
         self._finds: dict[int, asyncio.Future[ModelConfig]] = {}
+        self._departures = Departures()
         self._served: set[str] = set()
         self._heard_at = 0.0
         self._gone = asyncio.Event()
@@ -162,8 +166,8 @@ class CoreLink:
             _send_ask(line, Ask(number, asked, client, priority))
             response = await future
             is_answered = True
-        except asyncio.CancelledError:
-            self._send(GiveUp(number))
+        except asyncio.CancelledError as cancelled:
+            self._leave(number, request.model_name, future, cancelled)
             raise
         finally:
             self._asks.pop(number, None)
@@ -173,6 +177,19 @@ class CoreLink:
                 else:
                     lease.release_later()
         return response
+
+    def _leave(
+        self, number: int, model_name: str, future: "asyncio.Future[InferResponse]", cancelled: asyncio.CancelledError
+    ) -> None:
+        """Its caller is gone, and does not wait until the core has said where the request was."""
+        otherwise = LeftAt.BATCH if self.owns(model_name) else LeftAt.ENGINE
+        if future.cancelled() and self._line is not None and self._line.is_open:
+            leaving(cancelled, self._departures.wait(number, otherwise, time.monotonic()))
+            self._line.send(GiveUp(number))
+            return
+        if not future.cancelled():  # its end came in the same moment
+            future.exception()
+        leaving(cancelled, otherwise)
 
     # the line
 
@@ -223,6 +240,7 @@ class CoreLink:
             if self._line is not None:
                 self._line.close()  # when it speaks again it gives up what was asked here, and lends its slab anew
             return
+        self._departures.expire(now)
         for number, (future, until) in list(self._asks.items()):
             if now > until and not future.done():
                 self._send(GiveUp(number))
@@ -235,6 +253,7 @@ class CoreLink:
         self._is_up, self._reason = False, reason
         if self._slab is not None:
             self._slab.forget()
+        self._departures.lose()
         waiting: list[_Question] = [
             *(future for future, _ in self._asks.values() if not future.done()),
             *(future for future in self._finds.values() if not future.done()),
@@ -258,6 +277,8 @@ class CoreLink:
                 self._answer(number, response)
             case Failed(number):
                 self._fail(number, error_of(record))
+            case Left(number, where):
+                self._departures.tell(number, where)
             case State():
                 self._take(record)
             case Found(number, config):
@@ -274,12 +295,14 @@ class CoreLink:
         asked = self._asks.get(number)
         if asked is not None and not asked[0].done():
             asked[0].set_result(response)
+        self._departures.tell(number)
 
     def _fail(self, number: int, error: InferenceError) -> None:
         asked = self._asks.get(number)
         future: _Question | None = asked[0] if asked is not None else self._finds.get(number)
         if isinstance(future, asyncio.Future) and not future.done():
             future.set_exception(error)
+        self._departures.tell(number)
 
     def _take(self, state: State) -> None:
         if state.is_up and not self._is_up:

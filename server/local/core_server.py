@@ -12,6 +12,7 @@ from server.core.backend import Backend
 from server.core.batching import Batching
 from server.core.errors import InferenceError
 from server.core.infer import InferResponse
+from server.core.leaving import LeftAt, when_known
 from server.local.batch_line import SOCKET_NAME, BatchLine
 from server.local.lent_slab import Lender
 from server.local.messages import (
@@ -24,6 +25,7 @@ from server.local.messages import (
     GiveUp,
     Hello,
     Late,
+    Left,
     Lend,
     Served,
     State,
@@ -101,7 +103,7 @@ class CoreServer:
     def _state(self) -> State:
         watch = self._watch
         models = tuple(watch.models.values())
-        owned = tuple(known.name for known in models if self._batching is not None and self._batching.owns(known.name))
+        owned = tuple(known.name for known in models if self._owns(known.name))
         return State(watch.is_up, watch.reason, watch.generation, models, owned)
 
     def _tell(self, *, is_due: bool) -> None:
@@ -142,7 +144,20 @@ class CoreServer:
             return
         work = self._infer(line, question) if isinstance(question, Ask) else self._find(line, question)
         task = front.tasks[number] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: front.tasks.pop(number, None))
+        task.add_done_callback(lambda task: self._ended(line, front, question, task))
+
+    def _ended(self, line: BatchLine[UP], front: _Front, question: Ask | Find, task: "asyncio.Task[None]") -> None:
+        front.tasks.pop(question.number, None)
+        if isinstance(question, Ask) and task.cancelled():
+            self._tell_where(line, question, task)
+
+    def _tell_where(self, line: BatchLine[UP], ask: Ask, task: "asyncio.Task[None]") -> None:
+        """Of a request that was given up: one that the gateway owns, and that nobody noted, had not even begun."""
+        otherwise = LeftAt.QUEUE if self._owns(ask.request.model_name) else LeftAt.ENGINE
+        try:
+            task.result()
+        except asyncio.CancelledError as cancelled:
+            when_known(cancelled, otherwise, lambda where: line.send(Left(ask.number, where)))
 
     def _lost(self, line: BatchLine[UP]) -> None:
         """The front is gone: nobody waits for what it asked."""
@@ -165,6 +180,9 @@ class CoreServer:
         if batching is not None and batching.owns(request.model_name):
             return await batching.infer(request, client=ask.client, priority=ask.priority)
         return await self._backend.infer(request)
+
+    def _owns(self, model_name: str) -> bool:
+        return self._batching is not None and self._batching.owns(model_name)
 
     async def _find(self, line: BatchLine[UP], find: Find) -> None:
         async def work() -> None:

@@ -8,6 +8,7 @@ import msgspec
 from server.backends.watch import KnownModel
 from server.core.errors import InferenceError
 from server.core.infer import InferRequest, InferResponse
+from server.core.leaving import LeftAt
 from server.core.model import ModelConfig
 from server.local.slab_memory import Lent
 
@@ -94,6 +95,13 @@ class Found(Record, frozen=True):
     config: ModelConfig
 
 
+class Left(Record, frozen=True):
+    """Core → front: of an Ask that was given up; where it was."""
+
+    number: int
+    where: LeftAt
+
+
 class Failed(Record, frozen=True):
     """Core → front: of an Ask or a Find. kind: the error's class. retry_after_s: None where it has none."""
 
@@ -105,7 +113,7 @@ class Failed(Record, frozen=True):
 
 
 UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late
-DOWN = State | Cut | Lend | Answer | Found | Failed
+DOWN = State | Cut | Lend | Answer | Found | Failed | Left
 
 
 def failed(number: int, error: InferenceError) -> Failed:

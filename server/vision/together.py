@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from server.core.errors import InferenceError
-from server.core.leaving import LeftAt, leaving, left_at
+from server.core.leaving import LeftAt, ToldLater, leaving, left_at
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """
     if len(jobs) == 1:
         return [await jobs[0]]
-    left: list[LeftAt] = []
+    left: list[LeftAt | ToldLater] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_noting(job, left)) for job in jobs]
@@ -33,7 +33,7 @@ async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def _noting(job: Coroutine[Any, Any, T], left: list[LeftAt]) -> T:
+async def _noting(job: Coroutine[Any, Any, T], left: list[LeftAt | ToldLater]) -> T:
     try:
         return await job
     except asyncio.CancelledError as cancelled:

@@ -18,6 +18,7 @@ import tritonclient.http
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import look_up, start_embedded
 from tests.integration.embedded_stack import write_models as write_embedded_models
+from tests.integration.ledger import Ledgers, ended, inferences, open_request, page_of, write_ledger
 from tests.integration.living import SLOW_CONFIG, family, infer_slow, inflight, is_serving, wait_for
 from tests.integration.web import Answer, call, post_json
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
@@ -32,11 +33,15 @@ BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
 
 
 def write_models(folder: Path) -> None:
-    """identity is relayed, owned is batched by the gateway and takes 20 ms a call, slow sleeps as long as asked."""
+    """identity is relayed, owned is batched by the gateway and takes 20 ms a call, slow sleeps as long as asked.
+
+    naps is batched by the gateway, sleeps as long as asked, and writes its calls down.
+    """
     config = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
     write_model(folder, "identity", IDENTITY, config)
     write_model(folder, "owned", BATCHED, config + OWNER)
     write_model(folder, "slow", SLOW, SLOW_CONFIG)
+    write_ledger(folder.parent, "naps")
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +147,7 @@ def test_what_a_front_does_not_serve_comes_from_the_core_as_it_is(workers: Runni
     url = workers.http_url.removeprefix("http://")
     with tritonclient.http.InferenceServerClient(url) as client:
         assert client.get_server_metadata()["name"] == "triton"
-        assert {row["name"] for row in client.get_model_repository_index()} == {"identity", "owned", "slow"}
+        assert {row["name"] for row in client.get_model_repository_index()} == {"identity", "naps", "owned", "slow"}
         assert client.get_model_config("owned")["max_batch_size"] == 8
         assert client.is_model_ready("identity")
         client.unload_model("slow")
@@ -207,6 +212,25 @@ def test_header_that_tells_the_core_of_callers_is_not_believed_of_a_client(worke
         assert call("GET", workers.http_url + path, headers={"x-penstock-caller": lie}).status == 200
     garbled = call("GET", f"{workers.http_url}/v2", headers={"x-penstock-caller": "rubbish"})
     assert garbled.status == 200
+
+
+def test_caller_that_leaves_is_counted_where_the_core_had_his_request(workers: RunningStack) -> None:
+    """FAULTS 24, 25. One in the running batch and two in the queue behind it; the queue's are never executed."""
+    naps = Ledgers(workers, workers.home.parent)
+    before = inferences(page_of(workers))
+    running = open_request(workers, "naps", [41, 1500])
+    wait_for(lambda: 41 in naps.values("naps"), 10, "the batch runs")
+    waiting = [open_request(workers, "naps", [value, 0]) for value in (42, 43)]
+    wait_for(lambda: naps.waiting("naps") == 2, 10, "two wait for their batch")
+    for connection in waiting:
+        connection.close()
+    wait_for(lambda: naps.waiting("naps") == 0, 10, "they have left the queue")
+    running.close()
+    left = {"accepted": 3, "cancelled/queue": 2, "cancelled/batch": 1}
+    wait_for(lambda: inferences(page_of(workers)) - before == left, 10, "each is counted where it was")
+    assert not {42, 43} & set(naps.values("naps"))
+    found = inferences(page_of(workers))
+    assert found["accepted"] == ended(found), found
 
 
 def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: RunningStack) -> None:

@@ -21,6 +21,7 @@ from server.core.errors import (
     Overloaded,
 )
 from server.core.infer import InferRequest, InferResponse
+from server.core.leaving import LeftAt, leaving, when_known
 from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Datatype, tensor_from_numpy
 from server.local import core_link
@@ -60,9 +61,10 @@ class FakeWatch:
 
 @dataclass
 class FakeEngine:
-    """Batching and Backend: answers what it is given. holds: until it is released or cancelled."""
+    """Batching and Backend: answers what it is given. holds: until it is cancelled, and then it was at `where`."""
 
     error: InferenceError | None = None
+    where: LeftAt | None = None
     holds: bool = False
     asked: list[tuple[InferRequest, str, int]] = field(default_factory=list)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,8 +81,10 @@ class FakeEngine:
         if self.holds:
             try:
                 await asyncio.Event().wait()
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as cancelled:
                 self.cancelled.set()
+                if self.where is not None:
+                    leaving(cancelled, self.where)
                 raise
         if self.error is not None:
             raise self.error
@@ -207,6 +211,39 @@ async def test_request_that_is_given_up_is_given_up_in_the_core(tmp_path: Path) 
         await pair.engine.cancelled.wait()
         pair.engine.holds = False
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
+
+
+async def left(pair: Pair, model_name: str, *, has_begun: bool = True) -> list[LeftAt]:
+    """A request that its caller leaves: where it was, once that is known."""
+    pair.engine.entered.clear()
+    asking = asyncio.create_task(pair.link.infer(request(model_name), client="c"))
+    await (pair.engine.entered.wait() if has_begun else asyncio.sleep(0))
+    asking.cancel()
+    told: list[LeftAt] = []
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await asking
+    when_known(cancelled.value, LeftAt.STREAM, told.append)
+    return told
+
+
+async def test_core_says_where_the_request_was_that_a_caller_left(tmp_path: Path) -> None:
+    """The caller is gone at once, and counted a moment later by what the core's rooms noted, or by who owns it."""
+    async with paired(tmp_path) as pair:
+        pair.engine.holds = True
+        for model_name, where, expected in [
+            ("owned", LeftAt.QUEUE, LeftAt.QUEUE),
+            ("owned", LeftAt.BATCH, LeftAt.BATCH),
+            ("other", None, LeftAt.ENGINE),
+        ]:
+            pair.engine.where = where
+            told = await left(pair, model_name)
+            assert told == []
+            await until(lambda told=told: told)
+            assert told == [expected]
+        asked = len(pair.engine.asked)
+        told = await left(pair, "owned", has_begun=False)  # question and farewell come to the core together
+        await until(lambda: told)
+        assert (told, len(pair.engine.asked)) == ([LeftAt.QUEUE], asked)
 
 
 async def test_front_that_is_gone_leaves_nothing_in_the_core(tmp_path: Path) -> None:
