@@ -163,9 +163,15 @@ class ModelBatcher:
             self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
             return
         self._is_worth_halving = True
-        self._queue.done(call.batch, time.monotonic())
+        answered_at = time.monotonic()
+        self._queue.done(call.batch, answered_at)
         self._pump()  # the engine has its next batch before this one's answers are told
         call.deliver(merged, response)
+        self._loop.call_soon(self._delivered, call, answered_at)  # behind the members' own turns
+
+    def _delivered(self, call: EngineCall, answered_at: float) -> None:
+        """Every member's task has gone as far as it goes at once: its answer is encoded and handed to its socket."""
+        self._queue.delivered(call.batch, time.monotonic() - answered_at)
 
 
 class BatcherPool:

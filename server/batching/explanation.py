@@ -25,12 +25,16 @@ _WHY_NOT = {
 
 
 class FitTold(msgspec.Struct, frozen=True):
-    """The line through the engine's calls: alpha_ms + beta_ms_per_row · rows, and guard_ms for its spread."""
+    """The line through the engine's calls: alpha_ms + beta_ms_per_row · rows, and guard_ms for its spread.
+
+    deliver_us_per_row: what each row takes from the engine's answer until its caller has it; deadlines count it.
+    """
 
     alpha_ms: float
     beta_ms_per_row: float
     guard_ms: float
     samples: int
+    deliver_us_per_row: float = 0.0
 
 
 class Explained(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,7 +122,7 @@ def fit_told(fit: Fit | None) -> FitTold | None:
     if fit is None:
         return None
     alpha_ms, beta_ms, guard_ms = (round(seconds * 1e3, 4) for seconds in (fit.alpha_s, fit.beta_s, fit.guard_s))
-    return FitTold(alpha_ms, beta_ms, guard_ms, fit.samples)
+    return FitTold(alpha_ms, beta_ms, guard_ms, fit.samples, round(fit.deliver_s * 1e6, 1))
 
 
 def _sentence(explanation: Explanation) -> str:

@@ -1,7 +1,9 @@
 """What the engine's calls take, learned from those that it answered: t(b) = alpha + beta * b. Sans-IO."""
 
 from collections import deque
+from dataclasses import replace
 
+from server.batching.delivery import Deliveries
 from server.core.batching import Fit
 
 CALLS_FOR_A_FIT = 8
@@ -44,6 +46,7 @@ class ServiceTimes:
         self._strange: list[tuple[int, float]] = []
         self._is_fast = False
         self._is_changed = False
+        self._deliveries = Deliveries()
         self._residuals: deque[float] = deque(maxlen=RESIDUALS)
 
     @property
@@ -81,6 +84,12 @@ class ServiceTimes:
             self._doubt(fit, rows, seconds)
         if self._calls < RESIDUALS or self._calls % CALLS_A_DRAW == 0 or self._is_changed:
             self._draw()
+
+    def delivered(self, rows: int, seconds: float) -> None:
+        """So long after the engine's answer all callers of that call had theirs."""
+        self._deliveries.learn(rows, seconds)
+        if self.fit is not None:
+            self.fit = replace(self.fit, deliver_s=self._deliveries.row_s)
 
     def _begin(self, rows: int, seconds: float) -> None:
         """Calls before the first line; those that are far above the usual for their size do not come in."""
@@ -139,7 +148,7 @@ class ServiceTimes:
         spread = sum(w * (b - mean_b) ** 2 for w, b, _ in points)
         slope = sum(w * (b - mean_b) * (t - mean_t) for w, b, t in points) / spread if spread > 1e-9 else 0.0
         beta_s = min(max(slope, 0.0), mean_t / mean_b)
-        self.fit = Fit(mean_t - beta_s * mean_b, beta_s, self._guard(), self._calls)
+        self.fit = Fit(mean_t - beta_s * mean_b, beta_s, self._guard(), self._calls, self._deliveries.row_s)
 
     def _guard(self) -> float:
         ordered = sorted(self._residuals)

@@ -106,20 +106,21 @@ def _rest_can_wait(lane: Lane, terms: Terms, allowed: int, left: int) -> bool:
     for one in taken:
         heappush(lane.items, one)
     deadline = None if item is None else item[3].deadline
-    return deadline is None or after + fit.seconds(rest) + fit.guard_s <= deadline
+    return deadline is None or after + fit.told_s(rest) + fit.guard_s <= deadline
 
 
 def _allowed(terms: Terms, deadline: float) -> int:
-    """Rows of the largest batch that ends before the deadline."""
+    """Rows of the largest batch whose answers are told before the deadline."""
     fit = terms.fit
     if fit is None:
         return terms.max_rows
     room_s = deadline - terms.begin - fit.guard_s - fit.alpha_s
-    if room_s < fit.beta_s:
+    row_s = fit.beta_s + fit.deliver_s
+    if room_s < row_s:
         return 0
-    if fit.beta_s <= 0.0:
+    if row_s <= 0.0:
         return terms.max_rows
-    return min(int(room_s / fit.beta_s + 1e-6), terms.max_rows)
+    return min(int(room_s / row_s + 1e-6), terms.max_rows)
 
 
 def _fill(lane: Lane, terms: Terms, choice: Choice) -> None:
@@ -135,7 +136,7 @@ def _fill(lane: Lane, terms: Terms, choice: Choice) -> None:
                 choice.reason = CloseReason.FULL
                 break
             if terms.fit is not None:
-                end = terms.begin + terms.fit.seconds(total) + terms.fit.guard_s - 1e-9
+                end = terms.begin + terms.fit.told_s(total) + terms.fit.guard_s - 1e-9
                 if end > due or (end > own and len(skipped) == SKIPPED):
                     choice.reason = CloseReason.DEADLINE
                     break

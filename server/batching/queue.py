@@ -107,8 +107,8 @@ class BatchQueue:
             deadline = entry.deadline or 0.0
             if deadline <= now:
                 error: InferenceError = refusals.passed(self.model_name, entry, now)
-            elif fit is not None and begin + fit.seconds(entry.rows) > deadline:
-                error = refusals.cannot_meet(self.model_name, entry, now, begin + fit.seconds(entry.rows))
+            elif fit is not None and begin + fit.told_s(entry.rows) > deadline:
+                error = refusals.cannot_meet(self.model_name, entry, now, begin + fit.told_s(entry.rows))
             else:
                 break
             lost.append(self._drop(entry, error))
@@ -127,6 +127,10 @@ class BatchQueue:
         self._leave(batch)
         if took_s is not None:
             self._limit.answered(batch.rows, took_s, self._budget_s(batch))
+
+    def delivered(self, batch: Batch, seconds: float) -> None:
+        """All members have the answers that the engine gave so long before. May be left untold."""
+        self._schedule.delivered(batch, seconds)
 
     def failed(self, batch: Batch, now: float, *, out_of_memory: bool = False) -> None:
         """The engine did not answer the batch."""
@@ -178,7 +182,7 @@ class BatchQueue:
         """Full batches of those that wait, and one more row behind them."""
         max_rows = self._limit.by_memory
         full, rest = divmod(self._waiting.rows, max_rows)
-        return (full * fit.seconds(max_rows)) / self.options.instances + fit.seconds(rest + 1)
+        return (full * fit.seconds(max_rows)) / self.options.instances + fit.told_s(rest + 1)
 
     def _form(self, lane: Lane, now: float) -> Batch | None:
         fit = self._schedule.trusted_fit(now)
@@ -191,7 +195,7 @@ class BatchQueue:
         )
         choice = choose(lane, terms)
         for entry in choice.given_up:
-            finish = terms.begin + (fit.seconds(choice.rows) if fit is not None else 0.0)
+            finish = terms.begin + (fit.told_s(choice.rows) if fit is not None else 0.0)
             self._lost.append(self._drop(entry, refusals.cannot_meet(self.model_name, entry, now, finish)))
         for entry in choice.entries:
             self._waiting.remove(entry, Stage.BATCH)
@@ -249,7 +253,7 @@ class BatchQueue:
     def _give_up_at(self, entry: Entry, now: float) -> float:
         deadline = entry.deadline or 0.0
         fit = self._schedule.trusted_fit(now)
-        return deadline if fit is None else deadline - fit.seconds(entry.rows)
+        return deadline if fit is None else deadline - fit.told_s(entry.rows)
 
     def _refuse_hopeless(self, entry: Entry, now: float) -> None:
         if entry.deadline is None:
@@ -259,7 +263,7 @@ class BatchQueue:
         fit = self._schedule.trusted_fit(now)
         if fit is not None:
             begin = self._schedule.begin(now)
-            least_s = fit.seconds(entry.rows)
+            least_s = fit.told_s(entry.rows)
             if self._is_usual(entry):
                 least_s = max(least_s, self._door.least_s, self._after_those_ahead_s(entry, fit))
             if begin + least_s > entry.deadline:
@@ -269,7 +273,7 @@ class BatchQueue:
             raise refusals.cannot_meet(self.model_name, entry, now, finish)
 
     def _after_those_ahead_s(self, entry: Entry, fit: Fit) -> float:
-        """What the engine takes at least for those ahead, in its largest batches, and for the entry.
+        """What the engine takes at least for those ahead, in its largest batches, and for the entry, until it is told.
 
         All that waits is ahead of an entry whose deadline is the last. 0 for others, and where few are given up: then
         some of those ahead may yet be given up in its place.
@@ -277,7 +281,8 @@ class BatchQueue:
         if not self._shares.is_deeply_overloaded or entry.deadline is None or entry.deadline < self._last_deadline:
             return 0.0
         rows, most = self._waiting.rows + entry.rows, self._limit.by_memory
-        return (fit.alpha_s * math.ceil(rows / most) + fit.beta_s * rows) / self.options.instances
+        engine_s = (fit.alpha_s * math.ceil(rows / most) + fit.beta_s * rows) / self.options.instances
+        return engine_s + fit.deliver_s * min(rows, most)
 
     def _is_usual(self, entry: Entry) -> bool:
         """Whether nothing puts it before those that are given up."""

@@ -95,7 +95,7 @@ class Schedule:
             until = max(until, self._sent_at + self._spacing_s(fit, rows))
         if until <= now:
             return now
-        latest = due if fit is None else due - fit.seconds(rows + 1) - fit.guard_s
+        latest = due if fit is None else due - fit.told_s(rows + 1) - fit.guard_s
         return min(until, latest)
 
     def _is_company_dear(self, fit: Fit, rows: int, left_s: float) -> bool:
@@ -152,6 +152,10 @@ class Schedule:
         took_s = self._overlap.whole_s(took_s, call.lead_s)
         self._times.learn(batch.rows, took_s)
         return took_s
+
+    def delivered(self, batch: Batch, seconds: float) -> None:
+        """All members have their answers, so long after the engine's."""
+        self._times.delivered(batch.rows, seconds)
 
     def lost(self, batch: Batch, now: float) -> None:
         """The call ended without an answer; nothing is learned of it."""

@@ -86,7 +86,8 @@ def _fit(fit: FitTold | None) -> str:
     if fit is None:
         return "none yet: it needs calls of two sizes"
     guard = f"{fit.guard_ms:.2f} ms more at times"
-    return f"t(b) = {fit.alpha_ms:.3f} + {fit.beta_ms_per_row:.4f} b ms, {guard}, by {fit.samples} calls"
+    told = f"; {fit.deliver_us_per_row:.0f} µs a row to deliver" if fit.deliver_us_per_row else ""
+    return f"t(b) = {fit.alpha_ms:.3f} + {fit.beta_ms_per_row:.4f} b ms, {guard}, by {fit.samples} calls{told}"
 
 
 def _histogram(batches: list[BatchesOfRows]) -> Iterator[str]:

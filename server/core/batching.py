@@ -30,17 +30,23 @@ class CloseReason(StrEnum):
 class Fit:
     """The line through what the engine's calls took: t(b) = alpha_s + beta_s * b seconds for b rows.
 
-    guard_s: what a call may take longer than that, by the spread of those seen. samples: calls behind it.
+    guard_s: what a call may take longer than that, by the spread of those seen. samples: calls behind it. deliver_s:
+    what each row takes from the engine's answer until its caller has it.
     """
 
     alpha_s: float
     beta_s: float
     guard_s: float
     samples: int
+    deliver_s: float = 0.0
 
     def seconds(self, rows: int) -> float:
         """What a call of so many rows takes, without the guard."""
         return self.alpha_s + self.beta_s * rows
+
+    def told_s(self, rows: int) -> float:
+        """The same until the callers have their answers; the engine has gone on meanwhile."""
+        return self.alpha_s + (self.beta_s + self.deliver_s) * rows
 
 
 @dataclass(frozen=True, slots=True)

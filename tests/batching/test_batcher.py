@@ -293,6 +293,20 @@ async def test_full_queue_refuses_at_once(rig: Rig) -> None:
     assert rig.is_empty()
 
 
+async def test_what_delivering_takes_is_learned_behind_the_members_own_turns(rig: Rig) -> None:
+    """A millisecond that each member's task takes before it lets go is counted for each row."""
+
+    async def ask_and_encode(value: float) -> None:
+        await rig.pool.infer(asking(value), client="one")
+        time.sleep(0.001)  # noqa: ASYNC251 - as encoding an answer holds the loop
+
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 4, 8):
+        await asyncio.gather(*[ask_and_encode(value) for value in range(rows)])
+    fit = rig.pool.statistics()["m"].fit
+    assert fit is not None
+    assert 0.001 <= fit.deliver_s < 0.1
+
+
 async def test_pool_that_closes_leaves_nobody_waiting(rig: Rig) -> None:
     """What waits and what runs ends with a reason."""
     first = await rig.occupied()

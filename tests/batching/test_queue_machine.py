@@ -78,6 +78,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.failed(batch, self.now, out_of_memory=True)
         elif how == "done":
             self.queue.done(batch, self.now)
+            self.queue.delivered(batch, len(self.waiting) / 1000)
         elif how == "failed":
             self.queue.failed(batch, self.now)
         else:

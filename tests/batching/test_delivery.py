@@ -1,0 +1,88 @@
+"""What delivering a batch's answers takes a row, and what the queue makes of it."""
+
+import pytest
+
+from server.batching.delivery import BATCHES, FEWEST, Deliveries
+from server.core.batching import CloseReason
+from server.core.errors import Overloaded
+from tests.batching.driving import ALPHA_S, BETA_S, Bench, call_s
+
+
+def after(*seen: tuple[int, float]) -> float:
+    """What is believed after those batches: (rows, seconds)."""
+    deliveries = Deliveries()
+    for rows, seconds in seen:
+        deliveries.learn(rows, seconds)
+    return deliveries.row_s
+
+
+def test_nothing_is_believed_after_a_few_batches() -> None:
+    """The first ones are of a gateway that warms up."""
+    assert after(*[(10, 0.5)] * (FEWEST - 1)) == 0.0
+    assert after(*[(10, 0.5)] * FEWEST) == pytest.approx(0.05)
+
+
+def test_one_strange_batch_in_three_moves_nothing() -> None:
+    """A machine that stood still while answers went out says nothing of the next ones."""
+    assert after(*[(100, 0.02), (100, 0.02), (100, 1.0)] * 5) == pytest.approx(0.0002)
+
+
+def test_batches_of_few_rows_count_little() -> None:
+    """What else the gateway did meanwhile is most of what a batch of one took."""
+    assert after(*[(1, 0.002), (1, 0.002), (1, 0.002), (64, 0.0128)] * 4) == pytest.approx(0.0002)
+
+
+def test_what_has_changed_is_believed_within_as_many_batches_as_are_remembered() -> None:
+    """Cheaper or dearer: other tensors, another transport."""
+    assert after(*[(8, 0.008)] * 50, *[(8, 0.0008)] * BATCHES) == pytest.approx(0.0001)
+    assert after(*[(8, 0.0008)] * 50, *[(8, 0.008)] * BATCHES) == pytest.approx(0.001)
+
+
+def taught_to_deliver(row_s: float) -> Bench:
+    """Twenty calls of all sizes, each row of which took so long to deliver after its call."""
+    bench = Bench()
+    for rows in [*range(1, 11)] * 2:
+        bench.push(rows)
+        batch = bench.pop()
+        bench.done(batch, call_s(rows))
+        bench.queue.delivered(batch, row_s * rows)
+    bench.after(0.05)
+    return bench
+
+
+def test_batch_is_small_enough_for_its_answers_to_be_delivered_in_time() -> None:
+    """What delivering took counts for each row against the earliest deadline, the engine's own time being the same."""
+    told_s, within_s = 0.0003, 0.010
+    bench = taught_to_deliver(told_s)
+    bench.push(64, within_s=within_s)
+
+    batch = bench.pop()
+
+    assert batch.rows == int((within_s - ALPHA_S) / (BETA_S + told_s) + 1e-6) == 20
+    assert batch.close_reason is CloseReason.DEADLINE
+    assert batch.expected_s == pytest.approx(call_s(batch.rows))  # the engine's next call waits for no delivery
+
+
+def test_request_whose_answer_could_not_be_delivered_in_time_is_told_at_once() -> None:
+    """The engine alone would be quick enough."""
+    bench = taught_to_deliver(0.001)
+    bench.push(8, within_s=1.0)
+    bench.pop()
+
+    with pytest.raises(Overloaded):
+        bench.queue.push(bench.entry(within_s=call_s(8) + call_s(1) + 0.0005), bench.now)
+    bench.push(1, within_s=call_s(8) + call_s(1) + 0.0015)
+
+
+def test_waiting_request_whose_answer_could_no_longer_be_delivered_is_given_up() -> None:
+    """As soon as that is so, and not before."""
+    bench = taught_to_deliver(0.001)
+    bench.push(8, within_s=1.0)
+    bench.pop()
+    (entry,) = bench.push(1, within_s=call_s(8) + call_s(1) + 0.0013)
+    bench.after(call_s(8) + 0.0001)  # the call is late, and will be as late again
+    assert bench.expire() == []
+
+    bench.after(0.0001)
+
+    assert [dropped.entry for dropped in bench.expire()] == [entry]
