@@ -10,23 +10,27 @@ FEWEST = 4  # before that nothing is known
 
 
 class Deliveries:
-    """row_s: what each row of a batch adds, as most of the rows of the last batches went. A strange one moves nothing.
+    """The last batches. A strange one moves nothing.
 
     By rows, since a batch of one says little: what else the gateway does meanwhile is in its time, too.
     """
 
     def __init__(self) -> None:
-        self.row_s = 0.0
         self._seen: deque[tuple[float, int]] = deque(maxlen=BATCHES)
 
     def learn(self, rows: int, seconds: float) -> None:
         """So long after the engine's answer all of so many rows were told."""
         self._seen.append((seconds / rows, rows))
+
+    @property
+    def row_s(self) -> float:
+        """What each row of a batch adds, as most rows went; 0 before a few batches."""
+        row_s = 0.0
         if len(self._seen) < FEWEST:
-            return
-        left = sum([seen_rows for _, seen_rows in self._seen]) / 2
-        for row_s, seen_rows in sorted(self._seen):
-            self.row_s = row_s
-            left -= seen_rows
+            return row_s
+        left = sum([rows for _, rows in self._seen]) / 2
+        for row_s, rows in sorted(self._seen):
+            left -= rows
             if left <= 0:
-                return
+                break
+        return row_s

@@ -1,7 +1,6 @@
 """What the engine's calls take, learned from those that it answered: t(b) = alpha + beta * b. Sans-IO."""
 
 from collections import deque
-from dataclasses import replace
 
 from server.batching.delivery import Deliveries
 from server.core.batching import Fit
@@ -88,8 +87,6 @@ class ServiceTimes:
     def delivered(self, rows: int, seconds: float) -> None:
         """So long after the engine's answer all callers of that call had theirs."""
         self._deliveries.learn(rows, seconds)
-        if self.fit is not None:
-            self.fit = replace(self.fit, deliver_s=self._deliveries.row_s)
 
     def _begin(self, rows: int, seconds: float) -> None:
         """Calls before the first line; those that are far above the usual for their size do not come in."""
