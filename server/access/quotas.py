@@ -8,9 +8,7 @@ from server.core.caller import Caller, Quota
 from server.core.errors import QuotaExceeded
 
 SHARE_RETRY_AFTER_S = 0.2
-MAX_BUCKETS = (
-    10_000  # of callers that are remembered; beyond it, whoever has asked for nothing for longest is forgotten
-)
+MAX_BUCKETS = 10_000  # callers whose rate is remembered; beyond it, who has asked for nothing for longest is forgotten
 _NO_QUOTA = Quota()
 
 
@@ -79,7 +77,7 @@ class Quotas:
             return
         wait_s = self._wait_s(caller.key_name, quota, now)
         if wait_s > 0:
-            self._full_again[caller.key_name] = self._full_again.pop(caller.key_name, now)  # it has asked, so it stays
+            self._remember(caller.key_name, self._full_again.get(caller.key_name, now))  # it has asked, so it stays
             raise QuotaExceeded(
                 f"{_subject(caller)} has sent its {quota.rate} requests per {quota.period_s:g} s; "
                 f"retry after {wait_s:.2g} s",
@@ -94,12 +92,9 @@ class Quotas:
         self.look(caller, now)
         name = caller.key_name
         full_again = max(self._full_again_of(name, now), now) + quota.period_s / quota.rate
-        self._full_again.pop(name, None)
-        self._full_again[name] = full_again
+        self._remember(name, full_again)
         if self._board is not None:
             self._board.set_full_again(name, full_again)
-        if len(self._full_again) > MAX_BUCKETS:
-            del self._full_again[next(iter(self._full_again))]
 
     def enter(self, caller: Caller, size_bytes: int) -> None:
         """A place in the caller's share; every enter that returned is owed one leave. Raises QuotaExceeded."""
@@ -176,6 +171,12 @@ class Quotas:
             self._held[caller.key_name] = held
         if self._board is not None:
             self._board.note(caller.key_name, held)
+
+    def _remember(self, name: str, full_again: float) -> None:
+        self._full_again.pop(name, None)
+        self._full_again[name] = full_again
+        if len(self._full_again) > MAX_BUCKETS:
+            del self._full_again[next(iter(self._full_again))]
 
     def _full_again_of(self, name: str, now: float) -> float:
         own = self._full_again.get(name, now)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.access.quotas import MAX_BUCKETS, Quotas
+from server.access.quotas import MAX_BUCKETS, Held, Quotas
 from server.admission import Admission, AdmissionLimits
 from server.core.caller import Caller, Quota
 from server.core.errors import QuotaExceeded
@@ -154,4 +154,32 @@ def test_buckets_of_endless_subjects_are_bounded() -> None:
         if number % 1000 == 0:
             with pytest.raises(QuotaExceeded):
                 kept.take(steady, 1.0)
+    assert len(kept) <= MAX_BUCKETS
+
+
+class Spent:
+    """Other processes, in which every caller has used up its rate."""
+
+    def others(self, _: str) -> Held:
+        return Held()
+
+    def note(self, _: str, __: Held) -> None:
+        return
+
+    def full_again(self, _: str) -> float:
+        return 1e9
+
+    def set_full_again(self, _: str, __: float) -> None:
+        return
+
+    def in_flight(self) -> list[tuple[str, int]]:
+        return []
+
+
+def test_callers_that_spent_their_rate_elsewhere_are_as_few_in_memory() -> None:
+    """Whoever only looks, and is refused for what it had of another process, is forgotten as the others are."""
+    kept = Quotas(max_requests=10, max_bytes=1000, board=Spent())
+    for number in range(MAX_BUCKETS + 10):
+        with pytest.raises(QuotaExceeded):
+            kept.look(caller(f"token:{number}", rate=1000), 1.0)
     assert len(kept) <= MAX_BUCKETS
