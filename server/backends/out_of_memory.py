@@ -8,7 +8,7 @@ _WORDS = re.compile(
     r"failed to allocate memory|cuda failure 2\b"
     r"|out[ _]of[ _]memory|cudaErrorMemoryAllocation|requested amount of gpu memory"
     r"|STATUS_ALLOC_FAILED"
-    r"|\bOOM when allocating|ran out of memory"
+    r"|\bOOM when allocating"
     r"|failed to increase the shared memory pool size"
     r"|\bMemoryError\b|unable to allocate .{1,40} for an array|\bbad_alloc\b",
     re.IGNORECASE,

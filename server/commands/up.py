@@ -25,7 +25,6 @@ from server.stack import (
 
 OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
 
-Port = Annotated[int | None, typer.Option(min=0, max=65535, show_default=False)]
 Engines = Annotated[
     str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]")
 ]
@@ -99,7 +98,7 @@ def up(
     [batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
 
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-    [512], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
+    [1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
     decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none],
     client_shm_lease_s [3600, of a region that nobody uses],
     canary_interval_s [5], canary_failures [3].
@@ -149,6 +148,7 @@ def announce(ready: Announcement) -> None:
     nothing = "no model: why stands above" if ready.unavailable else "no model yet (penstock models pull fastestdet)"
     lines.append(f"serving {', '.join(ready.models) or nothing}")
     lines.append("Ctrl-C drains and stops")
-    lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}")
+    workers = f"  ({ready.workers} workers)" if ready.workers > 1 else ""
+    lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}{workers}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

@@ -130,11 +130,6 @@ async def _about_memory(
     return await relay.answer(work, context)
 
 
-async def _refused(sentence: str, _: object, context: Context) -> bytes:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
-    return b""
-
-
 def _no_model(_: bytes) -> str:
     return ""
 

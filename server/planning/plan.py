@@ -32,12 +32,6 @@ class Race:
     rows: tuple[Row, ...]
 
     @property
-    def best_rival(self) -> Row | None:
-        """The one with the highest rate that is not ours."""
-        rivals = [row for row in self.rows if row.contender is not Contender.OURS]
-        return max(rivals, key=lambda row: row.rate.per_s, default=None)
-
-    @property
     def ours(self) -> Row | None:
         """Our row, where we were asked for."""
         return next((row for row in self.rows if row.contender is Contender.OURS), None)

@@ -60,11 +60,6 @@ class Outcome:
         calls = sum(self.batch_rows.values())
         return sum(rows * times for rows, times in self.batch_rows.items()) / max(calls, 1)
 
-    def latency_s(self, quantile: float) -> float:
-        """Of those that were answered."""
-        ordered = sorted(self.latencies_s)
-        return ordered[min(int(quantile * len(ordered)), len(ordered) - 1)] if ordered else 0.0
-
 
 def simulate(
     policy: Policy,
