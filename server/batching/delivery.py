@@ -4,6 +4,7 @@ A deadline is promised to the caller, and the answers of a batch are split, enco
 """
 
 from collections import deque
+from itertools import accumulate
 
 BATCHES = 16  # that the usual time is taken from
 FEWEST = 4  # before that nothing is known
@@ -25,12 +26,9 @@ class Deliveries:
     @property
     def row_s(self) -> float:
         """What each row of a batch adds, as most rows went; 0 before a few batches."""
-        row_s = 0.0
         if len(self._seen) < FEWEST:
-            return row_s
-        left = sum([rows for _, rows in self._seen]) / 2
-        for row_s, rows in sorted(self._seen):
-            left -= rows
-            if left <= 0:
-                break
-        return row_s
+            return 0.0
+        ordered = sorted(self._seen)
+        half = sum([rows for _, rows in ordered]) / 2
+        until = accumulate([rows for _, rows in ordered])
+        return next(row_s for (row_s, _), rows in zip(ordered, until, strict=True) if rows >= half)
