@@ -140,7 +140,7 @@ class DataPlane:
         """The engine's regions, for one call about them. Raises NotSupported where none are kept."""
         if self._passage.memory.refusal:
             raise NotSupported(self._passage.memory.refusal)
-        async with self._passage.through(verb, InferHead(""), caller, 0, None):
+        with self._passage.through(verb, InferHead(""), caller, 0, None):
             yield self._passage.memory
 
     def model_label(self, model_name: str) -> str:
@@ -152,7 +152,7 @@ class DataPlane:
     ) -> HttpAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
-        async with self._passage.through(verb, head, caller, len(call.body), until):
+        with self._passage.through(verb, head, caller, len(call.body), until):
             answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
             return answer if verb is not Verb.INFER or not asks_http(call) else told_http(answer, self.not_formed(head))
@@ -162,7 +162,7 @@ class DataPlane:
     ) -> GrpcAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
-        async with self._passage.through(verb, head, caller, len(call.message), until):
+        with self._passage.through(verb, head, caller, len(call.message), until):
             answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer if verb is not Verb.INFER or not asks_grpc(call) else told_grpc(answer, self.not_formed(head))
@@ -179,7 +179,7 @@ class DataPlane:
     ) -> HttpAnswer:
         """As relay_http, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
-        async with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
+        with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
@@ -190,7 +190,7 @@ class DataPlane:
     ) -> GrpcAnswer:
         """As relay_grpc, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
-        async with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
+        with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
@@ -211,7 +211,7 @@ class DataPlane:
         The block may raise as the chunks do. A model's SLO says nothing of how long it may go on answering: without a
         deadline of its own a stream has none.
         """
-        async with self._passage.through(Verb.INFER, head, caller, len(call.body), deadline):
+        with self._passage.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
             stream = await self._relay.http_stream(call, deadline=deadline)
             try:
@@ -268,7 +268,7 @@ class DataPlane:
         head = InferHead(request.model_name, request.model_version, request.id)
         size_bytes = sum(len(image) for image in request.images)
         until = self._until(Verb.INFER, head, request.deadline)
-        async with self._passage.through(Verb.INFER, head, caller, size_bytes, until):
+        with self._passage.through(Verb.INFER, head, caller, size_bytes, until):
             model = await self._images.model(request.model_name)
             label = self.model_label(request.model_name)
             response = await self._images.run(replace(request, deadline=until, client=caller.owner), model, label)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from urllib.parse import unquote
 
 from server.access.quotas import Quotas
@@ -52,38 +53,12 @@ class Passage:
         self._cut_for: dict[asyncio.Task[object], str] = {}
         watch.when_silent(self._cut)
 
-    @asynccontextmanager
-    async def through(
+    def through(
         self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
-    ) -> AsyncIterator[None]:
+    ) -> AbstractContextManager[None]:
         """One call to the engine. size_bytes: what it weighs in admission. until: its deadline, monotonic seconds."""
-        require_role(verb, caller)
-        if self._quotas is not None:
-            self._quotas.take(caller, time.monotonic())
-        self.require_engine()
-        if verb is Verb.LOAD:
-            refuse_special_name(head.model_name)
-        try:
-            if verb is not Verb.INFER:
-                yield
-                return
-            self.require_served(head.model_name)
-            if until is not None and until <= time.monotonic():
-                raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
-            self._enter(caller, size_bytes)
-            try:
-                trace_arrival(self.model_label(head.model_name))
-                with self._held(head, caller), self.cuttable():
-                    yield
-                self._metrics.inference_answered()
-            except BaseException as error:
-                self._count_end(error, LeftAt.ENGINE, until)
-                raise
-            finally:
-                self._leave(caller, size_bytes)
-        except BackendUnavailable:
-            self._watch.suspect()
-            raise
+        way = _InferenceWay if verb is Verb.INFER else _OtherWay
+        return way(self, verb, head, caller, (size_bytes, until))
 
     @contextmanager
     def place_on_stream(self, head: InferHead, caller: Caller, size_bytes: int) -> Iterator[None]:
@@ -103,23 +78,9 @@ class Passage:
         finally:
             self._leave(caller, size_bytes)
 
-    @contextmanager
-    def cuttable(self) -> Iterator[None]:
+    def cuttable(self) -> AbstractContextManager[None]:
         """Work that ends as BackendUnavailable when the engine has fallen silent."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("requests are served by tasks")
-        self._waiting.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            reason = self._cut_for.get(task)
-            if reason is None or task.uncancel() > 0:  # somebody else cancelled it, too
-                raise
-            raise BackendUnavailable(f"the engine fell silent over this request: {reason}") from None
-        finally:
-            self._waiting.discard(task)
-            self._cut_for.pop(task, None)
+        return _Cuttable(self)
 
     def require_engine(self) -> None:
         """Raises BackendUnavailable while the engine is not up."""
@@ -135,6 +96,15 @@ class Passage:
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
         return model_name if model_name in self._watch.models else UNKNOWN_MODEL
+
+    def _admit(self, verb: Verb, head: InferHead, caller: Caller) -> None:
+        """What every call must pass, whatever it is about."""
+        require_role(verb, caller)
+        if self._quotas is not None:
+            self._quotas.take(caller, time.monotonic())
+        self.require_engine()
+        if verb is Verb.LOAD:
+            refuse_special_name(head.model_name)
 
     def _enter(self, caller: Caller, size_bytes: int) -> None:
         """A place of the caller's own, and one of all. Raises QuotaExceeded and Overloaded."""
@@ -170,10 +140,112 @@ class Passage:
         """The shared memory that the request uses, kept until the engine has answered."""
         return self.memory.held(head.regions, caller) if head.regions else _NOTHING_HELD
 
+    def _wait(self) -> "asyncio.Task[object]":
+        """The task that runs is cut when the engine falls silent, until `_waited`."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("requests are served by tasks")
+        self._waiting.add(task)
+        return task
+
+    def _waited(self, task: "asyncio.Task[object]", error: BaseException | None) -> BackendUnavailable | None:
+        """What the task's work ends with, where not with its own error: it was cut, and nobody else cancelled it."""
+        self._waiting.discard(task)
+        reason = self._cut_for.pop(task, None)
+        if reason is None or not isinstance(error, asyncio.CancelledError) or task.uncancel() > 0:
+            return None
+        return BackendUnavailable(f"the engine fell silent over this request: {reason}")
+
     def _cut(self, reason: str) -> None:
         for task in self._waiting:
             self._cut_for[task] = reason
             task.cancel()
+
+
+# Classes, not generators: every inference passes here, and a generator takes twice as long.
+class _Cuttable:
+    """See Passage.cuttable."""
+
+    __slots__ = ("_passage", "_task")
+
+    def __init__(self, passage: Passage) -> None:
+        self._passage = passage
+
+    def __enter__(self) -> None:
+        self._task = self._passage._wait()
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        cut = self._passage._waited(self._task, error)
+        if cut is not None:
+            raise cut from None
+
+
+class _OtherWay:
+    """A call that is no inference, on its way through."""
+
+    __slots__ = ("_caller", "_head", "_passage", "_size_bytes", "_until", "_verb")
+
+    def __init__(
+        self, passage: Passage, verb: Verb, head: InferHead, caller: Caller, terms: tuple[int, float | None]
+    ) -> None:
+        """terms: size_bytes and until, see Passage.through."""
+        self._passage, self._verb, self._head, self._caller = passage, verb, head, caller
+        self._size_bytes, self._until = terms
+
+    def __enter__(self) -> None:
+        self._passage._admit(self._verb, self._head, self._caller)
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, BackendUnavailable):
+            self._passage._watch.suspect()
+
+
+class _InferenceWay(_OtherWay):
+    """An inference on its way through: with a place, cut when the engine falls silent, and counted however it ends."""
+
+    __slots__ = ("_held", "_task")
+
+    def __enter__(self) -> None:
+        passage, head, until = self._passage, self._head, self._until
+        passage._admit(self._verb, head, self._caller)
+        passage.require_served(head.model_name)
+        if until is not None and until <= time.monotonic():
+            raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
+        passage._enter(self._caller, self._size_bytes)
+        self._held: AbstractContextManager[None] = _NOTHING_HELD
+        try:
+            trace_arrival(passage.model_label(head.model_name))
+            if head.regions:
+                held = passage._held(head, self._caller)
+                held.__enter__()
+                self._held = held
+            self._task = passage._wait()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        cut = self._passage._waited(self._task, error)
+        if cut is not None:
+            kind, error, trace = type(cut), cut, None
+        try:
+            if self._held is not _NOTHING_HELD:
+                self._held.__exit__(kind, error, trace)
+        finally:
+            self._end(error)
+        if cut is not None:
+            raise cut from None
+
+    def _end(self, error: BaseException | None) -> None:
+        passage = self._passage
+        passage._leave(self._caller, self._size_bytes)
+        if error is None:
+            passage._metrics.inference_answered()
+        else:
+            passage._count_end(error, LeftAt.ENGINE, self._until)
+        super().__exit__(None, error, None)
 
 
 def refuse_special_name(model_name: str) -> None:

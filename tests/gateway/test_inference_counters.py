@@ -43,7 +43,7 @@ class Rig:
 
     def ask(self, request: InferRequest) -> "asyncio.Task[InferResponse]":
         async def pass_through() -> InferResponse:
-            async with self.passage.through(Verb.INFER, HEAD, NOBODY, 1, request.deadline):
+            with self.passage.through(Verb.INFER, HEAD, NOBODY, 1, request.deadline):
                 return await self.pool.infer(request, client="one")
 
         return asyncio.create_task(pass_through())
@@ -121,7 +121,7 @@ async def test_caller_that_leaves_a_call_of_its_own_leaves_the_engine(rig: Rig) 
     """A relayed request was in no queue of ours."""
 
     async def relayed() -> None:
-        async with rig.passage.through(Verb.INFER, HEAD, NOBODY, 1, None):
+        with rig.passage.through(Verb.INFER, HEAD, NOBODY, 1, None):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(relayed())
