@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from server.backends.watch import WatchOptions
+from server.backends.watch import EngineWatch, WatchOptions
 from tests.gateway.test_watch import ScriptedEngine, until, watching
 
 PATIENT = WatchOptions(probe_interval_s=60.0, down_interval_s=0.01, canary_interval_s=60.0, late_calls=3, doubt_s=0.05)
@@ -21,13 +23,20 @@ class StoppedAtTimes(ScriptedEngine):
         return await super().ready(model_name, model_version)
 
 
-async def test_engine_that_answers_neither_calls_nor_a_probe_is_down_until_it_does() -> None:
-    """The circuit: k late calls, one unanswered probe, then nothing but probes until one is answered."""
+@asynccontextmanager
+async def stopped_engine() -> AsyncIterator[tuple[StoppedAtTimes, EngineWatch]]:
+    """One that was ready and now answers nothing, and who watches it."""
     engine = StoppedAtTimes(models={"good": ""})
     engine.running.set()
     async with watching(engine, [], PATIENT) as watch:
         await watch.first_ready.wait()
         engine.running.clear()
+        yield engine, watch
+
+
+async def test_engine_that_answers_neither_calls_nor_a_probe_is_down_until_it_does() -> None:
+    """The circuit: k late calls, one unanswered probe, then nothing but probes until one is answered."""
+    async with stopped_engine() as (engine, watch):
         watch.note_late()
         watch.note_late()
         await asyncio.sleep(0)
@@ -72,11 +81,7 @@ async def test_answers_between_late_calls_raise_no_doubt() -> None:
 
 async def test_engine_whose_probe_is_late_in_a_crowd_stays_up() -> None:
     """Calls are answered while the probe is not: busy, not hung."""
-    engine = StoppedAtTimes(models={"good": ""})
-    engine.running.set()
-    async with watching(engine, [], PATIENT) as watch:
-        await watch.first_ready.wait()
-        engine.running.clear()
+    async with stopped_engine() as (_, watch):
         for _ in range(3):
             watch.note_late()
         await asyncio.sleep(0.01)
@@ -87,11 +92,7 @@ async def test_engine_whose_probe_is_late_in_a_crowd_stays_up() -> None:
 
 async def test_process_that_stood_still_itself_does_not_blame_the_engine() -> None:
     """What came meanwhile is read too late: that says nothing of who sent it."""
-    engine = StoppedAtTimes(models={"good": ""})
-    engine.running.set()
-    async with watching(engine, [], PATIENT) as watch:
-        await watch.first_ready.wait()
-        engine.running.clear()
+    async with stopped_engine() as (_, watch):
         for _ in range(3):
             watch.note_late()
         await asyncio.sleep(0.01)
