@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -46,7 +45,8 @@ class CallRelay:
         self._plane = plane
         self._record = record
         self._reader_patience_s = reader_patience_s
-        self._running: set[asyncio.Timeout] = set()
+        self._running: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
 
     async def infer(self, method: str, message: bytes, context: Context) -> bytes:
         """The engine's ModelInferResponse; counted, whatever becomes of it."""
@@ -103,9 +103,9 @@ class CallRelay:
 
     def cut(self) -> None:
         """End every running call now, as UNAVAILABLE."""
-        now = asyncio.get_running_loop().time()
-        for scope in self._running:
-            scope.reschedule(now)
+        for task in self._running - self._cut:
+            self._cut.add(task)
+            task.cancel()
 
     def _note_slow_reader(self) -> None:
         self._record.rejected("slow_reader")
@@ -119,11 +119,15 @@ class CallRelay:
         )
 
     async def _outcome(self, work: Work) -> Outcome:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("calls are served by tasks")
+        self._running.add(task)
         try:
-            with self._cuttable() as scope:
-                async with scope:
-                    answer = await work()
-        except TimeoutError:
+            answer = await work()
+        except asyncio.CancelledError:
+            if task not in self._cut or task.uncancel() > 0:  # somebody else cancelled it, too
+                raise
             error = BackendUnavailable("this gateway stopped before the answer came; send to another one")
             return Outcome(self._refusal(error))
         except InferenceError as error:
@@ -131,16 +135,10 @@ class CallRelay:
         except Exception:  # a bug of ours: the task's root, where it is logged and the client learns no more
             log.exception("a gRPC call failed unexpectedly")
             return Outcome(Status(grpc.StatusCode.INTERNAL, "internal error"))
-        return Outcome(Status(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
-
-    @contextmanager
-    def _cuttable(self) -> Iterator[asyncio.Timeout]:
-        scope = asyncio.timeout(None)
-        self._running.add(scope)
-        try:
-            yield scope
         finally:
-            self._running.discard(scope)
+            self._running.discard(task)
+            self._cut.discard(task)
+        return Outcome(Status(code_of(answer), answer.details, answer.trailing_metadata), answer.message)
 
     def _refusal(self, error: InferenceError) -> Status:
         self._record.rejected(error.reason)
