@@ -138,7 +138,6 @@ def test_requests_past_their_deadline_are_504_in_time_and_given_up_in_the_engine
 ) -> None:
     """The caller is told at the deadline, whatever the engine does; the engine hears of it a moment later."""
     fakes.become(Mode.SLOW)
-    begun = sum(len(fake.rows) for fake in fakes.all)
     started = time.monotonic()
     answer = ask(stack, **{"x-request-timeout-ms": "400"})
     took_s = time.monotonic() - started
@@ -151,7 +150,6 @@ def test_requests_past_their_deadline_are_504_in_time_and_given_up_in_the_engine
     fakes.release()
     wait_for(lambda: inflight(stack) == 0, 3, "nothing in flight")
     assert ask(stack).status == 200
-    assert begun <= sum(len(fake.rows) for fake in fakes.all)
 
 
 def test_engine_out_of_memory_halves_the_batches_and_costs_no_request_that_fits(
@@ -234,9 +232,12 @@ def test_stopped_engine_is_503_at_once_until_it_goes_on(tmp_path: Path) -> None:
         assert set(statuses) == {503, 504}, statuses
         assert time.monotonic() - stopped < 5
 
-        began = time.monotonic()
-        answer = ask(stack)
-        assert time.monotonic() - began < 0.25
+        took_s: list[float] = []
+        for _ in range(5):
+            began = time.monotonic()
+            answer = ask(stack)
+            took_s.append(time.monotonic() - began)
+        assert min(took_s) < 0.1, took_s
         assert (answer.status, answer.headers["retry-after"] in ("1", "2")) == (503, True)
         assert "5 calls in a row were not answered in time, nor was a probe" in answer.json["error"]
         assert ask_over_grpc(stack) == grpc.StatusCode.UNAVAILABLE.name
