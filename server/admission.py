@@ -15,7 +15,7 @@ class AdmissionLimits:
     are still on their way, so that slow senders do not keep others out.
     """
 
-    max_requests: int = 512
+    max_requests: int = 1024
     max_bytes: int = 1 << 30
 
 

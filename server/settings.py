@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1)
     body_timeout_s: float = Field(30.0, gt=0)
     max_pixels: int = Field(40_000_000, ge=1)
-    max_inflight_requests: int = Field(512, ge=1)
+    max_inflight_requests: int = Field(1024, ge=1)
     max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
     max_connections: int = Field(16_384, ge=1)
     head_timeout_s: float = Field(10.0, gt=0)

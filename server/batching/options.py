@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from server.core.batching import Owner
 
-DEFAULT_MAX_QUEUE_SIZE = 512
+DEFAULT_MAX_QUEUE_SIZE = 1024
 DEFAULT_MAX_QUEUE_BYTES = 512 << 20
 PRIORITY_LEVELS = 3  # 1 the highest; a request that names none has the middle one
 

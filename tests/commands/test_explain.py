@@ -44,7 +44,7 @@ def test_models_explain_shows_queue_fit_histogram_and_a_config_for_triton(pensto
     shown = shown_by(stand_in, penstock, explain_queue("street", OPTIONS, STATISTICS))
     assert "street: the gateway forms its batches" in shown
     assert (
-        "max_batch_size 16, 2 instances, slo_p99_ms 50, max_queue_delay_us 0, max_queue_size 512, max_queue_bytes"
+        "max_batch_size 16, 2 instances, slo_p99_ms 50, max_queue_delay_us 0, max_queue_size 1024, max_queue_bytes"
         in shown
     )
     assert (

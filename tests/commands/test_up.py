@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from server.commands.up import announce
+from server.stack import Announcement
 from tests.conftest import CHECKOUT
 
 RAISES = """
@@ -28,10 +32,22 @@ def limits_after(soft: int, hard: int) -> list[str]:
 
 
 def test_open_files_of_a_usual_shell_are_raised_to_the_hard_limit() -> None:
-    """512 requests in flight hold more than the 1,024 files that most shells start with."""
+    """1,024 requests in flight hold more than the 1,024 files that most shells start with."""
     assert limits_after(1024, 4096) == ["4096", "4096"]
 
 
 def test_open_files_that_are_enough_are_left_alone() -> None:
     """What somebody set is not lowered."""
     assert limits_after(4096, 4096) == ["4096", "4096"]
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, ""), (2, "  (2 workers)")])
+def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
+    capsys: pytest.CaptureFixture[str], workers: int, told: str
+) -> None:
+    """The last line that a person reads, behind the addresses that a program reads."""
+    announce(Announcement("Triton 2.58", "http://a:1", "a:2", "http://a:3/metrics", ("m",), {}, workers))
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"ready: REST http://a:1  gRPC a:2  metrics http://a:3/metrics{told}"
+    )

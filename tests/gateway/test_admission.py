@@ -38,7 +38,7 @@ def test_admission_tells_the_truth_about_itself() -> None:
     """Its text is what is in flight."""
     admission = Admission(AdmissionLimits())
     admission.enter(7)
-    assert repr(admission) == "<Admission 1/512 requests, 7 bytes>"
+    assert repr(admission) == "<Admission 1/1024 requests, 7 bytes>"
 
 
 def test_admission_of_bodies_on_their_way_is_bounded_apart_from_what_is_in_flight() -> None:

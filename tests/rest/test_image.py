@@ -186,4 +186,4 @@ async def test_image_answer_explains_its_batches_to_who_asks(front: Front) -> No
 async def test_model_explains_its_batches(front: Front) -> None:
     """The page of a model is JSON, with the options that hold."""
     page = json.loads((await front.ask("GET", "/v2/models/ident/explain")).body)
-    assert (page["model"], page["owner"], page["options"]["max_queue_size"]) == ("ident", "gateway", 512)
+    assert (page["model"], page["owner"], page["options"]["max_queue_size"]) == ("ident", "gateway", 1024)
