@@ -43,7 +43,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a person is told once requests will be served. engine: which one serves."""
+    """What a person is told once requests will be served. engine: which one serves. workers: 1 for one process."""
 
     engine: str
     http_url: str
@@ -51,6 +51,7 @@ class Announcement:
     metrics_url: str
     models: tuple[str, ...]
     unavailable: dict[str, str]
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,8 @@ class Stack:
         if self._ready is None or self._ports is None or (self._fronts is not None and not self._fronts.are_ready):
             return
         ready, self._ready = self._ready, None
-        self._announce(announcement(self._settings.host, self._ports, ready))
+        told = announcement(self._settings.host, self._ports, ready)
+        self._announce(replace(told, workers=self._settings.worker_count))
 
     def _tell_gateway(self, news: EngineNews) -> None:
         self._news = news
