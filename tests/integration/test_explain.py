@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from typer.testing import CliRunner
 
 from server.commands import models as models_command
 from tests.conftest import RunningStack
+from tests.integration.ledger import ended, inferences, page_of
 from tests.integration.pictures import jpeg
 from tests.integration.web import Answer, call, post_json
 
@@ -53,7 +53,7 @@ def infer(stack: RunningStack, number: float) -> Answer:
     return post_json(f"{stack.http_url}/v2/models/{MODEL}/infer", {"inputs": [tensor]}, **{HEADER: "1"})
 
 
-def page_of(stack: RunningStack) -> dict[str, Any]:
+def explained(stack: RunningStack) -> dict[str, Any]:
     page: dict[str, Any] = call("GET", f"{stack.http_url}/v2/models/{MODEL}/explain").json
     return page
 
@@ -63,18 +63,9 @@ def rows_in(page: dict[str, Any]) -> int:
     return sum(row["rows"] * row["batches"] for row in page["batches"])
 
 
-def inferences(stack: RunningStack) -> dict[str, float]:
-    """The counters of inferences, added up over their labels."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(call("GET", f"{stack.metrics_url}/penstock").body.decode()):
-        if family.name.startswith("penstock_inferences_"):
-            found[family.name.removeprefix("penstock_inferences_")] = sum(sample.value for sample in family.samples)
-    return found
-
-
 def test_every_request_of_a_crowd_is_told_of_its_own_batch(owned: RunningStack) -> None:
     """Right answers, each with a batch of the gateway's, and the model's page has counted those batches."""
-    before = page_of(owned)
+    before = explained(owned)
     with ThreadPoolExecutor(CROWD) as pool:
         answers = list(pool.map(lambda number: infer(owned, number), range(CROWD)))
     assert [answer.json["outputs"][0]["data"] for answer in answers] == [[number] for number in range(CROWD)]
@@ -84,7 +75,7 @@ def test_every_request_of_a_crowd_is_told_of_its_own_batch(owned: RunningStack) 
     assert sum(rows_of_batch.values()) == CROWD
     assert all(one["slots"] == 2 and one["queue_ms"] >= 0 for one in told)
     assert all(("slack_ms" in one) == ("fit" in one) for one in told)  # its deadline is the model's SLO
-    page = page_of(owned)
+    page = explained(owned)
     assert rows_in(page) - rows_in(before) == CROWD
     assert sum(page["closed_by"].values()) - sum(before["closed_by"].values()) == len(rows_of_batch)
     assert (page["owner"], page["queue"]["depth"], page["options"]["slo_p99_ms"]) == ("gateway", 0, 10_000)
@@ -148,10 +139,10 @@ def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(s
 
 def test_accepted_inferences_are_all_accounted_for(owned: RunningStack) -> None:
     """When nothing is in flight: accepted = answered + failed + cancelled."""
-    before = inferences(owned)
+    before = inferences(page_of(owned))
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda number: infer(owned, number), range(40)))
     assert {answer.status for answer in answers} == {200}
-    after = inferences(owned)
+    after = inferences(page_of(owned))
     assert after["accepted"] - before["accepted"] == after["answered"] - before["answered"] == 40
-    assert after["accepted"] == after["answered"] + after.get("failed", 0) + after.get("cancelled", 0)
+    assert after["accepted"] == ended(after)
