@@ -1,20 +1,18 @@
 """A model whose batches the gateway forms, over real sockets and in the real Triton: what its clients see.
 
 Each row is (value, milliseconds): the model sleeps for the longest of its batch, answers value + 1, and writes down the
-values of every call that it got.
+values of every call that it got. Who leaves, and what was counted then: `test_batching_faults`.
 """
 
 import asyncio
 import json
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import cv2
 import numpy as np
@@ -23,6 +21,7 @@ import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.ledger import rows_tensor
 from tests.integration.living import inflight, triton_of, wait_for
 from tests.integration.web import Answer, call, post_json
 from tests.tiny_models import write_model
@@ -130,12 +129,6 @@ def warm(batching: Batching) -> Iterator[None]:
     wait_for(lambda: inflight(batching.stack) == 0, 5, "nothing in flight")
 
 
-def tensor_of(value: float, sleep_ms: float = 0) -> tritonclient.grpc.InferInput:
-    tensor = tritonclient.grpc.InferInput("x", [1, 2], "FP32")
-    tensor.set_data_from_numpy(np.array([[value, sleep_ms]], np.float32))
-    return tensor
-
-
 class Client:
     """gRPC requests of one row."""
 
@@ -146,7 +139,7 @@ class Client:
         return asyncio.create_task(self._answer(value, sleep_ms))
 
     async def _answer(self, value: float, sleep_ms: float) -> float:
-        result = await self._client.infer("naps", [tensor_of(value, sleep_ms)])
+        result = await self._client.infer("naps", [rows_tensor([value, sleep_ms])])
         return float(result.as_numpy("y")[0, 0])
 
 
@@ -180,45 +173,6 @@ async def test_requests_of_both_protocols_share_a_call_and_get_their_own_rows(ba
         answers = await asyncio.gather(*over_rest)
     assert [answer.json["outputs"][0]["data"] for answer in answers] == [[25.0], [26.0]]
     assert any(len(rows) > 1 and {21, 22, 23} & set(rows) and {24, 25} & set(rows) for rows in batching.calls())
-
-
-async def test_cancelling_one_of_four_in_a_running_batch_leaves_the_others_their_rows(batching: Batching) -> None:
-    """CANCELLED for the one, its own row for each of the three; the engine's call goes on."""
-    async with busy(batching) as client:
-        asked = [client.ask(float(value), 500) for value in (31, 32, 33, 34)]
-        await until(lambda: batching.saw(34))
-        assert any({31, 32, 33, 34} <= set(rows) for rows in batching.calls())
-        asked[1].cancel()
-        ends = await asyncio.gather(*asked, return_exceptions=True)
-    assert [end for end in ends if isinstance(end, float)] == [32, 34, 35]
-    assert isinstance(ends[1], asyncio.CancelledError)
-
-
-async def test_client_that_leaves_the_queue_never_reaches_the_engine(batching: Batching) -> None:
-    """Over REST a closed connection, over gRPC a cancelled call: neither has a row in any batch."""
-    async with busy(batching) as client:
-        stays, leaves = client.ask(41), client.ask(42)
-        closes = rest_connection(batching.stack, 43)
-        await asyncio.sleep(0.1)
-        leaves.cancel()
-        closes.close()
-        assert await stays == 42
-    assert batching.saw(41)
-    assert not batching.saw(42)
-    assert not batching.saw(43)
-
-
-async def test_call_that_every_client_left_is_cancelled_in_the_engine(batching: Batching) -> None:
-    """The instance is free at once for who comes next."""
-    async with tritonclient.grpc.aio.InferenceServerClient(batching.stack.grpc_address) as client:
-        asks = Client(client)
-        asked = [asks.ask(value, 20_000) for value in (51.0, 52.0)]
-        await until(lambda: batching.saw(51) or batching.saw(52))
-        for task in asked:
-            task.cancel()
-        started = time.monotonic()
-        assert await asks.ask(53) == 54
-        assert time.monotonic() - started < 5
 
 
 async def test_row_that_breaks_the_model_fails_alone(batching: Batching) -> None:
@@ -288,17 +242,6 @@ def test_engine_that_dies_ends_what_runs_and_what_waits_at_once(batching: Batchi
     assert all("retry-after" in answer.headers for answer in answers)
     assert took_s < 3, took_s
     wait_for(lambda: batching.post(99).status == 200, 60, "the model is served again")
-
-
-def rest_connection(stack: RunningStack, value: float) -> socket.socket:
-    """A connection with one request on it, unanswered."""
-    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [value, 0]}
-    body = json.dumps({"inputs": [tensor]}).encode()
-    address = urlsplit(stack.http_url)
-    connection = socket.create_connection((address.hostname or "", address.port or 0))
-    head = f"POST /v2/models/naps/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
 
 
 def png(level: int) -> bytes:
