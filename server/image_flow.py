@@ -26,6 +26,7 @@ from server.vision.card import VisionCard, card_from_config
 from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
+from server.vision.preparing import Preparing
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 from server.vision.together import together
 
@@ -112,6 +113,7 @@ class ImageFlow:
         self._pool = pool
         self._metrics = metrics
         self._models: dict[str, ImageModel] = {}
+        self._preparing = Preparing()
 
     async def model(self, model_name: str) -> ImageModel:
         """Raises ModelNotFound, ModelRefused, and InvalidRequest where its config does not describe images."""
@@ -170,6 +172,8 @@ class ImageFlow:
         size = wave_size(model.card.prepare_spec)
         batching = self._batching
         owner = batching if batching is not None and batching.owns(request.model_name) else None
+        if owner is not None:
+            self._refuse_hopeless(request, owner)
         waves = []
         for first in range(0, len(request.images), size):
             which = range(first, min(first + size, len(request.images)))
@@ -236,8 +240,24 @@ class ImageFlow:
             tuple(one.response.explanation for one in seen if one.response.explanation is not None),
         )
 
+    def _refuse_hopeless(self, request: ImageRequest, batching: Batching) -> None:
+        """Raises Overloaded where its images would be decoded for nothing."""
+        if request.deadline is not None:
+            name, preparing = request.model_name, self._preparing
+            rows = preparing.images(name) + len(request.images)
+            batching.refuse_hopeless(name, rows=rows, deadline=request.deadline - preparing.takes_s(name))
+
+    async def _prepare_owned(self, request: ImageRequest, index: int, model: ImageModel) -> Prepared:
+        started = time.monotonic()
+        self._preparing.began(request.model_name)
+        try:
+            (prepared,) = await self._prepare(request, range(index, index + 1), model, self._slab)
+        finally:
+            self._preparing.ended(request.model_name, time.monotonic() - started)
+        return prepared
+
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
-        (prepared,) = await self._prepare(request, range(index, index + 1), model, self._slab)
+        prepared = await self._prepare_owned(request, index, model)
         _trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
         tensor = _row(model, prepared)
         asked = InferRequest(

@@ -72,6 +72,10 @@ class ModelBatcher:
             leaving(cancelled, self._leave(member))
             raise
 
+    def refuse_hopeless(self, rows: int, deadline: float) -> None:
+        """See Batching.refuse_hopeless."""
+        self._queue.refuse_hopeless(rows, deadline, time.monotonic())
+
     def statistics(self) -> QueueStatistics:
         """Of the queue, as it is now."""
         return self._queue.statistics()
@@ -200,6 +204,12 @@ class BatcherPool:
         """Whether the gateway forms that model's batches now."""
         options = self._options_of(model_name)
         return options is not None and options.owner is Owner.GATEWAY
+
+    def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
+        """See Batching.refuse_hopeless."""
+        batcher = self._batchers.get(model_name)
+        if batcher is not None and deadline is not None:
+            batcher.refuse_hopeless(rows, deadline)
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
         """See Batching.infer. The request is good for its model: names, datatypes, shapes, rows."""

@@ -91,6 +91,19 @@ class BatchQueue:
         self._waiting.add(entry)
         return lost
 
+    def refuse_hopeless(self, rows: int, deadline: float, now: float) -> None:
+        """Raises Overloaded where all that waits and so many rows more keep the engine until after the deadline.
+
+        Asked before rows are made that would be given up later: of those ahead none is reckoned to be.
+        """
+        fit = self._schedule.trusted_fit(now)
+        if fit is None:
+            return
+        finish = self._schedule.begin(now) + self._engine_s(fit, self._waiting.rows + rows)
+        if finish > deadline:
+            self._dropped["cannot_meet"] += 1
+            raise refusals.cannot_meet(self.model_name, deadline, now, finish)
+
     def pop(self, now: float) -> Batch | None:
         """A batch that is to run now, or None. Call it until it returns None."""
         if not self._waiting.entries or now < self._send_at(now):
@@ -108,7 +121,7 @@ class BatchQueue:
             if deadline <= now:
                 error: InferenceError = refusals.passed(self.model_name, entry, now)
             elif fit is not None and begin + fit.told_s(entry.rows) > deadline:
-                error = refusals.cannot_meet(self.model_name, entry, now, begin + fit.told_s(entry.rows))
+                error = refusals.cannot_meet(self.model_name, entry.deadline, now, begin + fit.told_s(entry.rows))
             else:
                 break
             lost.append(self._drop(entry, error))
@@ -196,7 +209,7 @@ class BatchQueue:
         choice = choose(lane, terms)
         for entry in choice.given_up:
             finish = terms.begin + (fit.told_s(choice.rows) if fit is not None else 0.0)
-            self._lost.append(self._drop(entry, refusals.cannot_meet(self.model_name, entry, now, finish)))
+            self._lost.append(self._drop(entry, refusals.cannot_meet(self.model_name, entry.deadline, now, finish)))
         for entry in choice.entries:
             self._waiting.remove(entry, Stage.BATCH)
         given_up = choice.given_up
@@ -267,10 +280,10 @@ class BatchQueue:
             if self._is_usual(entry):
                 least_s = max(least_s, self._door.least_s, self._after_those_ahead_s(entry, fit))
             if begin + least_s > entry.deadline:
-                raise refusals.cannot_meet(self.model_name, entry, now, begin + least_s)
+                raise refusals.cannot_meet(self.model_name, entry.deadline, now, begin + least_s)
         elif now + self._schedule.least_s(entry.rows, now) > entry.deadline:
             finish = now + self._schedule.least_s(entry.rows, now)
-            raise refusals.cannot_meet(self.model_name, entry, now, finish)
+            raise refusals.cannot_meet(self.model_name, entry.deadline, now, finish)
 
     def _after_those_ahead_s(self, entry: Entry, fit: Fit) -> float:
         """What the engine takes at least for those ahead, in its largest batches, and for the entry, until it is told.
@@ -280,7 +293,11 @@ class BatchQueue:
         """
         if not self._shares.is_deeply_overloaded or entry.deadline is None or entry.deadline < self._last_deadline:
             return 0.0
-        rows, most = self._waiting.rows + entry.rows, self._limit.by_memory
+        return self._engine_s(fit, self._waiting.rows + entry.rows)
+
+    def _engine_s(self, fit: Fit, rows: int) -> float:
+        """What so many rows take in the largest batches, until the last of them is told."""
+        most = self._limit.by_memory
         engine_s = (fit.alpha_s * math.ceil(rows / most) + fit.beta_s * rows) / self.options.instances
         return engine_s + fit.deliver_s * min(rows, most)
 

@@ -14,9 +14,9 @@ def passed(model_name: str, entry: Entry, now: float) -> DeadlineExceeded:
     )
 
 
-def cannot_meet(model_name: str, entry: Entry, now: float, finish: float) -> Overloaded:
-    """Its time is too short. finish: when it would be answered."""
-    left_s = (entry.deadline or now) - now
+def cannot_meet(model_name: str, deadline: float | None, now: float, finish: float) -> Overloaded:
+    """The time until the deadline is too short. finish: when it would be answered."""
+    left_s = (deadline or now) - now
     return Overloaded(
         f"{model_name} would answer in {(finish - now) * 1e3:.1f} ms at the soonest and {left_s * 1e3:.1f} ms are "
         "left; allow more time or send less",

@@ -83,6 +83,14 @@ class Batching(Protocol):
         """Whether requests for that model are to come here."""
         ...
 
+    def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
+        """For who has work to do before there is a request, such as decoding: it would be for nothing.
+
+        rows: of the request, and of those that are being made ready before it. Raises Overloaded where all that is
+        ahead of them takes the engine until after the deadline, as far as it is known here.
+        """
+        ...
+
     async def infer(self, request: "InferRequest", *, client: str, priority: int = 0) -> "InferResponse":
         """The request's own rows of its batch's answer, explained.
 

@@ -151,6 +151,9 @@ class CoreLink:
         """Whether the core forms that model's batches."""
         return model_name in self._owned
 
+    def refuse_hopeless(self, model_name: str, *, rows: int, deadline: float | None) -> None:
+        """What waits is known to the core, which refuses the request when it comes."""
+
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
         """See Batching.infer."""
         line = self._require_line()

@@ -377,3 +377,22 @@ def test_long_deadline_waits_no_longer_than_none() -> None:
         bench.push(client="many")
 
     assert patient in served[:30]
+
+
+def test_hopeless_request_is_refused_before_it_is_made_by_all_that_is_ahead() -> None:
+    """Rows that wait and rows that are still being made count; the error says when it would be answered."""
+    bench = Bench(max_batch_size=10)
+    bench.teach()
+    bench.push(20)
+    needed_s = 3 * ALPHA_S + 30 * BETA_S
+    bench.queue.refuse_hopeless(10, bench.now + needed_s * 1.5, bench.now)
+    with pytest.raises(Overloaded, match="would answer in"):
+        bench.queue.refuse_hopeless(10, bench.now + needed_s * 0.8, bench.now)
+    assert bench.queue.statistics().dropped == {"cannot_meet": 1}
+
+
+def test_nothing_is_refused_beforehand_while_it_is_not_known_what_calls_take() -> None:
+    """The first requests go through, whatever their deadline."""
+    bench = Bench()
+    bench.push(20)
+    bench.queue.refuse_hopeless(1, bench.now + 1e-6, bench.now)

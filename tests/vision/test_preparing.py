@@ -1,0 +1,25 @@
+"""What is on its way to being a tensor."""
+
+from server.vision.preparing import Preparing
+
+
+def test_images_on_their_way_are_counted_by_model() -> None:
+    """Those of another model are not in the way of this one's."""
+    preparing = Preparing()
+    preparing.began("street")
+    preparing.began("street")
+    preparing.began("people")
+    preparing.ended("street", 0.01)
+    assert (preparing.images("street"), preparing.images("people"), preparing.images("other")) == (1, 1, 0)
+
+
+def test_time_that_images_take_follows_what_they_took_and_is_forgotten_when_none_is_on_its_way() -> None:
+    """So that who was refused for a long wait is let in again when it is over."""
+    preparing = Preparing()
+    preparing.began("street")
+    for _ in range(60):
+        preparing.began("street")
+        preparing.ended("street", 0.5)
+    assert 0.45 < preparing.takes_s("street") <= 0.5
+    preparing.ended("street", 0.5)
+    assert preparing.takes_s("street") == 0.0
