@@ -10,7 +10,7 @@ from server.core.batching import CloseReason, Explanation, Fit, Owner
 HEADER = "x-penstock-explain"
 _HEADER_BYTES = HEADER.encode()
 _ASKED = frozenset(("1", "true", "on", "yes"))
-_WHY_CLOSED = {
+WHY_CLOSED = {
     CloseReason.SLOT_FREE: "the engine was free and nothing more waited",
     CloseReason.DEADLINE: "more rows would have made one of them late",
     CloseReason.FULL: "it was full",
@@ -130,7 +130,7 @@ def _sentence(explanation: Explanation) -> str:
     expected = f", {explanation.expected_s * 1e3:.1f} ms were expected" if explanation.expected_s is not None else ""
     return (
         f"waited {explanation.queued_s * 1e3:.1f} ms behind {explanation.ahead} for its batch of {size}, "
-        f"closed because {_WHY_CLOSED[explanation.close_reason]}; the engine took {explanation.engine_s * 1e3:.1f} ms"
+        f"closed because {WHY_CLOSED[explanation.close_reason]}; the engine took {explanation.engine_s * 1e3:.1f} ms"
         f"{expected}"
     )
 

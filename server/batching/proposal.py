@@ -1,9 +1,12 @@
 """A config.pbtxt with which Triton would form a model's batches, from what its calls took. Sans-IO."""
 
 from dataclasses import dataclass
+from textwrap import wrap
 
 from server.batching.options import BatchOptions
 from server.core.batching import Fit, Owner
+
+COLUMNS = 80  # of a comment's line
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def _reasons(fit: Fit, options: BatchOptions, choice: _Choice) -> list[str]:
 def _text(reasons: list[str], options: BatchOptions, choice: _Choice) -> str:
     is_ours = options.owner is Owner.GATEWAY
     lead = "# For batches formed by Triton" + ("; take batch_owner out of the parameters." if is_ours else ".")
-    lines = [lead, *reasons, "dynamic_batching {"]
+    comments = [line for comment in (lead, *reasons) for line in wrap(comment, COLUMNS, subsequent_indent="# ")]
+    lines = [*comments, "dynamic_batching {"]
     if choice.rows is not None and choice.rows > 1:
         lines.append(f"  preferred_batch_size: [ {choice.rows} ]")
     lines.append(f"  max_queue_delay_microseconds: {round(choice.delay_s * 1e6)}")

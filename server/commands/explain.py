@@ -1,21 +1,24 @@
 """`penstock models explain`: how a model's batches are formed, how that went, and how Triton could form them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from server.batching.explanation import FitTold
+from server.batching.explanation import WHY_CLOSED, FitTold
 from server.batching.page import BatchesOfRows, ModelExplained, OptionsTold, QueueTold
 from server.commands.defaults import ApiKey, gateway_of
 from server.commands.gateway import GatewayError
 from server.commands.terminal import fail
-from server.core.batching import Owner
+from server.core.batching import CloseReason, Owner
 
-BAR_COLUMNS = 40
+BAR_COLUMNS, LABEL_COLUMNS = 40, 8
+MIB = 1 << 20
 _OWNERS = {
     Owner.GATEWAY: "the gateway forms its batches",
     Owner.TRITON: "Triton forms its batches; what is told here is Triton's own count",
@@ -40,26 +43,45 @@ def explain(
     if as_json:
         sys.stdout.write(msgspec.json.encode(page).decode() + "\n")
         return
-    console = Console(highlight=False)
-    for line in lines_of(page):
-        console.print(line, markup=False, soft_wrap=True)
+    print_page(page, Console(highlight=False))
 
 
-def lines_of(page: ModelExplained) -> Iterator[str]:
-    """The page for a person."""
-    yield f"{page.model}: {_OWNERS[page.owner]}"
-    yield f"declared  {_options(page.options, page.owner)}"
+def print_page(page: ModelExplained, console: Console) -> None:
+    """The page for a person: on a terminal its sentences are broken at words, elsewhere each is one line."""
+    _print_lines(console, f"{page.model}: {_OWNERS[page.owner]}", is_whole=not console.is_terminal)
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, min_width=LABEL_COLUMNS)
+        table.add_column()
+        for label, told in _told(page):
+            table.add_row(label, Text(told))
+        console.print(table)
+    else:
+        _print_lines(console, *(f"{label:<{LABEL_COLUMNS}}  {told}" for label, told in _told(page)))
+    _print_lines(console, "", *_histogram(page.batches), "", page.proposed_config.rstrip("\n"))
+
+
+def _print_lines(console: Console, *lines: str, is_whole: bool = True) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=is_whole)
+
+
+def _told(page: ModelExplained) -> Iterator[tuple[str, str]]:
+    """A label, and what is told under it."""
+    yield "declared", _options(page.options, page.owner)
     if page.queue is not None:
-        yield f"queue     {_queue(page.queue)}"
-    yield f"fit       {_fit(page.fit)}"
-    if page.closed_by:
-        yield f"closed    {_counts({reason.value: count for reason, count in page.closed_by.items()})}"
+        yield "queue", _queue(page.queue)
+    yield "fit", _fit(page.fit)
+    for number, told in enumerate(_closed(page.closed_by)):
+        yield "" if number else "closed", told
     if page.dropped:
-        yield f"refused   {_counts(page.dropped)}"
-    yield ""
-    yield from _histogram(page.batches)
-    yield ""
-    yield page.proposed_config.rstrip("\n")
+        yield "refused", _counts(page.dropped)
+
+
+def _closed(closed_by: Mapping[CloseReason, int]) -> list[str]:
+    """Why batches were closed, the most frequent reason first."""
+    by_count = sorted(closed_by.items(), key=lambda item: -item[1])
+    return [f"{count} because {WHY_CLOSED[reason]}" for reason, count in by_count]
 
 
 def _options(options: OptionsTold, owner: Owner) -> str:
@@ -70,7 +92,7 @@ def _options(options: OptionsTold, owner: Owner) -> str:
         return told
     return (
         f"{told}, max_queue_delay_us {options.max_queue_delay_us:g}, max_queue_size {options.max_queue_size}, "
-        f"max_queue_bytes {options.max_queue_bytes}"
+        f"max_queue_bytes {_size(options.max_queue_bytes)}"
     )
 
 
@@ -103,6 +125,10 @@ def _histogram(batches: list[BatchesOfRows]) -> Iterator[str]:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:g} MiB" if size_bytes >= MIB else f"{size_bytes} bytes"
 
 
 def _s(count: int) -> str:

@@ -102,6 +102,11 @@ def dynamic_batching(text: str) -> model_config_pb2.ModelDynamicBatching:
     return text_format.Parse(text, model_config_pb2.ModelConfig()).dynamic_batching
 
 
+def sentences(text: str) -> str:
+    """A proposal's comments, each in one line again."""
+    return text.replace("\n# ", " ")
+
+
 @pytest.mark.parametrize(("slo_s", "rows"), [(0.007, 10), (0.015, 37), (0.050, 64)])
 def test_proposal_prefers_the_largest_batch_that_keeps_the_slo_twice(slo_s: float, rows: int) -> None:
     """2 t(b) within the SLO: what a request meets that comes when a batch has just begun."""
@@ -127,7 +132,7 @@ def test_proposal_prefers_the_largest_batch_that_keeps_the_slo_twice(slo_s: floa
 def test_proposal_that_rests_on_less_says_so_and_still_parses(fit: Fit | None, slo_s: float | None, said: str) -> None:
     """No number is invented where the fit, or the SLO, does not give it."""
     proposal = propose(fit, replace(OPTIONS, slo_s=slo_s))
-    assert said in proposal.text
+    assert said in sentences(proposal.text)
     assert dynamic_batching(proposal.text).max_queue_delay_microseconds == round(proposal.max_queue_delay_s * 1e6)
 
 
@@ -142,7 +147,9 @@ def test_proposal_speaks_of_batch_owner_only_where_one_stands() -> None:
 
 def test_proposal_tells_what_its_worst_case_is() -> None:
     """The figure holds the call before one's own, which a reader would not guess."""
-    assert "behind another such call take" in propose(V100, OPTIONS).text
+    text = propose(V100, OPTIONS).text
+    assert "behind another such call take" in sentences(text)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_page_of_a_queue_shows_fit_histogram_reasons_and_drops() -> None:

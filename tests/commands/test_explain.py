@@ -1,10 +1,13 @@
 """`penstock infer --explain` and `penstock models explain`: why a batch was what it was."""
 
+import io
 import json
 from pathlib import Path
 
 import msgspec
+import pytest
 from google.protobuf import text_format
+from rich.console import Console
 from tritonclient.grpc import model_config_pb2
 
 from server.batching.engine_statistics import EngineBatches
@@ -12,6 +15,7 @@ from server.batching.explanation import Explained
 from server.batching.options import BatchOptions
 from server.batching.page import ModelExplained, explain_engine, explain_queue
 from server.batching.queue import QueueStatistics
+from server.commands.explain import print_page
 from server.core.batching import CloseReason, Fit, Owner
 from tests.commands.conftest import Call, StandIn, jpeg
 
@@ -43,20 +47,37 @@ def test_models_explain_shows_queue_fit_histogram_and_a_config_for_triton(pensto
     """In plain lines for a person, the bars in proportion, and what follows is a piece of config.pbtxt."""
     shown = shown_by(stand_in, penstock, explain_queue("street", OPTIONS, STATISTICS))
     assert "street: the gateway forms its batches" in shown
-    assert (
-        "max_batch_size 16, 2 instances, slo_p99_ms 50, max_queue_delay_us 0, max_queue_size 1024, max_queue_bytes"
-        in shown
-    )
+    assert "declared  max_batch_size 16, 2 instances, " in shown
+    assert "2 instances, slo_p99_ms 50, max_queue_delay_us 0, max_queue_size 1024, max_queue_bytes 512 MiB" in shown
     assert (
         "3 requests of 4 rows waiting, 1 of 3 calls at the engine, at most 16 rows a batch now; one row more" in shown
     )
     assert "t(b) = 1.980 + 0.1475 b ms, 0.20 ms more at times, by 1000 calls" in shown
-    assert "closed    slot_free 50, full 1" in shown
+    assert (
+        "closed    50 because the engine was free and nothing more waited\n          1 because it was full\n" in shown
+    )
     assert "refused   cannot_meet 2" in shown
     bars = [line.count("█") for line in shown.splitlines() if "█" in line]
     assert bars == [10, 40, 1]
     config = text_format.Parse(shown[shown.index("# For batches") :], model_config_pb2.ModelConfig())
     assert list(config.dynamic_batching.preferred_batch_size) == [16]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_models_explain_breaks_its_lines_at_words_on_a_terminal(width: int) -> None:
+    """None is wider than the terminal, and every word of the page stands there whole; numbers stand under numbers."""
+    page = explain_queue("street", OPTIONS, STATISTICS)
+    terminal = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    piped = Console(file=io.StringIO(), width=width, force_terminal=False)
+    print_page(page, terminal)
+    print_page(page, piped)
+    shown, whole = (console.file.getvalue() for console in (terminal, piped) if isinstance(console.file, io.StringIO))
+    assert max(map(len, shown.splitlines())) <= width
+    assert max(map(len, whole.splitlines())) > width
+    assert shown.split() == whole.split()
+    assert [line[10:].rstrip() for line in shown.splitlines() if line.startswith(10 * " ")][
+        -1
+    ] == "1 because it was full"
 
 
 def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
