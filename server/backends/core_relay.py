@@ -32,6 +32,16 @@ _OPTIONS = (
 )
 
 
+def _pings(patience: Patience) -> tuple[tuple[str, int], ...]:
+    """A core that was stopped answers none: its calls end, those without a deadline, too. It minds no pings."""
+    return (
+        ("grpc.keepalive_time_ms", int(patience.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(patience.keepalive_timeout_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(patience.keepalive_timeout_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
 def told_over_http(call: HttpCall, caller: Caller) -> HttpCall:
     """The call with its caller, and without whatever the client itself said there."""
     headers = tuple(pair for pair in call.headers if pair[0].lower() != _HEADER)
@@ -49,13 +59,14 @@ def told_over_grpc(metadata: GrpcMetadata, caller: Caller) -> GrpcMetadata:
 class CoreRelay:
     """Whatever the core answers, errors too, is an answer. Make it inside the running loop.
 
-    Raises BackendUnavailable at once while there is no core, and DeadlineExceeded.
+    Raises BackendUnavailable at once while there is no core, soon where it has fallen silent, and DeadlineExceeded.
     """
 
-    def __init__(self, run_dir: Path, *, max_connections: int) -> None:
+    def __init__(self, run_dir: Path, *, max_connections: int, patience: Patience | None = None) -> None:
+        patience = patience or Patience()
         origin = origin_of(f"unix://{run_dir / HTTP_SOCKET}")
-        self._http = TritonHttp(origin, max_connections=max_connections, patience=Patience())
-        self._channel = aio.insecure_channel(f"unix:{run_dir / GRPC_SOCKET}", _OPTIONS)
+        self._http = TritonHttp(origin, max_connections=max_connections, patience=patience)
+        self._channel = aio.insecure_channel(f"unix:{run_dir / GRPC_SOCKET}", (*_OPTIONS, *_pings(patience)))
         self._methods: dict[str, aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def aclose(self) -> None:

@@ -1,12 +1,17 @@
-"""A front's stream to the core ends with the core's own word."""
+"""A front's calls to the core end with the core's own word, or with its silence."""
 
 import asyncio
 from pathlib import Path
 
 import grpc
+import pytest
 
 from server.backends.core_relay import GRPC_SOCKET, CoreRelay
+from server.backends.http2_frames import Kind, frame
+from server.backends.patience import Patience
 from server.core.caller import NOBODY
+from server.core.errors import BackendUnavailable
+from server.core.relay import GrpcCall
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -40,3 +45,28 @@ async def test_stream_that_the_core_refuses_while_it_is_written_to_ends_with_its
         await relay.aclose()
         await core.stop(0)
     assert set(ends) == {(grpc.StatusCode.UNAVAILABLE.value[0], "the engine is not ready: loading models")}
+
+
+class Silent(asyncio.Protocol):
+    """A core that was stopped: whoever is connected stays so, and nothing is answered, pings neither."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(frame(Kind.SETTINGS, 0, 0, b""))
+
+
+async def test_calls_of_a_core_that_falls_silent_end_though_they_have_no_deadline(tmp_path: Path) -> None:
+    """503 and an ended stream after unanswered pings, not clients that wait for ever."""
+    core = await asyncio.get_running_loop().create_unix_server(Silent, str(tmp_path / GRPC_SOCKET))
+    relay = CoreRelay(tmp_path, max_connections=1, patience=Patience(keepalive_s=0.3, keepalive_timeout_s=0.3))
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(BackendUnavailable, match="core"):
+                await relay.grpc(GrpcCall(METHOD, b""), NOBODY, deadline=None)
+            stream = relay.grpc_stream(METHOD, (), NOBODY)
+            assert await stream.receive() is None
+            with pytest.raises(BackendUnavailable, match="core"):
+                await stream.end()
+    finally:
+        await relay.aclose()
+        core.close()
