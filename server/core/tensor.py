@@ -86,7 +86,7 @@ class Tensor:
     """One named tensor: C order, little-endian; BYTES elements each behind a 4-byte little-endian length.
 
     The data is borrowed: it lives as long as the buffer behind the memoryview. place: where the same bytes can be read
-    by the engine without being sent; data is there in any case.
+    by the engine without being sent; data is there in any case, but on the line between a front and its core.
     """
 
     name: str

@@ -144,7 +144,7 @@ class Nexus(Fifo):
     seconds: the profile. window: the batch that it wants.
     """
 
-    seconds: Seconds = float
+    seconds: Seconds = field(kw_only=True)
     window: int = 1
 
     def expire(self, now: float) -> Sequence[Lost]:
