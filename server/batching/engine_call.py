@@ -118,10 +118,15 @@ class EngineCall:
             self._watch_deadlines(time.monotonic())
 
     def close(self) -> None:
-        """No deadline is watched any longer."""
+        """It is over: no deadline is watched any longer, and its members are free of it and of one another.
+
+        A batch whose members hold it is garbage that only a collection finds, with all of its tensors.
+        """
         if self._late is not None:
             self._late.cancel()
             self._late = None
+        for member in self.members:
+            member.call = None
 
     async def _settle(self, error: InferenceError, members: Sequence[Member]) -> bool:
         waiting = [member for member in members if not member.answer.done()]

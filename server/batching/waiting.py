@@ -1,6 +1,7 @@
 """The entries that wait: by order of service, by deadline and by client. Sans-IO.
 
-Whoever leaves is only marked; what is left of it in the heaps is thrown away when it comes up, or when it is too much.
+Whoever leaves is only marked; what is left of it in the heaps is thrown away when it comes up, when it is too much, or
+when nobody waits: it holds its request's tensors.
 """
 
 from collections import deque
@@ -116,7 +117,11 @@ class Waiting:
         if not client.entries:
             del self.clients[entry.client]
         self._dead += 1
-        if self._dead > 2 * self.entries + SLACK:
+        if not self.entries:
+            self._heads.clear()
+            self._deadlines.clear()
+            self._dead = 0
+        elif self._dead > 2 * self.entries + SLACK:
             self._sweep()
 
     def first(self) -> Lane | None:

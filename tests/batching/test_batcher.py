@@ -1,7 +1,9 @@
 """The queue under asyncio: every request one end of its own, whatever becomes of the batch around it."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -60,6 +62,21 @@ async def rig() -> AsyncIterator[Rig]:
     engine.forget()
     yield found
     await found.pool.aclose()
+
+
+async def test_tensors_of_a_batch_that_is_over_are_free_at_once(rig: Rig) -> None:
+    """They wait for no collection of garbage: that may come a thousand requests later."""
+    requests = [asking(number) for number in range(3)]
+    tensors = [weakref.ref(request.inputs[0].data.obj) for request in requests]
+    gc.disable()
+    try:
+        await asyncio.gather(*[rig.pool.infer(request, client="one") for request in requests])
+        requests.clear()
+        rig.engine.forget()
+        await asyncio.sleep(0)
+        assert all(tensor() is None for tensor in tensors)
+    finally:
+        gc.enable()
 
 
 async def test_idle_engine_is_asked_at_once(rig: Rig) -> None:
