@@ -94,9 +94,14 @@ def grpc_call(method: str, message: Message | bytes) -> GrpcCall:
     return GrpcCall(SERVICE + method, text)
 
 
+class Unsigned(int):
+    """A number that gRPC has a kind of its own for."""
+
+
 def set_parameter(slot: Any, value: bool | int | float | str | bytes) -> None:
     """By the value's type."""
     kinds: dict[type, str] = {bool: "bool", int: "int64", float: "double", str: "string", bytes: "bytes"}
+    kinds[Unsigned] = "uint64"
     setattr(slot, f"{kinds[type(value)]}_param", value)
 
 

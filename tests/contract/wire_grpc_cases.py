@@ -4,7 +4,16 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from tests.contract.wire_case import F123, Difference, GrpcCase, grpc_call, infer_request, set_parameter, strings
+from tests.contract.wire_case import (
+    F123,
+    Difference,
+    GrpcCase,
+    Unsigned,
+    grpc_call,
+    infer_request,
+    set_parameter,
+    strings,
+)
 from tests.contract.wire_http_cases import COUNTS
 
 ANOTHER_SERVER = Difference("another server", aside=("name", "version", "extensions"))
@@ -155,6 +164,13 @@ INFERS = [
             ("triton_enable_empty_final_response", True), ("sequence_id", 1), ("sequence_id", "s"),
             ("sequence_id", 1.0), ("sequence_start", True), ("sequence_start", 1), ("priority", 1), ("priority", -1),
             ("priority", "x"), ("timeout", 5), ("timeout", "x"),
+        )
+    ),
+    *(
+        _infer(f"unsigned parameter {name} {value}", infer_request(**{name: Unsigned(value)}))
+        for name, value in (
+            ("a", 0), ("a", 1), ("priority", 0), ("priority", 1), ("timeout", 0), ("timeout", 5), ("sequence_id", 0),
+            ("sequence_id", 1), ("sequence_start", 0), ("triton_x", 1),
         )
     ),
 ]  # fmt: skip

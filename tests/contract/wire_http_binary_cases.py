@@ -78,6 +78,10 @@ BINARY = [
     HttpCase("size is a word", _binary("12"), UNREADABLE),
     HttpCase("size is negative", _binary(-1), UNREADABLE),
     HttpCase("no bytes for a dimension of 0", _binary(0, b"", "vary", shape=[1, 0])),
+    HttpCase("no bytes in and out", infer_binary("vary", {
+        "inputs": [_x(0, shape=[1, 0])], "parameters": {"binary_data_output": True}}, b"")),
+    HttpCase("no strings in and out", infer_binary("text", {
+        "inputs": [_x(0, shape=[1, 0], datatype="BYTES")], "parameters": {"binary_data_output": True}}, b"")),
     HttpCase("header length is JSON's and more", infer_binary("plain", {"inputs": [X]}, b"", extra_length=1)),
     HttpCase("header length is negative", infer("plain", F123, {"inference-header-content-length": "-5"})),
     HttpCase("header length cuts the JSON", infer_binary("plain", {"inputs": [X]}, b"", extra_length=-1), UNREADABLE),
@@ -109,6 +113,9 @@ RAW = [
     HttpCase("raw of too many bytes", infer("plain", F123 * 2, {"inference-header-content-length": "0"}), RAW_NAME),
     HttpCase("raw of too few bytes", infer("plain", F123[:11], {"inference-header-content-length": "0"}), RAW_NAME),
     HttpCase("empty body", infer("plain", b""), RAW_NAME),
+    HttpCase("empty body for a varying width", infer("vary", b"")),
+    HttpCase("raw of nothing", infer("vary", b"", {"inference-header-content-length": "0"})),
+    HttpCase("empty body for a string", infer("word", b"")),
     HttpCase("raw for nobody", infer("nobody", F123, {"inference-header-content-length": "0"})),
 ]
 

@@ -201,10 +201,11 @@ def _output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor) ->
 
 def _checked_parameters(request: service_pb2.ModelInferRequest) -> dict[str, Parameter]:
     for name, slot in request.parameters.items():
-        if slot.WhichOneof("parameter_choice") is None:
-            raise InvalidRequest(
-                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
-            )
+        choice = slot.WhichOneof("parameter_choice")
+        is_known = name == "priority" or name.startswith(RESERVED_PREFIX)
+        if choice is None or (choice == "uint64_param" and not is_known):
+            words = _KINDS[name][1] if choice and name in _KINDS else "int64_param, bool_param, or string_param"
+            raise InvalidRequest(f"invalid value type for '{name}' parameter, expected {words}.")
     parameters = parameters_of(request.parameters)
     _check_parameters(parameters)
     return parameters

@@ -26,7 +26,8 @@ def infer_answer(response: InferResponse, ask: InferAsk, encoding: str) -> HttpA
             pass  # it is where it was wanted
         elif ask.output(tensor.name).is_binary:
             entry["parameters"] = {"binary_data_size": tensor.data.nbytes}
-            binary.append(tensor.data)
+            if tensor.data.nbytes:  # nothing behind the JSON makes it plain JSON, as in Triton
+                binary.append(tensor.data)
         else:
             entry["data"] = msgspec.Raw(tensor_text(tensor))
         outputs.append(entry)
