@@ -16,6 +16,7 @@ EVEN_AT_MOST = 0.95  # of what an instance can do with batches of any size: beyo
 EVEN_MARGIN = 1.15  # times an even share: what comes is not even
 EVEN_MORE = 2  # rows beyond that
 COMPANY_SHARE = 0.35  # of a call is what rows save that share it; where it is less, waiting for company costs more
+TOO_MUCH = 1.1  # times what the instances can do is an overload
 FAR_CALLS = 4.0  # calls that a deadline must be away, so that a batch may as well wait at the engine
 NEVER = float("inf")
 
@@ -101,9 +102,12 @@ class Schedule:
     def _is_company_dear(self, fit: Fit, rows: int, left_s: float) -> bool:
         """Whether rows save so little by sharing a call that an instance had better never wait for one.
 
-        Not where deadlines are near: a batch that is formed late is then worth an instance's idle moment.
+        Not where deadlines are near: a batch that is formed late is then worth an instance's idle moment. Nor where
+        there are deadlines and more comes than batches of that size could serve: then what they save is all there is.
         """
         call_s = fit.seconds(max(rows, 1))
+        if left_s < NEVER and self.rate * call_s > TOO_MUCH * rows * self._options.instances:
+            return False
         is_asked_to_wait = self._options.max_queue_delay_s > 0.0
         return not is_asked_to_wait and fit.alpha_s <= COMPANY_SHARE * call_s and left_s >= FAR_CALLS * call_s
 

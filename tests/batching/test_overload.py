@@ -9,7 +9,7 @@ from server.core.errors import Overloaded
 from server.planning.arrivals import Arrivals, poisson
 from server.planning.bounds import nexus_rate
 from server.planning.engine import EngineModel, Slowdown
-from server.planning.profile import V100
+from server.planning.profile import V100, line
 from server.planning.simulate import Outcome, simulate
 
 SLO_S = 0.015
@@ -34,6 +34,17 @@ def test_overload_goodput_stays_and_the_rest_is_refused(times: float) -> None:
 
     assert outcome.goodput >= SUSTAINED
     assert outcome.late + outcome.expired <= outcome.refused / 50
+
+
+def test_overload_with_long_deadlines_forms_no_batch_before_the_engine_takes_it() -> None:
+    """Rows that save little by sharing a call wait for more all the same: what they save is what is missing."""
+    slow = line("v100 slowed ten times", alpha_s=19.8e-3, beta_s=1.475e-3, max_batch_size=512)
+    nexus = nexus_rate(slow, 0.5)
+    queue = BatchQueue("m", BatchOptions(max_batch_size=512, slo_s=0.5, max_queue_size=1024))
+
+    outcome = simulate(queue, EngineModel(slow), poisson(1.5 * nexus, 10_000, 11), slo_s=0.5, warm_up=0.3)
+
+    assert outcome.goodput >= nexus  # 0.97 of it where early batches are waiting at the engine's door
 
 
 def test_flood_of_one_client_costs_the_others_nothing() -> None:
