@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tests.conftest import CHECKOUT, RunningStack, start_stack
 from tests.integration.ledger import Ledgers, ended, inferences, open_request, page_of, rows_tensor, write_ledger
 from tests.integration.living import SLOW_CONFIG, SharedMemory, family, inflight, wait_for
 from tests.integration.web import call, post_json
+from tests.long.crowd import Crowd, Work
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -53,44 +54,31 @@ def ledgers(tmp_path: Path, triton_environment: Path) -> Iterator[Ledgers]:
         stack.process.kill()
 
 
-class Load:
-    """Workers that each do one thing again and again until told to stop; outcomes by name."""
+class Load(Crowd):
+    """Callers of every kind; who is refused waits a moment. said: the last words of each refusal."""
 
     def __init__(self, ledgers: Ledgers) -> None:
-        self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.said: dict[str, str] = {}
         self._ledgers, self._stack = ledgers, ledgers.stack
         self._picture = picture()
-        self._stop = threading.Event()
         works = (self.picture, self.owned, self.owned, self.owned_grpc, self.relayed, self.stream, self.hasty)
-        self._threads = [threading.Thread(target=self._repeat, args=(work,)) for work in (*works, self.leave)]
+        super().__init__((*works, self.leave))
 
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
+    def outcome_of(self, work: Work) -> str:
+        """A front that was killed, or nobody who listens yet, breaks a connection."""
+        try:
+            return work()
+        except InferenceServerException as error:
+            outcome = (error.status() or "broken").removeprefix("StatusCode.")
+            self.said[outcome] = error.message()
+            return outcome
+        except Exception as error:  # noqa: BLE001 - whatever happens is an outcome, and fails the test by its name
+            return f"broken {type(error).__name__}"
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
-
-    def _repeat(self, work: Callable[[], str]) -> None:
-        while not self._stop.is_set():
-            try:
-                outcome = work()
-            except OSError as error:
-                outcome = f"broken {type(error).__name__}"  # its front was killed, or nobody listens yet
-            except InferenceServerException as error:
-                outcome = (error.status() or "broken").removeprefix("StatusCode.")
-                self.said[outcome] = error.message()
-            except Exception as error:  # noqa: BLE001 - whatever happens is an outcome, and fails the test by its name
-                outcome = f"broken {type(error).__name__}"
-            self.outcomes[f"{work.__name__} {outcome}"] += 1
-            if not outcome.startswith(("200", "left")):
-                self._stop.wait(0.05)
+    def is_fine(self, outcome: str) -> bool:
+        """Answered, or left by itself."""
+        return outcome.startswith(("200", "left"))
 
     def _own(self, got: float, wanted: float, work: str) -> str:
         if got != wanted:

@@ -3,10 +3,7 @@
 import json
 import os
 import socket
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +15,7 @@ import tritonclient.grpc
 from tests.conftest import RunningStack
 from tests.integration.pictures import frames, jpeg
 from tests.integration.web import call, post_json
+from tests.long.crowd import Crowd
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1800)]
 DURATION_S = float(os.environ.get("SOAK_S", "300"))
@@ -26,34 +24,13 @@ MIB = 1 << 20
 MAX_SLOPE_MIB_A_MINUTE = 1.0
 
 
-class Load:
-    """Workers that each do one thing again and again until told to stop; outcomes by name."""
+class Load(Crowd):
+    """Good and bad requests, over both protocols."""
 
     def __init__(self, stack: RunningStack, picture: bytes) -> None:
-        self.outcomes: Counter[str] = Counter()
         self._stack = stack
         self._picture = picture
-        self._stop = threading.Event()
-        works = (self.image, self.tensor, self.grpc, self.bad_image, self.bad_json, self.leave)
-        self._threads = [threading.Thread(target=self._repeat, args=(work,)) for work in works]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-
-    def _repeat(self, work: Callable[[], str]) -> None:
-        while not self._stop.is_set():
-            try:
-                outcome = work()
-            except Exception as error:  # noqa: BLE001 - whatever happens is an outcome, and fails the test by its name
-                outcome = repr(error)[:200]
-            self.outcomes[f"{work.__name__} {outcome}"] += 1
+        super().__init__((self.image, self.tensor, self.grpc, self.bad_image, self.bad_json, self.leave))
 
     def image(self) -> str:
         url = f"{self._stack.http_url}/v2/models/fastestdet/image"
