@@ -11,10 +11,10 @@ from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
 from server.batch_flow import BatchFlow, Passenger
-from server.batching.declared import DeclaredOptions
+from server.batching.declared import DeclaredOptions, misspelt
 from server.batching.engine_statistics import read_engine_batches
 from server.batching.explanation import Explained, not_formed
-from server.batching.page import ModelExplained, explain_engine, explain_queue
+from server.batching.page import ModelExplained, explain_engine, explain_queue, with_misspelt
 from server.batching.queue import QueueStatistics
 from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
 from server.core.backend import GrpcStream, Relay
@@ -105,12 +105,14 @@ class DataPlane:
         """How the model's batches are formed, and how that went. Raises ModelNotFound."""
         require_role(Verb.READ, caller)
         self._passage.require_engine()
-        options = self.options.of(await self._watch.find(model_name))
+        config = await self._watch.find(model_name)
+        options, unread = self.options.of(config), misspelt(config)
         if options.owner is Owner.GATEWAY:
-            return explain_queue(model_name, options, self.statistics_of_queues().get(model_name))
+            page = explain_queue(model_name, options, self.statistics_of_queues().get(model_name))
+            return with_misspelt(page, unread)
         target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
         answer = await self._relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_S)
-        return explain_engine(model_name, options, read_engine_batches(answer.body))
+        return with_misspelt(explain_engine(model_name, options, read_engine_batches(answer.body)), unread)
 
     @property
     def is_stopping(self) -> bool:

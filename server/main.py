@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from server.batching.batcher import BatcherPool
 from server.batching.declared import DeclaredOptions
 from server.batching.options import BatchOptions
 from server.batching.readings import queue_readers
+from server.batching.verdict import judged
 from server.core.address import authority
 from server.dataplane import DataPlane
 from server.engines import (
@@ -74,7 +76,7 @@ class Gateway:
             self.engine.backend,
             watch_options(settings),
             ask_restart=self._ask_restart,
-            refuse=self.options.refusal,
+            refuse=partial(judged, self.options),
         )
         self.pool = DecodePool(
             workers=settings.decoder_count if run_dir is None else settings.decoder_share,

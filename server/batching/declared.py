@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
@@ -19,6 +20,7 @@ MAX_QUEUE_DELAY = "max_queue_delay_us"
 MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
 NAMES = (OWNER, SLO, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
+CLOSE = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
 
 Said = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
 NOTHING_SAID: Said = {}
@@ -54,6 +56,13 @@ def check_said(model_name: str, said: Said) -> None:
     words.number(MAX_QUEUE_DELAY, _not_below_zero, "a number of microseconds, 0 or more")
     for name in (MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES):
         words.count(name)
+
+
+def misspelt(config: "ModelConfig") -> dict[str, str]:
+    """Parameters of the config that nobody reads and that look like one of the options: which one is meant."""
+    others = [name for name in config.parameters if name not in NAMES]
+    close = {name: get_close_matches(name.lower(), NAMES, n=1, cutoff=CLOSE) for name in others}
+    return {name: meant for name, found in close.items() for meant in found}
 
 
 class DeclaredOptions:

@@ -48,6 +48,7 @@ class ModelExplained(msgspec.Struct, frozen=True):
 
     queue, closed_by, dropped: of a model whose batches the gateway forms; null and empty else. batches, fit: of the
     gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton.
+    misspelt: parameters of the config that nobody reads, by the option that was meant.
     """
 
     model: str
@@ -59,6 +60,7 @@ class ModelExplained(msgspec.Struct, frozen=True):
     closed_by: dict[CloseReason, int]
     dropped: dict[str, int]
     proposed_config: str
+    misspelt: dict[str, str] = {}
 
 
 def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStatistics | None) -> ModelExplained:
@@ -77,6 +79,11 @@ def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStati
 def explain_engine(model_name: str, options: BatchOptions, batches: EngineBatches) -> ModelExplained:
     """Of a model whose batches somebody else forms, or nobody."""
     return _page(model_name, options, batches.fit, batches.calls_by_rows)
+
+
+def with_misspelt(page: ModelExplained, misspelt: dict[str, str]) -> ModelExplained:
+    """The page, telling of these parameters, too."""
+    return msgspec.structs.replace(page, misspelt=misspelt) if misspelt else page
 
 
 def _page(model_name: str, options: BatchOptions, fit: Fit | None, batches_by_rows: dict[int, int]) -> ModelExplained:

@@ -69,6 +69,8 @@ def _print_lines(console: Console, *lines: str, is_whole: bool = True) -> None:
 def _told(page: ModelExplained) -> Iterator[tuple[str, str]]:
     """A label, and what is told under it."""
     yield "declared", _options(page.options, page.owner)
+    if page.misspelt:
+        yield "unread", ", ".join(f"{name} (did you mean {meant}?)" for name, meant in page.misspelt.items())
     if page.queue is not None:
         yield "queue", _queue(page.queue)
     yield "fit", _fit(page.fit)

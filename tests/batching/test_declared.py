@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from server.batching.declared import DeclaredOptions, check_said, default_owner, read_options
+from server.batching.declared import NAMES, DeclaredOptions, check_said, default_owner, misspelt, read_options
 from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
 from server.core.batching import Owner
 from server.core.errors import InvalidRequest
@@ -127,6 +127,37 @@ def test_word_that_is_no_option_is_refused_with_those_that_there_are() -> None:
     """A misspelt option of the settings does not pass as one that nobody reads."""
     with pytest.raises(InvalidRequest, match=r"no batching option 'slo_ms'; there are batch_owner, slo_p99_ms"):
         check_said("street", {"slo_ms": "7"})
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("slo_p99ms", "slo_p99_ms"),
+        ("SLO_P99_MS", "slo_p99_ms"),
+        ("batch_ower", "batch_owner"),
+        ("batch-owner", "batch_owner"),
+        ("max_que_size", "max_queue_size"),
+        ("max_queue_delay_ms", "max_queue_delay_us"),
+        ("max_queue_byte", "max_queue_bytes"),
+        ("max_batchsize", "max_batch_size"),
+    ],
+)
+def test_parameter_that_is_nearly_an_option_is_told_with_the_option(written: str, meant: str) -> None:
+    """Nobody reads it: a promise that was meant is not silently none."""
+    assert misspelt(with_parameters(**{written: "1", "batch_owner": "gateway"})) == {written: meant}
+
+
+def test_parameters_of_others_are_nobodys_misspelling() -> None:
+    """Triton's, its backends', ours that are no batching options, and the options themselves."""
+    known = (
+        *("intra_op_thread_count", "inter_op_thread_count", "execution_mode", "FORCE_CPU_ONLY_INPUT_TENSORS"),
+        *("EXECUTION_ENV_PATH", "enable_mem_arena", "cudnn_conv_algo_search", "max_beam_width", "max_num_tokens"),
+        *("batch_scheduler_policy", "batching_strategy", "max_tokens_in_paged_kv_cache", "gpt_model_type"),
+        *("min_batch_size", "preferred_batch_size", "max_batch_tokens", "max_queue_delay_microseconds", "max_seq_len"),
+        *("network-type", "max-side", "topk", "labels", "canary", "DISABLE_OPTIMIZED_EXECUTION", "INFERENCE_MODE"),
+        *NAMES,
+    )
+    assert misspelt(with_parameters(**dict.fromkeys(known, "1"))) == {}
 
 
 def test_declared_options_are_read_anew_when_the_config_changes() -> None:

@@ -93,6 +93,12 @@ def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
     assert "max_queue" not in shown.split("\n\n")[0]
 
 
+def test_models_explain_names_parameters_that_nobody_reads(penstock: Call, stand_in: StandIn) -> None:
+    """With the option that was meant."""
+    page = msgspec.structs.replace(explain_queue("street", OPTIONS, STATISTICS), misspelt={"slo_p99ms": "slo_p99_ms"})
+    assert "unread    slo_p99ms (did you mean slo_p99_ms?)\n" in shown_by(stand_in, penstock, page)
+
+
 def test_models_explain_as_json_is_the_gateways_page(penstock: Call, stand_in: StandIn) -> None:
     """For programs, whole."""
     page = explain_queue("street", OPTIONS, STATISTICS)

@@ -64,7 +64,12 @@ CLASSIFIER = ModelConfig(
     parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
 )
 TENSORS_ONLY = ModelConfig(
-    "plain", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.BYTES, (-1,)),)
+    "plain",
+    "python",
+    8,
+    (TensorSpec("x", Datatype.FP32, (-1,)),),
+    (TensorSpec("y", Datatype.BYTES, (-1,)),),
+    {"slo_p99ms": "50"},  # nobody reads it
 )
 CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
 
@@ -262,6 +267,7 @@ async def test_page_of_a_model_that_the_gateway_does_not_batch_is_of_the_engines
         None,
         [(1, 10), (2, 10)],
     )
+    assert page.misspelt == {"slo_p99ms": "slo_p99_ms"}
     with pytest.raises(ModelNotFound):
         await rig.plane.explain_model("nobody")
     with pytest.raises(ModelRefused, match="slo_p99_ms"):
