@@ -1,14 +1,17 @@
 """What the gateway must know of a request before it passes it on, read shallowly: tensors are never touched."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tritonclient.grpc import service_pb2
 
 from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, MAX_TENSORS, refuse_file_setting
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
-from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64
+from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
 
+KEPT_HEADS, KEPT_HEAD_BYTES, KEPT_CONTENTS = 512, 1 << 10, 64
+_RAW_CONTENTS = 7 << 3 | LENGTH
 _INT64_PARAM, _STRING_PARAM, _UINT64_PARAM = 2, 3, 5
 _KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, _STRING_PARAM: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
 _FILE_KEY = "file:"
@@ -33,6 +36,34 @@ def scan_infer(message: bytes) -> InferScan:
 
     Triton computes a tensor's bytes modulo 2^64: [1, 2^62] of FP32 "fits" no bytes at all and kills the model.
     """
+    end = _end_of_head(message)
+    return _scan(message) if end is None else _scan_known(message[:end])
+
+
+def _end_of_head(message: bytes) -> int | None:
+    """Where the raw contents begin, where these are all that follows a head that is short enough to be kept.
+
+    None for any other message, a bad one too: `_scan` has the words for it.
+    """
+    position, stop, end, contents = 0, len(message), None, 0
+    while position + 1 < stop and contents <= KEPT_CONTENTS:
+        tag, size = message[position], message[position + 1]
+        start = position + 2
+        if size >= 0x80:
+            try:
+                size, start = read_varint(message, position + 1, stop)
+            except InvalidRequest:
+                return None
+        if tag == _RAW_CONTENTS:
+            contents += 1
+            end = position if end is None else end
+        elif end is not None or start + size > KEPT_HEAD_BYTES or tag & 7 != LENGTH or not 8 <= tag < 0x80:
+            return None
+        position = start + size
+    return end if position == stop else None
+
+
+def _scan(message: bytes) -> InferScan:
     reader = WireReader(message)
     texts = {1: "", 2: "", 3: ""}
     timeout_us: int | None = None
@@ -62,6 +93,10 @@ def scan_infer(message: bytes) -> InferScan:
     _check_counts(input_count, outputs)
     head = InferHead(_checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded))
     return InferScan(head, tuple(classified))
+
+
+# Who asks again and again says the same before the raw contents.
+_scan_known = lru_cache(KEPT_HEADS)(_scan)
 
 
 def _check_counts(input_count: int, outputs: list[str]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -13,6 +14,7 @@ from tritonclient.grpc import service_pb2
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
+from server.grpc import codec
 from server.grpc.codec import (
     InferScan,
     scan_infer,
@@ -30,6 +32,14 @@ def infer_request(model_name: str = "m", shape: tuple[int, ...] = (1, 2)) -> ser
     request.inputs.add(name="x", datatype="FP32", shape=shape)
     request.raw_input_contents.append(bytes(8))
     return request
+
+
+def outcome(scanner: Callable[[bytes], InferScan], message: bytes) -> InferScan | str:
+    """What it says, or why it refuses."""
+    try:
+        return scanner(message)
+    except InvalidRequest as error:
+        return error.message
 
 
 def scan(request: service_pb2.ModelInferRequest) -> InferScan:
@@ -73,6 +83,22 @@ def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferScan:
     timeout_us = getattr(timeout, kind) if kind in ("int64_param", "uint64_param") else None
     head = InferHead(request.model_name, request.model_version, request.id, timeout_us)
     return InferScan(head, tuple(o.name for o in request.outputs if "classification" in o.parameters))
+
+
+@given(st.data())
+def test_head_that_came_before_says_what_it_would_say_by_itself(data: st.DataObject) -> None:
+    """However the message is cut, changed or continued behind it: the same answer, the same words."""
+    whole = data.draw(requests()).SerializeToString()
+    scan_infer(whole)
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, len(whole)))
+    damaged = (
+        whole[:start]
+        + data.draw(st.sampled_from((b"", b"\x3a\x00", b"\x3a", b"\xba\x00\x00", b"\x0a\x01z")))
+        + whole[end:]
+    )
+    for message in (whole, damaged, damaged):
+        assert outcome(scan_infer, message) == outcome(codec._scan, message)
 
 
 @given(requests())
