@@ -61,16 +61,20 @@ class ModelBatcher:
             client=client,
             request=request,
             answer=self._loop.create_future(),
+            trace=current_trace.get(),
         )
         _end(self._queue.push(member, now))
         if not self._is_pumping:  # once a turn of the loop: what arrives together may go together
             self._is_pumping = True
             self._loop.call_soon(self._pump)
         try:
-            return await member.answer
+            response = await member.answer
         except asyncio.CancelledError as cancelled:
             leaving(cancelled, self._leave(member))
             raise
+        if member.trace is not None and not member.leads:
+            member.trace.stages((("queue", response.timings.queue), ("engine", response.timings.infer)))
+        return response
 
     def refuse_hopeless(self, rows: int, deadline: float) -> None:
         """See Batching.refuse_hopeless."""
@@ -214,11 +218,7 @@ class BatcherPool:
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
         """See Batching.infer. The request is good for its model: names, datatypes, shapes, rows."""
         batcher = self._batcher(request.model_name)
-        response = await batcher.infer(request, client=client, priority=priority)
-        trace = current_trace.get()
-        if trace is not None:
-            trace.stages((("queue", response.timings.queue), ("engine", response.timings.infer)))
-        return response
+        return await batcher.infer(request, client=client, priority=priority)
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
         """Of every model that was asked for, as it is now."""

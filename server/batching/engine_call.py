@@ -4,7 +4,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.batching.entry import Batch, Entry
 from server.batching.merge import MergedRequest, merge_requests
@@ -14,6 +14,7 @@ from server.core.batching import Explanation
 from server.core.errors import BackendFailed, DeadlineExceeded, InferenceError, InvalidRequest
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.slab import Slab
+from server.tracing.trace import EngineSpan, Trace
 
 RETRIES_A_DOUBLING = 4
 OVERDUE_S = (
@@ -24,11 +25,17 @@ OVERDUE_TIMES = 10.0  # or so many times what was expected
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Member(Entry):
-    """A request in the queue or in a batch. answer: set once; cancelled where nobody waits for it any longer."""
+    """A request in the queue or in a batch. answer: set once; cancelled where nobody waits for it any longer.
+
+    leads: its trace has the engine's call itself, and the engine's own spans under it; the other members of the batch
+    are told afterwards how long it took.
+    """
 
     request: InferRequest
     answer: "asyncio.Future[InferResponse]"
     call: "EngineCall | None" = None
+    trace: Trace | None = None
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,16 @@ class EngineCall:
         """The engine's answer to the members' rows. Raises what the engine raises."""
         asked = self.members if members is None else members
         merged = merge_requests([member.request for member in asked], self._engine.slab)
+        span = _span_of_first(asked)
+        request = merged.request if span is None else replace(merged.request, metadata=span.headers)
         is_answered = False
         try:
-            response = await self._engine.backend.infer(merged.request)
+            response = await self._engine.backend.infer(request)
             is_answered = True
         finally:
             merged.release(is_answered=is_answered)
+            if span is not None:
+                span.end(is_error=not is_answered)
         return merged, response
 
     def deliver(self, merged: MergedRequest, response: InferResponse, members: Sequence[Member] | None = None) -> None:
@@ -205,3 +216,14 @@ class EngineCall:
             expected_s=expected_s,
             slack_s=slack_s,
         )
+
+
+def _span_of_first(members: Sequence[Member]) -> EngineSpan | None:
+    """The call, in the trace of the first member that has one."""
+    for member in members:
+        if member.trace is not None:
+            if not member.leads:
+                member.trace.stages((("queue", time.monotonic() - member.arrived_at),))
+                member.leads = True
+            return member.trace.engine("engine")
+    return None

@@ -24,12 +24,14 @@ MODEL, CROWD, HEADER = "identity_fp32", 24, "x-penstock-explain"
 OWNED = {"batch_owner": {"string_value": "gateway"}, "slo_p99_ms": {"string_value": "10000"}}
 
 
-def load(stack: RunningStack, parameters: dict[str, Any] | None = None) -> Answer:
-    """The shipped model as it is, or with these parameters besides."""
-    target = f"{stack.http_url}/v2/repository/models/{MODEL}/load"
+def load(
+    stack: RunningStack, parameters: dict[str, Any] | None = None, *, model: str = MODEL, **members: object
+) -> Answer:
+    """A shipped model as it is, or with these parameters and members of its config besides."""
+    target = f"{stack.http_url}/v2/repository/models/{model}/load"
     if parameters is None:
         return post_json(target, {})
-    config = call("GET", f"{stack.http_url}/v2/models/{MODEL}/config").json
+    config = call("GET", f"{stack.http_url}/v2/models/{model}/config").json | members
     config["parameters"] |= parameters
     return post_json(target, {"parameters": {"config": json.dumps(config)}})
 
@@ -39,6 +41,15 @@ def shipped(stack: RunningStack) -> Iterator[RunningStack]:
     """After the test the model is as it is shipped."""
     yield stack
     assert load(stack).status == 200
+
+
+@pytest.fixture
+def tritons_street(stack: RunningStack) -> Iterator[RunningStack]:
+    """Triton forms the batches of street for once."""
+    theirs = {"batch_owner": {"string_value": "triton"}}
+    assert load(stack, theirs, model="street", dynamic_batching={}).status == 200
+    yield stack
+    assert load(stack, model="street").status == 200
 
 
 @pytest.fixture
@@ -108,15 +119,18 @@ def test_command_shows_the_page_of_the_running_gateway(owned: RunningStack) -> N
     assert "dynamic_batching {" in shown.stdout
 
 
-def test_picture_of_a_model_that_triton_batches_is_told_so(stack: RunningStack) -> None:
+def test_picture_of_a_model_that_triton_batches_is_told_so(tritons_street: RunningStack) -> None:
     """In the answer, and the model's page is made of Triton's own statistics."""
     answer = call(
-        "POST", f"{stack.http_url}/v2/models/street/image", jpeg(np.full((288, 512, 3), 128, np.uint8)), {HEADER: "1"}
+        "POST",
+        f"{tritons_street.http_url}/v2/models/street/image",
+        jpeg(np.full((288, 512, 3), 128, np.uint8)),
+        {HEADER: "1"},
     )
     (told,) = answer.json["explain"]
     assert told["owner"] == "triton"
     assert "Triton forms this model's batches" in told["text"]
-    page = call("GET", f"{stack.http_url}/v2/models/street/explain").json
+    page = call("GET", f"{tritons_street.http_url}/v2/models/street/explain").json
     assert (page["owner"], page["queue"]) == ("triton", None)
     assert sum(row["batches"] for row in page["batches"]) >= 1
 
