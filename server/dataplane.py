@@ -69,6 +69,7 @@ class DataPlane:
 
         options: set by the composer where more is said of models' batches and deadlines than their configs say.
         batches, statistics_of_queues: set by the composer where the gateway may form batches; of the queues by model.
+        spread: set where others serve the same models; returns when they know of a load or an unload.
         """
         self._relay = relay
         self._watch = watch
@@ -79,6 +80,7 @@ class DataPlane:
         self.options = DeclaredOptions()
         self.batches: BatchFlow | None = None
         self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
+        self.spread: Callable[[], Awaitable[None]] = _nobody_else
         self.tracer: Tracer | None = None
         self._is_stopping = False
 
@@ -332,7 +334,13 @@ class DataPlane:
             self._watch.note_served(model_name)
         elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
+            await self.spread()
             if refusal := self.refusals().get(model_name):
                 raise InvalidRequest(f"the engine loaded it, and it is not served: {refusal}")
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
+            await self.spread()
+
+
+async def _nobody_else() -> None:
+    """There is one process that serves."""

@@ -129,6 +129,7 @@ class Gateway:
         lender = None if slab is None else Lender(slab, settings.slab_bytes // (settings.worker_count + 1))
         core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
         self.watch.when_silent(core.cut)
+        self.plane.spread = core.spread
         return core
 
     def _read_metrics(self) -> None:

@@ -28,6 +28,8 @@ from server.local.messages import (
     Found,
     GiveUp,
     Hello,
+    Know,
+    Known,
     Late,
     Left,
     Lend,
@@ -269,7 +271,7 @@ class CoreLink:
             raise BackendUnavailable(CORE_GONE)
         return self._line
 
-    def _send(self, record: GiveUp | Late | Served | Suspect) -> None:
+    def _send(self, record: GiveUp | Known | Late | Served | Suspect) -> None:
         if self._line is not None:
             self._line.send(record)
 
@@ -285,9 +287,9 @@ class CoreLink:
             case State():
                 self._take(record)
             case Found(number, config):
-                future = self._finds.get(number)
-                if future is not None and not future.done():
-                    future.set_result(config)
+                self._found(number, config)
+            case Know(number):
+                self._send(Known(number))
             case Cut(reason):
                 self._cut(reason)
             case Lend(lent):
@@ -299,6 +301,11 @@ class CoreLink:
         if asked is not None and not asked[0].done():
             asked[0].set_result(response)
         self._departures.tell(number)
+
+    def _found(self, number: int, config: ModelConfig) -> None:
+        future = self._finds.get(number)
+        if future is not None and not future.done():
+            future.set_result(config)
 
     def _fail(self, number: int, error: InferenceError) -> None:
         asked = self._asks.get(number)

@@ -24,6 +24,8 @@ from server.local.messages import (
     Found,
     GiveUp,
     Hello,
+    Know,
+    Known,
     Late,
     Left,
     Lend,
@@ -35,6 +37,7 @@ from server.local.messages import (
 from server.logs import get_logger
 
 LOOK_S = 0.05
+SPREAD_S = 0.5  # beyond it a front that does not say that it knows is not waited for
 TOLD_EVERY = 20  # looks, where nothing has changed: fronts hear by it that the core lives
 
 log = get_logger("core")
@@ -42,10 +45,14 @@ log = get_logger("core")
 
 @dataclass(slots=True)
 class _Front:
-    """One that is connected. index: 0 until it has said hello. tasks: what it waits for, by its own numbers."""
+    """One that is connected. index: 0 until it has said hello. tasks: what it waits for, by its own numbers.
+
+    known: the last `Know` that it has heard.
+    """
 
     index: int
     tasks: dict[int, "asyncio.Task[None]"]
+    known: int = 0
 
 
 class CoreServer:
@@ -69,6 +76,8 @@ class CoreServer:
         self._decoder: msgspec.msgpack.Decoder[UP] = msgspec.msgpack.Decoder(UP)
         self._fronts: dict[BatchLine[UP], _Front] = {}
         self._told: State | None = None
+        self._spreads = 0
+        self._has_spread = asyncio.Event()
 
     @property
     def front_count(self) -> int:
@@ -79,6 +88,21 @@ class CoreServer:
         """Tell the fronts that what they have in the engine will not be answered any more."""
         for line in self._fronts:
             line.send(Cut(reason))
+
+    async def spread(self) -> None:
+        """Returns when every front knows the models as they are now, so that who changed them meets no older ones."""
+        self._tell(is_due=False)
+        self._spreads += 1
+        number = self._spreads
+        for line in self._fronts:
+            line.send(Know(number))
+        try:
+            async with asyncio.timeout(SPREAD_S):
+                while any(front.known < number for front in self._fronts.values()):
+                    self._has_spread.clear()
+                    await self._has_spread.wait()
+        except TimeoutError:
+            log.warning("a front does not say that it knows of a change", seconds=SPREAD_S)
 
     async def run(self) -> None:
         """Listens and tells, for ever. Ends by cancellation only, and ends what runs then."""
@@ -126,6 +150,9 @@ class CoreServer:
             self._fronts[line] = _Front(record.index, {})
             line.send(self._state())
             log.debug("a front came", front=record.index)
+        elif isinstance(record, Known):
+            self._fronts[line].known = record.number
+            self._has_spread.set()
         elif isinstance(record, Served):
             for name in record.model_names:
                 self._watch.note_served(name)
@@ -166,6 +193,7 @@ class CoreServer:
             task.cancel()
         if self._lender is not None:
             self._lender.gone(line)
+        self._has_spread.set()
 
     async def _infer(self, line: BatchLine[UP], ask: Ask) -> None:
         async def work() -> None:

@@ -59,6 +59,12 @@ class Late(Record, frozen=True):
     """Front → core: a call was not answered in its time."""
 
 
+class Known(Record, frozen=True):
+    """Front → core: what was sent before that `Know` is known here."""
+
+    number: int
+
+
 class State(Record, frozen=True):
     """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway."""
 
@@ -67,6 +73,12 @@ class State(Record, frozen=True):
     generation: int
     models: tuple[KnownModel, ...]
     owned: tuple[str, ...]
+
+
+class Know(Record, frozen=True):
+    """Core → front: say when this is heard, and with it all that was sent before."""
+
+    number: int
 
 
 class Cut(Record, frozen=True):
@@ -112,8 +124,8 @@ class Failed(Record, frozen=True):
     retry_after_s: float | None
 
 
-UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late
-DOWN = State | Cut | Lend | Answer | Found | Failed | Left
+UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late | Known
+DOWN = State | Cut | Lend | Answer | Found | Failed | Left | Know
 
 
 def failed(number: int, error: InferenceError) -> Failed:

@@ -179,6 +179,17 @@ async def test_link_tells_what_the_core_knows_of_the_engine(tmp_path: Path) -> N
             await pair.link.find("nope")
 
 
+async def test_change_that_is_spread_is_known_to_the_fronts_when_it_is_said_to_be(tmp_path: Path) -> None:
+    """Who loads a model and asks for it meets what he loaded; nobody is waited for where no front is."""
+    async with paired(tmp_path) as pair:
+        for number in range(20):
+            pair.watch.models[f"other {number}"] = KnownModel(f"other {number}", True, config=CONFIG)
+            await pair.server.spread()
+            assert f"other {number}" in pair.link.models
+    async with asyncio.timeout(10):
+        await pair.server.spread()
+
+
 @pytest.mark.parametrize(
     "error",
     [
