@@ -276,11 +276,14 @@ class BatchQueue:
         fit = self._schedule.trusted_fit(now)
         if fit is not None:
             begin = self._schedule.begin(now)
-            least_s = fit.told_s(entry.rows)
+            finish = begin + fit.told_s(entry.rows)
             if self._is_usual(entry):
-                least_s = max(least_s, self._door.least_s, self._after_those_ahead_s(entry, fit))
-            if begin + least_s > entry.deadline:
-                raise refusals.cannot_meet(self.model_name, entry.deadline, now, begin + least_s)
+                finish = max(finish, begin + self._after_those_ahead_s(entry, fit))
+                if finish <= entry.deadline < begin + self._door.least_s:
+                    self._door.kept_away()
+                    finish = begin + self._door.least_s
+            if finish > entry.deadline:
+                raise refusals.cannot_meet(self.model_name, entry.deadline, now, finish)
         elif now + self._schedule.least_s(entry.rows, now) > entry.deadline:
             finish = now + self._schedule.least_s(entry.rows, now)
             raise refusals.cannot_meet(self.model_name, entry.deadline, now, finish)
