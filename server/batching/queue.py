@@ -219,6 +219,8 @@ class BatchQueue:
             reason = CloseReason.FULL
         elif reason is CloseReason.SLOT_FREE and self._waiting.entries:
             reason = CloseReason.INCOMPATIBLE
+        elif reason is CloseReason.SLOT_FREE and self._schedule.has_delayed(choice.entries, now):
+            reason = CloseReason.DELAY
         return self._send(choice.entries, choice.rows, reason, now)
 
     def _send(self, chosen: list[Entry], rows: int, reason: CloseReason, now: float) -> Batch:

@@ -1,6 +1,8 @@
 """When the next batch is formed: what is known of the engine's calls, and of who asks. Sans-IO."""
 
-from server.batching.entry import Batch
+from collections.abc import Sequence
+
+from server.batching.entry import Batch, Entry
 from server.batching.fit import ServiceTimes
 from server.batching.options import BatchOptions
 from server.batching.overlap import Overlap
@@ -31,6 +33,7 @@ class Schedule:
         self._overlap = Overlap()
         self._returns = Returns()
         self._ended_at = -NEVER
+        self._freed_at = -NEVER  # when a call ended, answered or not
         self._sent = 0
         self._sent_at = -NEVER
         self._came = 0
@@ -125,6 +128,13 @@ class Schedule:
         lead_s = self._overlap.lead_s(fit.alpha_s + fit.beta_s, self._sent)
         return due_at - lead_s if lead_s > 0.0 else NEVER
 
+    def has_delayed(self, chosen: Sequence[Entry], now: float) -> bool:
+        """Whether those that are sent now waited until the delay had passed, and the engine for them, idle."""
+        if not chosen or not self._options.max_queue_delay_s or len(self._running):
+            return False
+        until = chosen[0].arrived_at + self._options.max_queue_delay_s
+        return self._freed_at < until <= now
+
     def came(self, rows: int, now: float) -> None:
         """So many rows were asked for."""
         self._came += rows
@@ -146,6 +156,7 @@ class Schedule:
     def answered(self, batch: Batch, now: float) -> float | None:
         """What the call would have taken by itself; None for a batch that did not run."""
         call = self._running.finish(batch, now)
+        self._freed_at = now
         if call is None or call.began is None:
             return None
         self._ended_at = now
@@ -164,3 +175,4 @@ class Schedule:
     def lost(self, batch: Batch, now: float) -> None:
         """The call ended without an answer; nothing is learned of it."""
         self._running.finish(batch, now)
+        self._freed_at = now
