@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -18,6 +19,7 @@ from server.grpc.errors import status_of
 from server.logs import get_logger
 from server.metrics import Metrics
 
+KEPT_CALLERS = 1024  # by connection, each of which makes many calls
 _INFERENCE = "/inference.GRPCInferenceService/"
 _OPEN = frozenset(
     (
@@ -102,8 +104,13 @@ def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Caller:
     peer = context.peer()
     admitted = _admitted.get()
     if admitted is None:
-        return Caller(connection=peer, address=host_of(peer))
+        return _anonymous(peer)
     return replace(admitted, connection=peer, address=host_of(peer))
+
+
+@lru_cache(KEPT_CALLERS)
+def _anonymous(peer: str) -> Caller:
+    return Caller(connection=peer, address=host_of(peer))
 
 
 def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetadata:

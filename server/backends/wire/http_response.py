@@ -22,9 +22,10 @@ def infer_answer(response: InferResponse, ask: InferAsk, encoding: str) -> HttpA
     outputs, binary = [], []
     for tensor in response.outputs:
         entry: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype.value, "shape": tensor.shape}
-        if ask.output(tensor.name).region is not None:
+        wanted = ask.output(tensor.name)
+        if wanted.region is not None:
             pass  # it is where it was wanted
-        elif ask.output(tensor.name).is_binary:
+        elif wanted.is_binary:
             entry["parameters"] = {"binary_data_size": tensor.data.nbytes}
             if tensor.data.nbytes:  # nothing behind the JSON makes it plain JSON, as in Triton
                 binary.append(tensor.data)
