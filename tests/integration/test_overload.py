@@ -22,7 +22,7 @@ from tests.integration.living import inflight, wait_for
 pytestmark = pytest.mark.xdist_group("ledgers")
 
 MODEL, FIXED_MS = "replayed", 40.0  # of a call, and 10 ms a row: at most 8 in 120 ms
-SLO_S = 0.6
+TOLD_S = 0.05  # that a refusal may take
 CROWD = 120
 USUAL, FIRST, FLOOD = 100_000.0, 200_000.0, 300_000.0  # values of their requests, and up
 
@@ -113,7 +113,7 @@ async def test_overload_costs_no_goodput_and_spares_who_goes_first(ledgers: Ledg
     assert sum(map(len, calls[2:-2])) >= 0.9 * 8 * len(calls[2:-2]), told
     assert first.share >= 0.9 > 0.7 > usual.share, told
     assert usual.fates["UNAVAILABLE"] >= 0.9 * (usual.fates.total() - usual.fates["answered"]), told
-    assert median(usual.refused_s) < SLO_S, told
+    assert median(usual.refused_s) <= TOLD_S, told  # two in three, a second of the three being learned from
     assert is_in_order([[value for value in values if USUAL <= value < FIRST] for values in calls]), told
 
 
