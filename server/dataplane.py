@@ -23,6 +23,7 @@ from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import C, EncodedCall, ImageInput
 from server.core.errors import (
+    BackendFailed,
     BackendUnavailable,
     InferenceError,
     InvalidRequest,
@@ -104,7 +105,7 @@ class DataPlane:
         return not_formed(head.model_name, self.options.of(known.config).owner)
 
     async def explain_model(self, model_name: str, caller: Caller = NOBODY) -> ModelExplained:
-        """How the model's batches are formed, and how that went. Raises ModelNotFound."""
+        """How the model's batches are formed, and how that went. Raises ModelNotFound, BackendFailed."""
         require_role(Verb.READ, caller)
         self._passage.require_engine()
         config = await self._watch.find(model_name)
@@ -114,6 +115,9 @@ class DataPlane:
             return with_misspelt(page, unread)
         target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
         answer = await self._relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_S)
+        if answer.status != 200:
+            said = answer.body[:200].decode(errors="replace")
+            raise BackendFailed(f"the engine's statistics of model {model_name!r}: status {answer.status}: {said}")
         return with_misspelt(explain_engine(model_name, options, read_engine_batches(answer.body)), unread)
 
     @property

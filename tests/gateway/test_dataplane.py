@@ -274,6 +274,13 @@ async def test_page_of_a_model_that_the_gateway_does_not_batch_is_of_the_engines
         await rig.plane.explain_model("odd")
 
 
+async def test_statistics_that_the_engine_does_not_give_are_no_page_without_batches(rig: Rig) -> None:
+    """What is not known is not told as nothing: the status and the engine's own words are."""
+    rig.backend.http_answer = HttpAnswer(500, (), b'{"error":"out of memory"}')
+    with pytest.raises(BackendFailed, match=r"statistics of model 'plain': status 500: .*out of memory"):
+        await rig.plane.explain_model("plain")
+
+
 async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_takes(rig: Rig) -> None:
     """In flight are the files and the tensor; the model's SLO is the deadline of all of it."""
     files = (picture(255), picture(0))
