@@ -15,6 +15,7 @@ from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceEr
 from server.core.infer import InferRequest, InferResponse
 from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
+from server.core.slab import Lease
 from server.local.batch_line import SOCKET_NAME, BatchLine
 from server.local.departures import Departures
 from server.local.lent_slab import BorrowedSlab, by_place
@@ -165,9 +166,10 @@ class CoreLink:
         future: asyncio.Future[InferResponse] = self._loop.create_future()
         until = float("inf") if request.deadline is None else request.deadline + LATE_S
         self._asks[number] = future, until
-        asked, leases = (request, []) if self._slab is None else by_place(request, self._slab)
+        leases: list[Lease] = []
         is_answered = False
         try:
+            asked, leases = (request, leases) if self._slab is None else by_place(request, self._slab)
             _send_ask(line, Ask(number, asked, client, priority))
             response = await future
             is_answered = True

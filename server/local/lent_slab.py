@@ -103,7 +103,12 @@ def _core_will_know() -> None:
 def by_place(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Lease]]:
     """The request without the bytes of what lies, or finds room, in the slab; and what is to be released after it."""
     leases: list[Lease] = []
-    inputs = tuple([_by_place(tensor, slab, leases) for tensor in request.inputs])
+    try:
+        inputs = tuple([_by_place(tensor, slab, leases) for tensor in request.inputs])
+    except BaseException:
+        for lease in leases:
+            lease.release()
+        raise
     return (replace(request, inputs=inputs), leases) if leases else (request, leases)
 
 
@@ -114,10 +119,11 @@ def _by_place(tensor: Tensor, slab: Slab, leases: list[Lease]) -> Tensor:
     lease = slab.lease_of(tensor.place) if tensor.place is not None else None
     if lease is not None:
         lease.hold()
+        leases.append(lease)
     else:
         lease = slab.lease(size_bytes)
         if lease is None:
             return replace(tensor, place=None)
+        leases.append(lease)
         lease.view[:size_bytes] = tensor.data
-    leases.append(lease)
     return replace(tensor, data=_LEFT_OUT, place=lease.place)

@@ -3,6 +3,8 @@
 Deadlines are monotonic seconds, which the processes of one machine share.
 """
 
+from functools import cache
+
 import msgspec
 
 from server.backends.watch import KnownModel
@@ -136,7 +138,7 @@ def failed(number: int, error: InferenceError) -> Failed:
 
 def error_of(record: Failed) -> InferenceError:
     """The error again, of its own class; one that is not known here is an InferenceError."""
-    kind = _kinds().get(record.kind, InferenceError)
+    kind = _kind_of(record.kind)
     error = kind.__new__(kind)
     InferenceError.__init__(error, record.message)
     if record.reason != kind.reason:
@@ -146,11 +148,13 @@ def error_of(record: Failed) -> InferenceError:
     return error
 
 
-def _kinds() -> dict[str, type[InferenceError]]:
-    kinds: dict[str, type[InferenceError]] = {}
+@cache
+def _kind_of(name: str) -> type[InferenceError]:
+    """Of a class that the core has: there are a dozen, and the tree is searched once for each."""
     todo = [InferenceError]
     while todo:
         kind = todo.pop()
-        kinds[kind.__name__] = kind
+        if kind.__name__ == name:
+            return kind
         todo += kind.__subclasses__()
-    return kinds
+    return InferenceError

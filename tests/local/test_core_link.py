@@ -27,6 +27,7 @@ from server.core.tensor import Datatype, tensor_from_numpy
 from server.local import core_link
 from server.local.core_link import CoreLink
 from server.local.core_server import CoreServer
+from server.local.lent_slab import BorrowedSlab
 
 pytestmark = pytest.mark.usefixtures("short_path")
 CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
@@ -349,6 +350,24 @@ async def test_request_that_cannot_be_told_leaves_nothing(tmp_path: Path) -> Non
         for _ in range(5):
             with pytest.raises(InvalidRequest):
                 await pair.link.infer(replace(request(), parameters={"a": 10**30}), client="c")
+        assert (await pair.link.infer(request(), client="c")).id == "id-7"
+
+
+async def test_request_that_cannot_be_put_into_the_slab_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong on the way, its place among those that wait is free, and what it had of the slab is back."""
+
+    def full(*_: object) -> object:
+        raise MemoryError
+
+    async with paired(tmp_path) as pair:
+        pair.link._slab = BorrowedSlab(asyncio.get_running_loop().call_later)
+        with monkeypatch.context() as patched:
+            patched.setattr(core_link, "by_place", full)
+            for _ in range(5):
+                with pytest.raises(MemoryError):
+                    await pair.link.infer(request(), client="c")
         assert (await pair.link.infer(request(), client="c")).id == "id-7"
 
 

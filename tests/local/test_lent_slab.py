@@ -93,6 +93,16 @@ def test_tensor_that_lies_in_the_part_already_is_not_copied() -> None:
     assert bench.front.statistics().leases == 0
 
 
+def test_tensor_that_cannot_be_copied_leaves_nothing_leased() -> None:
+    """Neither its own room nor that of those before it."""
+    bench = Bench()
+    bench.lend()
+    odd = replace(LARGE, data=memoryview(np.ones(20_000, np.float32)))  # floats, not bytes
+    with pytest.raises(ValueError, match="different structures"):
+        by_place(InferRequest("model", (LARGE, odd)), bench.front)
+    assert bench.front.statistics().leases == 0
+
+
 def test_parts_and_the_cores_own_leases_never_meet() -> None:
     """Each front has its own, at the far end; the core leases from the near one."""
     bench = Bench()
