@@ -1,6 +1,7 @@
 """The slab's memory: a file that has no name, but for the moment in which an engine opens it."""
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+TRIES = 8  # of a name: another process that starts may clear the file away before it is locked
 STEP_BYTES = 4 << 20  # pages are had in steps; one takes about a millisecond
 
 
@@ -86,15 +88,29 @@ def named_memory(size_bytes: int, folder: Path = SHARED_MEMORY) -> Iterator[Slab
     is removed.
     """
     _clear_away(folder)
-    name = _new_name()
-    path = folder / name
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    name, descriptor = _named_file(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield _sized(name, descriptor, size_bytes)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        (folder / name).unlink(missing_ok=True)
+
+
+def _named_file(folder: Path) -> tuple[str, int]:
+    """A new file, locked. One that another process cleared away before it was locked is made again."""
+    for _ in range(TRIES):
+        name, has_name = _new_name(), False
+        path = folder / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            has_name = os.fstat(descriptor).st_nlink > 0
+        finally:
+            if not has_name:
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
+        if has_name:
+            return name, descriptor
+    raise OSError(errno.EBUSY, f"{TRIES} new files in {folder} were removed as they were made")
 
 
 def _new_name() -> str:

@@ -196,6 +196,36 @@ def test_file_has_a_name_within_the_block_only(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {locked.name, other.name}
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_file_that_another_clears_away_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A gateway that starts in that moment takes it for a dead one's; an engine that is told its name finds it."""
+    cleared: list[str] = []
+    lock = fcntl.flock
+
+    def clear_first(descriptor: int, how: int) -> None:
+        if len(cleared) < times:
+            (path,) = tmp_path.iterdir()
+            path.unlink()
+            cleared.append(path.name)
+        lock(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", clear_first)
+    with named_memory(SIZE, tmp_path) as memory:
+        assert (tmp_path / memory.name).stat().st_size == SIZE
+    assert (len(cleared), list(tmp_path.iterdir())) == (times, [])
+
+
+def test_file_that_is_always_cleared_away_is_not_made_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something on this machine removes them: that is told, and no descriptor is left open."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: next(tmp_path.iterdir()).unlink())
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="removed"), named_memory(SIZE, tmp_path):
+        pytest.fail("a file without a name was handed out")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_last_lease_closes_a_former_memory() -> None:
     """Engines that come and go leave no descriptor behind."""
     slab = new_slab()
