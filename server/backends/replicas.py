@@ -243,7 +243,7 @@ class Replicas:
     def _other(self, first: Replica, question: _Question) -> Replica | None:
         if not question.may_repeat() or not any(replica is not first for replica in self._passable()):
             return None
-        return self._pick(question, besides=first) if self._budget.take(time.monotonic()) else None
+        return self._pick(question, besides=first) if self._budget.take_elsewhere(time.monotonic()) else None
 
     def _pick(self, question: _Question, besides: Replica | None = None) -> Replica:
         """The least busy of those that do well, any of several. Raises BackendUnavailable where none answers at all."""

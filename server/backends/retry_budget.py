@@ -40,6 +40,12 @@ class RetryBudget:
         self.taken += 1
         return True
 
+    def take_elsewhere(self, now: float) -> bool:
+        """The same for a call that goes to another replica, whose client counts it as if it were a first one."""
+        is_taken = self.take(now)
+        self.calls -= is_taken
+        return is_taken
+
     def _fill(self, now: float) -> None:
         limits = self._limits
         if self._filled_at is not None:

@@ -20,6 +20,17 @@ def test_retries_of_a_storm_are_a_tenth_of_the_calls() -> None:
     assert budget.taken + budget.refused == 10_000
 
 
+def test_second_try_that_its_replica_counts_fills_no_bucket() -> None:
+    """A replica counts whatever it is sent; a second sending is none of those that a tenth is allowed of."""
+    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
+    for _ in range(10_000):
+        budget.calls += 1
+        if budget.take_elsewhere(50.0):
+            budget.calls += 1
+    assert 990 <= budget.taken <= 1_000 + 4
+    assert budget.calls == 10_000
+
+
 def test_a_quiet_gateway_may_retry_and_cannot_save_up_for_a_storm() -> None:
     """The floor fills the bucket; a day without a failure fills it no further."""
     budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=1.0, burst=3.0))

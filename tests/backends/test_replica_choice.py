@@ -10,8 +10,9 @@ from tritonclient.grpc import service_pb2
 
 from server.backends.call_traits import INFER_METHOD, SERVICE
 from server.backends.replicas import Replicas
-from server.core.errors import ModelNotReady
-from server.core.infer import InferRequest
+from server.backends.retry_budget import RetryBudget, RetryLimits
+from server.core.errors import BackendUnavailable, ModelNotReady
+from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelState, TensorSpec
 from server.core.relay import GrpcCall, HttpCall
 from server.core.tensor import Datatype, Tensor
@@ -181,3 +182,26 @@ async def test_stream_keeps_its_replica_busy_until_it_ends() -> None:
         await left.chunks.aclose()
         assert [row.in_flight for row in replicas.statistics()] == [0, 0]
         assert [engine.open_streams for engine in engines] == [0, 0]
+
+
+async def test_second_try_at_another_replica_is_no_first_call_of_the_budget() -> None:
+    """The replica's own client counts whatever it sends, and a tenth is allowed of the calls that clients made."""
+    budget = RetryBudget(RetryLimits(share=0.1, floor_per_s=0.0, burst=4.0))
+
+    class Broken(FakeBackend):
+        """It counts as TritonBackend does, and never answers an inference."""
+
+        async def infer(self, request: InferRequest) -> InferResponse:
+            budget.calls += 1
+            raise BackendUnavailable("the connection broke")
+
+    replicas = Replicas({f"http://e{number}": Broken([model("a")]) for number in range(2)}, budget=budget)
+    try:
+        for _ in range(200):
+            with pytest.raises(BackendUnavailable):
+                await replicas.infer(InferRequest("a", (X,)))
+            await replicas.ready()  # as the watch does: both go on being asked
+        assert budget.calls == 200
+        assert 20 <= budget.taken <= 4 + 20
+    finally:
+        await replicas.aclose()
