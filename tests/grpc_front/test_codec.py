@@ -208,12 +208,12 @@ def test_scan_unpacked_shape_is_read_too() -> None:
 def test_scan_message_of_nothing_but_fields_is_refused_at_once() -> None:
     """Thirty million empty fields cost the event loop milliseconds, not half a minute."""
     message = b"\x0a\x01m" + b"\x2a\x00" * (16 << 20)
-    started = time.monotonic()
+    started = time.thread_time()  # of this thread alone: what else this machine does is not the scan's
 
     with pytest.raises(InvalidRequest, match="more than 50000 fields"):
         scan_infer(message)
 
-    assert time.monotonic() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_scan_endless_shape_is_refused_at_once() -> None:
@@ -230,10 +230,10 @@ def test_scan_large_tensor_is_not_read() -> None:
     request = infer_request()
     request.raw_input_contents[0] = bytes(64 << 20)
     message = request.SerializeToString()
-    started = time.monotonic()
+    started = time.thread_time()
 
     assert scan_infer(message).head.model_name == "m"
-    assert time.monotonic() - started < 0.02
+    assert time.thread_time() - started < 0.02
 
 
 @pytest.mark.parametrize("name", ["a\r\nb", "a\x00", "\x1b[31m", "a\u2028b"])
