@@ -40,6 +40,11 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         """Whether the other end is there, as far as is known."""
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the other end has not taken yet; 0 where it is gone."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def send(self, record: Record) -> None:
         """Never blocks; what is sent to an end that is gone is dropped."""
         if self._transport is None or self._transport.is_closing():

@@ -38,6 +38,7 @@ from server.logs import get_logger
 
 LOOK_S = 0.05
 SPREAD_S = 0.5  # beyond it a front that does not say that it knows is not waited for
+UNREAD_BYTES = 1 << 20  # a front that has left so much unread is told news alone: that the core lives can wait
 TOLD_EVERY = 20  # looks, where nothing has changed: fronts hear by it that the core lives
 
 log = get_logger("core")
@@ -132,10 +133,12 @@ class CoreServer:
 
     def _tell(self, *, is_due: bool) -> None:
         state = self._state()
-        if is_due or state != self._told:
+        is_new = state != self._told
+        if is_due or is_new:
             self._told = state
             for line in self._fronts:
-                line.send(state)
+                if is_new or line.unsent_bytes <= UNREAD_BYTES:
+                    line.send(state)
 
     def _lend(self) -> None:
         """To fronts that came, and to all when the slab is another."""

@@ -1,0 +1,67 @@
+"""A front that hangs is told no more than it may ever read."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import msgspec
+
+from server.backends.watch import KnownModel
+from server.local.batch_line import SOCKET_NAME
+from server.local.core_server import UNREAD_BYTES, CoreServer
+from server.local.messages import DOWN, Hello, State
+from tests.local.test_core_link import FakeEngine, FakeWatch
+
+REASON = "r" * 50_000
+
+
+def hello() -> bytes:
+    encoded = msgspec.msgpack.encode(Hello(1))
+    return len(encoded).to_bytes(4, "little") + encoded
+
+
+def last_state(received: bytes) -> State:
+    """Of the records that were received, all of them whole."""
+    position = 0
+    while position < len(received):
+        end = position + 4 + int.from_bytes(received[position : position + 4], "little")
+        record = msgspec.msgpack.decode(received[position + 4 : end], type=DOWN)
+        position = end
+    assert isinstance(record, State)
+    return record
+
+
+async def test_front_that_reads_nothing_is_not_told_the_same_again_and_again(tmp_path: Path) -> None:
+    """What it has not read stays bounded, however long it hangs; what is new is told, and read when it goes on."""
+    watch, engine = FakeWatch(models={"m": KnownModel("m", False, REASON)}), FakeEngine()
+    server = CoreServer(tmp_path, watch, engine, engine)  # type: ignore[arg-type]
+    core = asyncio.create_task(server.run())
+    front = socket.socket(socket.AF_UNIX)
+    try:
+        async with asyncio.timeout(10):
+            while not (tmp_path / SOCKET_NAME).exists():
+                await asyncio.sleep(0.005)
+            front.connect(str(tmp_path / SOCKET_NAME))
+            front.sendall(hello())
+            while not server.front_count:
+                await asyncio.sleep(0.005)
+            for _ in range(200):
+                server._tell(is_due=True)
+            (line,) = server._fronts
+            assert UNREAD_BYTES < line.unsent_bytes < UNREAD_BYTES + 2 * len(REASON)
+            watch.generation = 7
+            server._tell(is_due=False)
+            unread = line.unsent_bytes
+            front.setblocking(False)
+            received = b""
+            while line.unsent_bytes or len(received) < unread:
+                received += await asyncio.get_running_loop().sock_recv(front, 1 << 20)
+            core.cancel()
+            while piece := await asyncio.get_running_loop().sock_recv(front, 1 << 20):
+                received += piece
+        assert last_state(received).generation == 7
+    finally:
+        front.close()
+        core.cancel()
+        await asyncio.gather(core, return_exceptions=True)
+        await asyncio.sleep(0)
