@@ -14,11 +14,14 @@ from server.core.relay import HttpCall
 from server.logs import get_logger
 from server.rest.body import read_body
 from server.rest.calls import call_of
+from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
 from server.rest.errors import CLIENT_GONE, ClientDisconnected
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.recorder import RequestRecorder
+
+LATE_S = 0.25  # beyond a deadline, which the core keeps itself, before a core that says nothing is given up
 
 log = get_logger("rest")
 
@@ -41,16 +44,33 @@ class PassedOn:
 
     async def __call__(self, request: Request) -> Response:
         body = b"" if request.method == "GET" else await read_body(request, self._limits)
-        return _Passed(self._core, call_of(request, body), caller_of(request), self._record)
+        return _Passed(self._core, call_of(request, body), _Asker(caller_of(request), _until(request)), self._record)
+
+
+def _until(request: Request) -> float | None:
+    """A moment after the client's deadline; None where it set none that the core would take."""
+    try:
+        deadline = deadline_of(request)
+    except InferenceError:
+        return None
+    return None if deadline is None else deadline + LATE_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Who asked, and when the core is not waited for any more: monotonic seconds, None for no end."""
+
+    caller: Caller
+    until: float | None
 
 
 class _Passed(Response):
     """The core's answer, piece by piece. A client that leaves ends the call to the core."""
 
-    def __init__(self, core: CoreRelay, call: HttpCall, caller: Caller, record: RequestRecorder) -> None:
+    def __init__(self, core: CoreRelay, call: HttpCall, asker: _Asker, record: RequestRecorder) -> None:
         self._core = core
         self._call = call
-        self._caller = caller
+        self._asker = asker
         self._record = record
         self._has_begun = False
         self.background = None
@@ -69,7 +89,8 @@ class _Passed(Response):
             log.debug("answer broken off", reason=error.reason, error=error.message)
 
     async def _relay(self, send: Send) -> None:
-        stream = await self._core.http_stream(self._call, self._caller, deadline=None)
+        asker = self._asker
+        stream = await self._core.http_stream(self._call, asker.caller, deadline=asker.until)
         try:
             self._has_begun = True
             headers = list(end_to_end(stream.headers, HOP_BY_HOP))
