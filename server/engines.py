@@ -1,4 +1,4 @@
-"""What the composers wire alike: the engine that the settings name, where it is, what it shares; the door; limits."""
+"""What the composers do alike: the engine that the settings name, what it shares; the door; limits; until when."""
 
 import asyncio
 import time
@@ -222,3 +222,13 @@ def _tell_of_collector(why_lost: str) -> None:
         log.warning("the collector of traces is lost; spans are dropped and counted until it is back", reason=why_lost)
     else:
         log.info("the collector of traces is back")
+
+
+async def until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Until somebody says stop, or a task that should run for ever breaks, which is a bug and must be seen."""
+    stopped = asyncio.create_task(stop.wait())
+    pending: set[asyncio.Task[object]] = {stopped, *tasks}
+    while not stopped.done():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()

@@ -22,7 +22,7 @@ from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
 from server.batching.declared import DeclaredOptions
 from server.core.address import authority
-from server.engines import Engine, compose_door, compose_engine, compose_tracer, connection_limits
+from server.engines import Engine, compose_door, compose_engine, compose_tracer, connection_limits, until_stopped
 from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import ControlLine, FrontReady, GatewayServes
@@ -188,7 +188,7 @@ async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
         asyncio.create_task(_until_parent_is_gone(control, stop)),
         asyncio.create_task(_tell_ready(control, front)),
     ]
-    await _until_stopped(stop, tasks)
+    await until_stopped(stop, tasks)
     is_clean = await _drain(front, rest, grpc_server)
     for task in tasks:
         task.cancel()
@@ -223,16 +223,6 @@ async def _tell_ready(control: ControlLine, front: Front) -> None:
     """Once, when the core has said that the engine is up."""
     await front.link.first_up.wait()
     control.send(FrontReady(front.seat.index))
-
-
-async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Until somebody says stop, or a task that should run for ever breaks, which is a bug and must be seen."""
-    stopped = asyncio.create_task(stop.wait())
-    pending: set[asyncio.Task[object]] = {stopped, *tasks}
-    while not stopped.done():
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
 
 
 async def _drain(front: Front, rest: HttpListener, grpc_server: GrpcServer) -> bool:

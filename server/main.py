@@ -35,6 +35,7 @@ from server.engines import (
     compose_tracer,
     connection_limits,
     describe_engine,
+    until_stopped,
     watch_options,
 )
 from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
@@ -270,7 +271,7 @@ async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path 
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.tell_ready()),
     ]
-    await _until_stopped(stop, tasks)
+    await until_stopped(stop, tasks)
     is_clean = await _drain(settings, gateway, doors.rest, doors.grpc)
     await _close(tasks, gateway)
     await doors.metrics.stop(1.0)
@@ -308,16 +309,6 @@ async def _open_doors(
         share, address = Share(core=None), f"unix:{run_dir / GRPC_SOCKET}"
     grpc_server = await serve(gateway.plane, grpc_limits, address, gateway.metrics, door=gateway.door, share=share)
     return _Doors(rest, grpc_server, exposition)
-
-
-async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Until somebody says stop, or a task that should run for ever breaks, which is a bug and must be seen."""
-    stopped = asyncio.create_task(stop.wait())
-    pending: set[asyncio.Task[object]] = {stopped, *tasks}
-    while not stopped.done():
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
 
 
 async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:

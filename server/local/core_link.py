@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from server.backends.core_relay import CORE_GONE
 from server.backends.watch import KnownModel
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, InvalidRequest, Overloaded
 from server.core.infer import InferRequest, InferResponse
@@ -41,7 +42,6 @@ from server.local.messages import (
 )
 from server.logs import get_logger
 
-CORE_GONE = "the gateway's core is restarting; retry in a second"
 CORE_SILENT = "the gateway's core does not answer; retry in a second"
 SILENCE_S = 5.0
 FIND_PATIENCE_S = 5.0
