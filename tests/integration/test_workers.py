@@ -108,8 +108,7 @@ def test_both_fronts_answer_on_the_same_ports_as_one_gateway(workers: RunningSta
     counter = 'penstock_requests_total{code="200",model="identity",protocol="http"}'
     before = metric(workers, counter)
     with connected_to(workers, "front-1") as one, connected_to(workers, "front-2") as other:
-        asked = metric(workers, counter)
-        assert asked > before
+        assert (asked := metric(workers, counter)) > before
         assert one.infer() == other.infer() == 200
     until = time.monotonic() + 5.0  # a front counts a request when its answer is away
     while (counted := metric(workers, counter)) < asked + 2 and time.monotonic() < until:
