@@ -17,9 +17,8 @@ from server.core.slab import Slab
 from server.tracing.trace import EngineSpan, Trace
 
 RETRIES_A_DOUBLING = 4
-OVERDUE_S = (
-    1.0  # beyond the last deadline a call is waited for: an engine that is late goes on, and that is to be known
-)
+# Beyond the last deadline a call is waited for: an engine that is late goes on, and that is to be known.
+OVERDUE_S = 1.0
 OVERDUE_TIMES = 10.0  # or so many times what was expected
 
 

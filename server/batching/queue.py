@@ -101,8 +101,9 @@ class BatchQueue:
             return
         finish = self._schedule.begin(now) + self._engine_s(fit, self._waiting.rows + rows)
         if finish > deadline:
-            self._dropped["cannot_meet"] += 1
-            raise refusals.cannot_meet(self.model_name, deadline, now, finish)
+            error = refusals.cannot_meet(self.model_name, deadline, now, finish)
+            self._dropped[error.reason] += 1
+            raise error
 
     def pop(self, now: float) -> Batch | None:
         """A batch that is to run now, or None. Call it until it returns None."""

@@ -5,12 +5,19 @@ from functools import lru_cache
 
 from tritonclient.grpc import service_pb2
 
-from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, MAX_TENSORS, refuse_file_setting
+from server.core.contract import (
+    KEPT_HEAD_BYTES,
+    KEPT_HEADS,
+    MAX_ELEMENTS,
+    MAX_FILE_NAME_BYTES,
+    MAX_TENSORS,
+    refuse_file_setting,
+)
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
 from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
 
-KEPT_HEADS, KEPT_HEAD_BYTES, KEPT_CONTENTS = 512, 1 << 10, 64
+KEPT_CONTENTS = 64
 _RAW_CONTENTS = 7 << 3 | LENGTH
 _INT64_PARAM, _STRING_PARAM, _UINT64_PARAM = 2, 3, 5
 _KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, _STRING_PARAM: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}

@@ -8,7 +8,14 @@ from types import NoneType
 
 import msgspec
 
-from server.core.contract import MAX_ELEMENTS, MAX_FILE_NAME_BYTES, MAX_TENSORS, refuse_file_setting
+from server.core.contract import (
+    KEPT_HEAD_BYTES,
+    KEPT_HEADS,
+    MAX_ELEMENTS,
+    MAX_FILE_NAME_BYTES,
+    MAX_TENSORS,
+    refuse_file_setting,
+)
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.relay import InferHead, RegionUse
@@ -25,7 +32,6 @@ from server.rest.json_members import (
 )
 
 MAX_RANK = 64
-KEPT_HEADS, KEPT_HEAD_BYTES = 512, 1 << 10
 _MAX_DIGITS_OF_SHAPE = 4096
 _FILE_PREFIX = "file:"
 _REPEATED = "a name stands twice in one JSON object; give each member once"

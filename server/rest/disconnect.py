@@ -1,13 +1,13 @@
 """Work that nobody waits for any more is not done."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope
 
 from server.rest.errors import ClientDisconnected
-from server.rest.presence import Presence, presence_of
+from server.rest.presence import presence_of
 
 T = TypeVar("T")
 
@@ -17,18 +17,9 @@ async def run_until_disconnect(scope: Scope, receive: Receive, work: Coroutine[A
 
     Call it when the body has been read: what receive still gives is thrown away.
     """
-    presence = presence_of(scope)
-    if presence is None or not presence.is_whole:
-        return await _run_received(receive, work)
-    if presence.is_gone:
-        work.close()
-        raise ClientDisconnected
-    return await _run_present(presence, work)
-
-
-async def _run_present(presence: Presence, work: Coroutine[Any, Any, T]) -> T:
-    """Told by the connection."""
-    task = _current_task()
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("run_until_disconnect needs a running task")
     is_gone = False
 
     def leave() -> None:
@@ -36,7 +27,15 @@ async def _run_present(presence: Presence, work: Coroutine[Any, Any, T]) -> T:
         is_gone = True
         task.cancel()
 
-    presence.watch(leave)
+    presence = presence_of(scope)
+    if presence is None or not presence.is_whole:
+        unwatch: Callable[[], object] = asyncio.create_task(_watch(receive, leave)).cancel
+    elif presence.is_gone:
+        work.close()
+        raise ClientDisconnected
+    else:
+        presence.watch(leave)
+        unwatch = presence.unwatch
     try:
         return await work
     except asyncio.CancelledError:
@@ -44,34 +43,11 @@ async def _run_present(presence: Presence, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnected from None
         raise
     finally:
-        presence.unwatch()
+        unwatch()
 
 
-async def _run_received(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Told by what is received."""
-    task = _current_task()
-    is_gone = False
-
-    async def watch() -> None:
-        nonlocal is_gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        is_gone = True
-        task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if is_gone and task.uncancel() == 0:
-            raise ClientDisconnected from None
-        raise
-    finally:
-        watcher.cancel()
-
-
-def _current_task() -> "asyncio.Task[Any]":
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("run_until_disconnect needs a running task")
-    return task
+async def _watch(receive: Receive, leave: Callable[[], None]) -> None:
+    """For a connection that does not tell by itself."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    leave()

@@ -17,11 +17,11 @@ from server.backends.wire.asks import (
 )
 from server.backends.wire.json_tensors import tensor_data
 from server.backends.wire.regions import http_region
+from server.core.contract import KEPT_HEAD_BYTES, KEPT_HEADS
 from server.core.errors import InvalidRequest
 from server.core.infer import Parameter
 from server.core.tensor import Datatype, Tensor
 
-KEPT_HEADS, KEPT_HEAD_BYTES = 512, 1 << 10
 _LEADING_NUMBER = re.compile(rb"\s*([+-]?[0-9]+)")
 _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
