@@ -8,8 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 VENV := .venv
 TRITON_VENV := .venv-triton
 BIN := $(VENV)/bin
-# uv is quick; pip is the way out where only pip is configured for this machine's index.
-install = $(BIN)/uv pip install -q --python $(1)/bin/python --require-hashes $(2) || $(BIN)/pip --python $(1)/bin/python install -q --require-hashes $(2)
+# uv is quick; pip is the way out where only pip is configured for this machine's index. A lock is whole: nothing is
+# resolved anew, so that what requirements/overrides.in leaves out stays out.
+install = $(BIN)/uv pip install -q --no-deps --python $(1)/bin/python --require-hashes $(2) || $(BIN)/pip --python $(1)/bin/python install -q --no-deps --require-hashes $(2)
 LOCKS := requirements/bootstrap.txt requirements/load.txt
 TRITON_LOCKS := requirements/triton.txt requirements/triton-server.txt
 # Triton's wheel is for Linux on x86-64 with glibc 2.35 or newer.
@@ -67,11 +68,11 @@ no-triton:
 $(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
 	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)
 	@$(call install,$(TRITON_VENV),-r requirements/triton.txt)
-	@$(call install,$(TRITON_VENV),--no-deps -r requirements/triton-server.txt)
+	@$(call install,$(TRITON_VENV),-r requirements/triton-server.txt)
 	@touch $@
 
 $(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)
 	@echo "building $(CLIENTS_VENV): the clients that the wire is tried with" && $(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
 	@$(call install,$(CLIENTS_VENV),-r requirements/clients.txt)
-	@$(call install,$(CLIENTS_VENV),--no-deps -r requirements/perf-analyzer.txt)
+	@$(call install,$(CLIENTS_VENV),-r requirements/perf-analyzer.txt)
 	@touch $@

@@ -17,6 +17,18 @@ class SourceUnavailable(PipelineError):
     reason = "source_unavailable"
 
 
+class SourceRefused(SourceUnavailable):
+    """The source wants another user or password (401, 403). By decode. It is asked again slowly."""
+
+    reason = "auth_failed"
+
+
+class SourceNotAllowed(PipelineError):
+    """The URI names a protocol, format or file that is not read. By decode. It is not tried again."""
+
+    reason = "not_allowed"
+
+
 class DecodeError(PipelineError):
     """Bytes of a source that no decoder can read. By decode. The frame is dropped and counted."""
 
@@ -35,7 +47,43 @@ class InferFailed(PipelineError):
     reason = "infer_failed"
 
 
+class InferRefused(InferFailed):
+    """The gate, or the gateway, could not answer in time and said so. By infer."""
+
+    reason = "refused"
+
+
+class ModelUnusable(PipelineError):
+    """The model is not there, or does not say how it sees images. By infer, at the start."""
+
+    reason = "model"
+
+
 class SinkFailed(PipelineError):
     """A sink takes nothing more: disk full, broker gone. By sinks. The other sinks and the inference go on."""
 
     reason = "sink_failed"
+
+
+class RuleRefused(PipelineError):
+    """An analytics section that cannot be meant. By analytics; the text names the key, its value and the fix."""
+
+    reason = "bad_rule"
+
+
+class UnknownSource(PipelineError):
+    """No source of that id. By the runner."""
+
+    reason = "unknown_source"
+
+
+class SourceExists(PipelineError):
+    """There is a source of that id already. By the runner."""
+
+    reason = "source_exists"
+
+
+class TooManySources(PipelineError):
+    """The program takes no more sources. By the runner."""
+
+    reason = "too_many_sources"

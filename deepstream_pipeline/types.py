@@ -4,7 +4,8 @@ Arrays are borrowed and never written to: whoever changes one makes its own. Eac
 is made, and raises ValueError: a wrong shape is a fault of the program, never of a camera.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -13,41 +14,150 @@ import numpy.typing as npt
 ByteArray = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+RowArray = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.float16]
+
+
+class SourceState(StrEnum):
+    """Where a source is in its life, as a person and the metrics see it."""
+
+    CONNECTING = "connecting"
+    RUNNING = "running"
+    STALLED = "stalled"
+    RECONNECTING = "reconnecting"
+    AUTH_FAILED = "auth_failed"
+    PAUSED = "paused"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class DropReason(StrEnum):
+    """Why a decoded frame was not inferred, or what came of it was not kept.
+
+    ring_full: its source's ring had no room. queue_full: a newer frame took its place. too_old: it waited too long.
+    refused: the gate could not answer it in time. infer_failed: the engine failed. corrupt: its packets were damaged.
+    stopped: its source ended, or was taken out.
+    """
+
+    RING_FULL = "ring_full"
+    QUEUE_FULL = "queue_full"
+    TOO_OLD = "too_old"
+    REFUSED = "refused"
+    INFER_FAILED = "infer_failed"
+    CORRUPT = "corrupt"
+    STOPPED = "stopped"
+
+
+class DropPolicy(StrEnum):
+    """What a full queue does. block: who fills it waits (files). The others lose a frame, and count it."""
+
+    BLOCK = "block"
+    DROP_OLDEST = "drop-oldest"
+    DROP_NEWEST = "drop-newest"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """A source, in DeepStream's words where it has them.
+
+    uri: a path, or file:, rtsp:, rtsps:, http:, https: or a V4L2 device (/dev/video0); may hold a user and password.
+    source_id: DeepStream's camera_id; unique in the program. camera_name: for people. is_loop: a file begins anew at
+    its end. policy: None for what fits the kind: block for files, drop-oldest for live ones. expected_fps: more than
+    10 above it is a runaway; None for what the stream says of itself. reconnect_interval_s: without a frame for so
+    long the source is opened anew (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for ever. frozen_after_s:
+    the same picture for so long is told. is_udp: RTSP over UDP, else TCP. record_cache_s: how much of the stream is
+    kept for recordings that begin before their event, 0 for none.
+    """
+
+    uri: str
+    source_id: str
+    camera_name: str = ""
+    is_loop: bool = False
+    policy: DropPolicy | None = None
+    expected_fps: float | None = None
+    reconnect_interval_s: float = 10.0
+    reconnect_attempts: int = -1
+    open_timeout_s: float = 10.0
+    frozen_after_s: float = 30.0
+    is_udp: bool = False
+    record_cache_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """One picture of one source.
 
-    frame_num: 0, 1, 2, … per source since it was opened; a dropped frame leaves a gap.
-    pts_s: presentation time in seconds, rising strictly per source. captured_at: monotonic seconds of its decoding.
-    image: (H, W, 3) uint8, RGB.
+    frame_num: 0, 1, 2, … decoded frames of the source, across reconnections; one that was lost leaves a gap.
+    pts_s: presentation time in seconds, rising strictly per source, across loops and reconnections. captured_at:
+    monotonic seconds of its decoding; captured_unix_s: the same moment on the wall clock. width, height: of the
+    source, in pixels. image: (H, W, 3) uint8, RGB, at the source's size; None where nobody draws or crops.
+    segment: rises where what is seen begins anew (opened again, looped, another resolution, a cut): a tracker's
+    identities do not cross it. is_corrupt: decoded from damaged packets. digest: of the picture's content, equal for
+    equal pictures.
     """
 
     source_id: str
     frame_num: int
     pts_s: float
     captured_at: float
-    image: ByteArray
+    width: int
+    height: int
+    image: ByteArray | None = None
+    captured_unix_s: float = 0.0
+    segment: int = 0
+    is_corrupt: bool = False
+    digest: int = 0
 
     def __post_init__(self) -> None:
-        if self.image.dtype != np.uint8 or self.image.ndim != 3 or self.image.shape[2] != 3:
-            raise ValueError(f"a frame's image is (H, W, 3) uint8, not {_what(self.image)}")
+        image = self.image
+        if image is None:
+            return
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"a frame's image is (H, W, 3) uint8, not {_what(image)}")
+        if image.shape[:2] != (self.height, self.width):
+            raise ValueError(f"a frame of {self.width}x{self.height} has an image of {_what(image)}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedFrame:
+    """A frame, and what the network is to see of it. Both lie in the source's ring until `release` is called, once.
+
+    row: the network's input without a batch axis, C order; None where this frame is not inferred (interval).
+    After `release` neither row nor frame.image may be read. Who needs the image longer copies it.
+    """
+
+    frame: Frame
+    row: RowArray | None
+    release: Callable[[], None]
+
+
+class CloseReason(StrEnum):
+    """Why the mux closed a batch.
+
+    full: it has batch-size frames. timeout: batched-push-timeout passed since its first. slot_free: the engine idled.
+    """
+
+    FULL = "full"
+    TIMEOUT = "timeout"
+    SLOT_FREE = "slot_free"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
-    """Frames of one or several sources, made ready for one call of the network.
+    """Frames of one or several sources for one call of the network; each has a row.
 
-    images: (N, 3, H, W), row i made of frames[i], in the network's size and element type.
+    oldest_at: when the first of them came to the mux, monotonic seconds.
     """
 
-    frames: tuple[Frame, ...]
-    images: ByteArray | FloatArray
+    frames: tuple[PreparedFrame, ...]
+    reason: CloseReason
+    oldest_at: float
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.shape[:2] != (len(self.frames), 3):
-            raise ValueError(f"images of {len(self.frames)} frames are (N, 3, H, W), not {_what(self.images)}")
+        if any(prepared.row is None for prepared in self.frames):
+            raise ValueError("a frame without a row is not for the network")
+
+    def __len__(self) -> int:
+        return len(self.frames)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +180,26 @@ class Detections:
         return len(self.xyxy)
 
 
+def no_detections() -> Detections:
+    """Of a frame in which nothing was seen."""
+    return Detections(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """One class of a whole picture, or of a crop of it. model: who says so. score: as the model's parser gives it."""
+
+    model: str
+    class_id: int
+    label: str
+    score: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
     """Detections of one frame, each with the identity that a tracker gives it.
 
-    track_id: (n,) int64, unique in a source for as long as the source is open.
+    track_id: (n,) int64, unique in a source for as long as the program runs.
     age_frames: (n,) int64, frames since the track began, 1 for a new one.
     """
 
@@ -90,21 +215,28 @@ class Tracks:
         return len(self.detections)
 
 
+def no_tracks() -> Tracks:
+    """Of a frame in which nothing is followed."""
+    return Tracks(no_detections(), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 class AnalyticsKind(StrEnum):
-    """DeepStream's names of the rules (gst-nvdsanalytics)."""
+    """DeepStream's names of the rules (gst-nvdsanalytics); dwell is ours."""
 
     ROI_FILTERING = "roi-filtering"
     OVERCROWDING = "overcrowding"
     LINE_CROSSING = "line-crossing"
     DIRECTION_DETECTION = "direction-detection"
+    DWELL = "dwell"
 
 
 @dataclass(frozen=True, slots=True)
 class AnalyticsEvent:
     """A rule came true.
 
-    track_id: None where the rule counts instead of following one object (overcrowding).
-    rule: the rule's name in the configuration. value: the count, or the direction in degrees; 1.0 for plain truth.
+    track_id, class_id: None where the rule counts instead of following one object (overcrowding).
+    rule: the rule's name in the configuration. value: the count, the direction in degrees, or seconds; 1.0 for plain
+    truth.
     """
 
     kind: AnalyticsKind
@@ -114,6 +246,88 @@ class AnalyticsEvent:
     track_id: int | None
     rule: str
     value: float
+    class_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameAnalytics:
+    """What the rules say of one frame.
+
+    events: what came true with it, in the order of the rules. counts: by "KIND/RULE" (line-crossing/Entry, per class
+    line-crossing/Entry/person where labels are known), what was counted so far, or is there now. rules_of: for each
+    track of the frame, the names of the rules that hold for it now; as long as the tracks, or empty.
+    """
+
+    events: tuple[AnalyticsEvent, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    rules_of: tuple[tuple[str, ...], ...] = ()
+
+
+NOTHING_SAID = FrameAnalytics()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTimes:
+    """What a frame's way took, in seconds. total_s: from its decoding until a sink is given it."""
+
+    mux_s: float = 0.0
+    infer_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameResult:
+    """All that is known of one frame: what a sink is given, in the order of frame_num per source.
+
+    frame: its image, where it has one, is the result's own and may be kept. labels: by class_id, may be shorter.
+    classes: of the whole picture, where the primary model is a classifier. attributes: for each track, what secondary
+    models say of it; as long as the tracks, or empty. is_inferred: else the tracks are the tracker's estimate.
+    """
+
+    frame: Frame
+    tracks: Tracks
+    analytics: FrameAnalytics = NOTHING_SAID
+    labels: tuple[str, ...] = ()
+    classes: tuple[ClassScore, ...] = ()
+    attributes: tuple[tuple[ClassScore, ...], ...] = ()
+    is_inferred: bool = True
+    times: FrameTimes = FrameTimes()
+
+    def label(self, class_id: int) -> str:
+        """The class's name, or its number."""
+        return self.labels[class_id] if 0 <= class_id < len(self.labels) else f"class {class_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """A source as it is now, for people and programs. uri: without user and password.
+
+    reason: why it is not running, empty while it is. fps: decoded over the last seconds. frames: decoded so far;
+    frames_total: of a file, None where it is not known. inferred: frames the network answered. drops: by DropReason.
+    latency_s: of a typical frame, decoding to sinks, over the last seconds; None before the first. position_s,
+    duration_s: in a file. counts: FrameAnalytics.counts of the last frame.
+    """
+
+    source_id: str
+    camera_name: str
+    uri: str
+    state: SourceState
+    reason: str = ""
+    fps: float = 0.0
+    frames: int = 0
+    frames_total: int | None = None
+    inferred: int = 0
+    drops: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    width: int = 0
+    height: int = 0
+    codec: str = ""
+    is_live: bool = False
+    is_frozen: bool = False
+    latency_s: float | None = None
+    position_s: float = 0.0
+    duration_s: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def _check(name: str, array: npt.NDArray[np.generic], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:

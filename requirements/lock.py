@@ -7,11 +7,17 @@ from pathlib import Path
 HERE = Path(__file__).parent
 UV = Path(sys.executable).parent / "uv"
 FLAGS = "--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -q"
+OVERRIDES = ("--override", "requirements/overrides.in")
 LOCKS: dict[str, list[str]] = {
     "bootstrap.txt": ["requirements/bootstrap.in"],
     "base.txt": ["pyproject.toml", "--extra", "otel"],
-    "dev.txt": ["pyproject.toml", "--extra", "dev", "-c", "requirements/base.txt"],
-    "load.txt": ["pyproject.toml", "--extra", "load", "--extra", "otel", "-c", "requirements/dev.txt"],
+    "dev.txt": ["pyproject.toml", "--extra", "dev", "-c", "requirements/base.txt", *OVERRIDES],
+    "load.txt": [
+        "pyproject.toml",
+        *("--extra", "load", "--extra", "otel", "--extra", "video", "--extra", "kafka"),
+        *("-c", "requirements/dev.txt"),
+        *OVERRIDES,
+    ],
     "triton.txt": ["requirements/triton.in"],
     "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],
     "clients.txt": ["requirements/clients.in"],
