@@ -1,0 +1,123 @@
+"""Clips made on the spot, whose pictures tell their number: who reads them back knows which frame it got."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+Picture = npt.NDArray[np.uint8]
+
+COLUMNS, ROWS = 8, 2  # of cells in the upper half, each one bit of the number
+NUMBERS = 1 << (COLUMNS * ROWS)
+_PIXEL_FORMATS = {"mjpeg": "yuvj420p", "ffv1": "yuv420p"}
+
+
+def numbered_picture(number: int, width: int, height: int) -> Picture:
+    """(height, width, 3) RGB that tells its number (modulo NUMBERS) to `number_of`, after a lossy codec, too.
+
+    The upper half has a bit of the number in each of 8 x 2 cells, black or white; the lower half red, green, blue and
+    grey quarters, and a bright square that moves with the number. Sides of 32 and more.
+    """
+    picture = np.empty((height, width, 3), np.uint8)
+    for cell, (rows, columns) in enumerate(_cells(width, height)):
+        picture[rows, columns] = 235 if number >> cell & 1 else 20
+    for quarter, colour in enumerate(((200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128))):
+        picture[height // 2 :, quarter * width // 4 : (quarter + 1) * width // 4] = colour
+    side = max(min(width, height) // 8, 4)
+    left = number * 3 % max(width - side, 1)
+    picture[height - side - 2 : height - 2, left : left + side] = 250
+    return picture
+
+
+def number_of(picture: Picture) -> int:
+    """The number of a picture that numbered_picture made (RGB, or any order of the channels)."""
+    height, width = picture.shape[:2]
+    bits = (
+        int(_middle(picture[rows, columns]).mean() > 127) << i
+        for i, (rows, columns) in enumerate(_cells(width, height))
+    )
+    return sum(bits)
+
+
+def write_clip(
+    path: Path,
+    *,
+    frames: int = 30,
+    fps: float = 25,
+    size: tuple[int, int] = (160, 96),
+    codec: str = "libx264",
+    gop: int = 12,
+    first: int = 0,
+    picture: Callable[[int, int, int], Picture] = numbered_picture,
+    b_frames: int = 0,
+    options: dict[str, str] | None = None,
+    pixel_format: str = "",
+) -> Path:
+    """The path, to which a clip was written; its suffix (.mp4, .avi, .mkv, .ts, .flv, .h264 …) says in which format.
+
+    Its pictures are picture(number, width, height) for number = first, first + 1, …; size is (width, height).
+    """
+    rate = Fraction(fps).limit_denominator(1001)
+    with av.open(str(path), "w", format={".ts": "mpegts"}.get(path.suffix)) as container:
+        stream = container.add_stream(codec, rate=rate, options=_encoding(codec, gop, b_frames) | (options or {}))
+        stream.width, stream.height = size
+        stream.pix_fmt = pixel_format or _PIXEL_FORMATS.get(codec, "yuv420p")
+        stream.codec_context.gop_size = gop
+        stream.codec_context.thread_count = 1
+        for number in range(first, first + frames):
+            frame = av.VideoFrame.from_ndarray(picture(number, *size), format="rgb24")
+            frame.pts, frame.time_base = number - first, 1 / rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def joined(path: Path, *parts: Path) -> Path:
+    """The path, at which the parts' bytes follow each other: of MPEG-TS a stream that changes in the middle."""
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return path
+
+
+def damaged(path: Path, source: Path, *, flips: int = 20, seed: int = 1, spare: float = 0.1) -> Path:
+    """The path, at which the source's bytes lie with so many of them changed, none in its first `spare`."""
+    content = bytearray(source.read_bytes())
+    dice = np.random.default_rng(seed)
+    for place in dice.integers(int(len(content) * spare), len(content), flips):
+        content[place] ^= int(dice.integers(1, 256))
+    path.write_bytes(content)
+    return path
+
+
+def truncated(path: Path, source: Path, share: float = 0.5) -> Path:
+    """The path, at which the source's first share of bytes lies."""
+    content = source.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    return path
+
+
+def _encoding(codec: str, gop: int, b_frames: int) -> dict[str, str]:
+    if codec == "libx264":
+        fixed = f"scenecut=0:keyint={gop}:min-keyint={gop}"
+        return {"preset": "veryfast", "bf": str(b_frames), "x264-params": fixed, "crf": "20"}
+    if codec == "libx265":
+        return {"preset": "ultrafast", "x265-params": f"log-level=none:keyint={gop}:bframes={b_frames}:pools=1"}
+    return {"b": "4000000"} if codec in {"mpeg4", "mpeg2video", "flv"} else {}
+
+
+def _cells(width: int, height: int) -> list[tuple[slice, slice]]:
+    """(rows, columns) of each bit's cell, the lowest bit first."""
+    lines = [height // 2 * i // ROWS for i in range(ROWS + 1)]
+    sides = [width * i // COLUMNS for i in range(COLUMNS + 1)]
+    return [
+        (slice(lines[row], lines[row + 1]), slice(sides[column], sides[column + 1]))
+        for row in range(ROWS)
+        for column in range(COLUMNS)
+    ]
+
+
+def _middle(cell: Picture) -> Picture:
+    height, width = cell.shape[:2]
+    return cell[height // 4 : height - height // 4, width // 4 : width - width // 4]
