@@ -1,0 +1,139 @@
+"""The stream mux: which frames of which sources make a batch, and when. Sans-IO: `now` is monotonic seconds.
+
+Named after DeepStream's nvstreammux. A batch takes one frame of each source in turn, the source that was served longest
+ago first, then a second of each, and so on: at overload every source gets its share. What comes of it waits next in the
+gate's queue, which knows deadlines; a frame that is too old already is dropped here and never inferred.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from deepstream_pipeline.types import CloseReason, DropPolicy, DropReason, FrameBatch, PreparedFrame
+
+
+@dataclass(frozen=True, slots=True)
+class MuxOptions:
+    """batch_size: frames at most (batch-size).
+
+    push_timeout_s: how long a batch waits to be full (batched-push-timeout); 0: it goes as soon as the engine has room,
+    as the gate does it. max_same_source: frames of one source in a batch at most (max-same-source-frames); 0: any.
+    max_latency_s: a frame of a source that drops is too old then, counted from its decoding.
+    max_pending: frames of such a source that wait here at most.
+    """
+
+    batch_size: int
+    push_timeout_s: float = 0.0
+    max_same_source: int = 0
+    max_latency_s: float = 1.0
+    max_pending: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A frame that will not be inferred, and why. Whoever gets it releases it."""
+
+    prepared: PreparedFrame
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    prepared: PreparedFrame
+    since: float
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One source's frames, the oldest first."""
+
+    policy: DropPolicy
+    frames: deque[_Waiting]
+
+    def deadline(self, max_latency_s: float) -> float | None:
+        if self.policy is DropPolicy.BLOCK or not self.frames:
+            return None
+        return self.frames[0].prepared.frame.captured_at + max_latency_s
+
+
+class StreamMux:
+    """Frames in by `push`, batches out by `pop`. Every frame that goes in comes out once: in a batch or in a Drop."""
+
+    def __init__(self, options: MuxOptions) -> None:
+        self.options = options
+        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the one that was served longest ago is first
+
+    def __len__(self) -> int:
+        return sum(len(lane.frames) for lane in self._lanes.values())
+
+    def __repr__(self) -> str:
+        waiting = ", ".join(f"{source_id}: {len(lane.frames)}" for source_id, lane in self._lanes.items())
+        return f"StreamMux({waiting})"
+
+    def add(self, source_id: str, policy: DropPolicy) -> None:
+        """A source whose frames will come. block: never dropped here, whoever sends them waits."""
+        self._lanes[source_id] = _Lane(policy, deque())
+
+    def remove(self, source_id: str) -> list[Drop]:
+        """The source is gone, with what waits of it."""
+        lane = self._lanes.pop(source_id, None)
+        return [Drop(waiting.prepared, DropReason.STOPPED) for waiting in lane.frames] if lane is not None else []
+
+    def push(self, prepared: PreparedFrame, now: float) -> list[Drop]:
+        """A frame with a row waits from now on. What lost its place for it, by its source's policy."""
+        lane = self._lanes.get(prepared.frame.source_id)
+        if lane is None:
+            return [Drop(prepared, DropReason.STOPPED)]
+        is_full = lane.policy is not DropPolicy.BLOCK and len(lane.frames) >= self.options.max_pending
+        if is_full and lane.policy is DropPolicy.DROP_NEWEST:
+            return [Drop(prepared, DropReason.QUEUE_FULL)]
+        lost = [Drop(lane.frames.popleft().prepared, DropReason.QUEUE_FULL)] if is_full else []
+        lane.frames.append(_Waiting(prepared, now))
+        return lost
+
+    def expire(self, now: float) -> list[Drop]:
+        """Frames that are too old by now."""
+        lost: list[Drop] = []
+        for lane in self._lanes.values():
+            while (deadline := lane.deadline(self.options.max_latency_s)) is not None and now >= deadline:
+                lost.append(Drop(lane.frames.popleft().prepared, DropReason.TOO_OLD))
+        return lost
+
+    def pop(self, now: float) -> FrameBatch | None:
+        """The batch that is due, for an engine that has room; None where none is due yet."""
+        oldest_at = self._oldest_at()
+        if oldest_at is None:
+            return None
+        reason = self._why_now(oldest_at, now)
+        return FrameBatch(tuple(self._take()), reason, oldest_at) if reason is not None else None
+
+    def next_wakeup(self) -> float | None:
+        """When `expire` or `pop` may have something that they have not now; None while nothing waits."""
+        times = [at for lane in self._lanes.values() if (at := lane.deadline(self.options.max_latency_s)) is not None]
+        oldest_at = self._oldest_at()
+        if oldest_at is not None and self.options.push_timeout_s:
+            times.append(oldest_at + self.options.push_timeout_s)
+        return min(times, default=None)
+
+    def _oldest_at(self) -> float | None:
+        return min((lane.frames[0].since for lane in self._lanes.values() if lane.frames), default=None)
+
+    def _why_now(self, oldest_at: float, now: float) -> CloseReason | None:
+        """Three cases: it is full / it waited long enough / nobody asked that it should wait."""
+        most = self.options.max_same_source or self.options.batch_size
+        if sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= self.options.batch_size:
+            return CloseReason.FULL
+        if not self.options.push_timeout_s:
+            return CloseReason.SLOT_FREE
+        return CloseReason.TIMEOUT if now >= oldest_at + self.options.push_timeout_s else None
+
+    def _take(self) -> list[PreparedFrame]:
+        taken: list[PreparedFrame] = []
+        rounds = self.options.max_same_source or self.options.batch_size
+        for _ in range(rounds):
+            turn = [source_id for source_id, lane in self._lanes.items() if lane.frames]
+            for source_id in turn[: self.options.batch_size - len(taken)]:
+                taken.append(self._lanes[source_id].frames.popleft().prepared)
+                self._lanes.move_to_end(source_id)
+            if not turn or len(taken) >= self.options.batch_size:
+                break
+        return taken

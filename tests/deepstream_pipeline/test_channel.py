@@ -1,0 +1,62 @@
+"""The queue between two threads."""
+
+import threading
+
+import pytest
+
+from deepstream_pipeline.channel import Channel
+from deepstream_pipeline.types import DropPolicy
+
+WAIT_S = 10.0
+
+
+def test_channel_hands_out_in_the_order_of_coming() -> None:
+    """First in, first out."""
+    channel: Channel[int] = Channel(3, DropPolicy.BLOCK)
+    for number in range(3):
+        assert channel.put(number)
+    assert [channel.take(0) for _ in range(4)] == [0, 1, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"), [(DropPolicy.DROP_OLDEST, [1, 2]), (DropPolicy.DROP_NEWEST, [0, 1])], ids=["oldest", "newest"]
+)
+def test_channel_that_is_full_loses_by_its_policy_and_counts(policy: DropPolicy, left: list[int]) -> None:
+    """What is lost is counted, and which one it is is the policy's word."""
+    channel: Channel[int] = Channel(2, policy)
+    assert [channel.put(number) for number in range(3)] == [True, True, policy is DropPolicy.DROP_OLDEST]
+    assert (channel.statistics().depth, channel.statistics().dropped) == (2, 1)
+    assert [channel.take(0), channel.take(0)] == left
+
+
+def test_channel_that_blocks_waits_until_there_is_room() -> None:
+    """Nothing is lost: who puts waits for who takes."""
+    channel: Channel[int] = Channel(1, DropPolicy.BLOCK)
+    thread = threading.Thread(target=lambda: [channel.put(number) for number in range(20)])
+    thread.start()
+    assert [channel.take(WAIT_S) for _ in range(20)] == list(range(20))
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert channel.statistics().dropped == 0
+
+
+def test_channel_that_is_closed_wakes_who_waits_and_keeps_what_is_inside() -> None:
+    """A closed channel takes nothing, and gives what it has."""
+    channel: Channel[int] = Channel(1, DropPolicy.BLOCK)
+    channel.put(1)
+    refused: list[bool] = []
+    thread = threading.Thread(target=lambda: refused.append(channel.put(2)))
+    thread.start()
+    channel.close()
+    thread.join(WAIT_S)
+    assert refused == [False]
+    assert not channel.is_over
+    assert (channel.take(0), channel.take(WAIT_S), channel.is_over) == (1, None, True)
+
+
+def test_channel_that_is_closed_in_a_hurry_is_empty() -> None:
+    """What was inside counts as lost."""
+    channel: Channel[int] = Channel(4, DropPolicy.DROP_OLDEST)
+    channel.put(1)
+    channel.close(is_hurried=True)
+    assert (channel.take(WAIT_S), channel.is_over, channel.statistics().dropped) == (None, True, 1)
