@@ -1,0 +1,61 @@
+"""Results as the pipeline would give them to a sink, made on the spot."""
+
+import numpy as np
+
+from deepstream_pipeline.types import (
+    AnalyticsEvent,
+    AnalyticsKind,
+    ClassScore,
+    Detections,
+    Frame,
+    FrameAnalytics,
+    FrameResult,
+    Tracks,
+)
+
+UNIX_S = 1_800_000_000.5
+
+
+def picture(number: int, width: int, height: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    """A grey slope whose brightness tells the number, coarsely."""
+    slope = np.linspace(0, 60, width, dtype=np.uint8)[None, :, None]
+    return np.broadcast_to(slope + np.uint8(40 + number % 120), (height, width, 3)).copy()
+
+
+def result(
+    number: int,
+    *,
+    source_id: str = "cam",
+    size: tuple[int, int] = (320, 240),
+    fps: float = 10.0,
+    has_image: bool = True,
+    objects: int = 2,
+    events: tuple[AnalyticsEvent, ...] = (),
+) -> FrameResult:
+    """The number-th frame's result, with objects that walk to the right."""
+    width, height = size
+    frame = Frame(
+        source_id=source_id,
+        frame_num=number,
+        pts_s=number / fps,
+        captured_at=100.0 + number / fps,
+        width=width,
+        height=height,
+        image=picture(number, width, height) if has_image else None,
+        captured_unix_s=UNIX_S + number / fps,
+    )
+    left = np.arange(objects, dtype=np.float32) * width / max(objects, 1) * 0.8 + number % 20
+    top, bottom = np.full_like(left, height / 4), np.full_like(left, height / 1.5)
+    boxes = np.stack([left, top, left + width / 9, bottom], axis=1).astype(np.float32)
+    detections = Detections(boxes, np.full(objects, 0.875, np.float32), np.arange(objects, dtype=np.int64) % 2)
+    tracks = Tracks(detections, np.arange(1, objects + 1, dtype=np.int64), np.full(objects, number + 1, np.int64))
+    analytics = FrameAnalytics(events, {"line-crossing/Entry": number}, (("Yard",),) * objects)
+    colours = tuple((ClassScore("colour", 3, "blue", 0.75),) for _ in range(objects))
+    return FrameResult(frame, tracks, analytics, labels=("person", "car"), attributes=colours)
+
+
+def crossing(number: int, *, source_id: str = "cam", track_id: int | None = 1) -> AnalyticsEvent:
+    """A line crossed in that frame; without a track, a place that is too full."""
+    kind = AnalyticsKind.LINE_CROSSING if track_id is not None else AnalyticsKind.OVERCROWDING
+    class_id = None if track_id is None else 0
+    return AnalyticsEvent(kind, source_id, number, number / 10.0, track_id, "Entry", 1.0, class_id)

@@ -1,0 +1,114 @@
+"""The two JSON schemas, to the letter."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from deepstream_pipeline.sinks.schemas import Schema, event_lines, objects_line, read_objects_line
+from tests.deepstream_pipeline.sinks.results import crossing, result
+
+
+def test_full_objects_line_says_everything_that_is_known() -> None:
+    """A frame's line has every documented field, in units and roundings that are written down."""
+    line = objects_line(result(3, objects=1))
+    assert b"\n" not in line
+    assert json.loads(line) == {
+        "source_id": "cam",
+        "frame_num": 3,
+        "pts_s": 0.3,
+        "time": "2027-01-15T08:00:00.800Z",
+        "width": 320,
+        "height": 240,
+        "segment": 0,
+        "is_inferred": True,
+        "is_corrupt": False,
+        "objects": [
+            {
+                "track_id": 1,
+                "age_frames": 4,
+                "class_id": 0,
+                "label": "person",
+                "score": 0.875,
+                "xyxy": [3.0, 60.0, 38.556, 160.0],
+                "rules": ["Yard"],
+                "attributes": [{"model": "colour", "class_id": 3, "label": "blue", "score": 0.75}],
+            }
+        ],
+        "classes": [],
+        "counts": {"line-crossing/Entry": 3},
+    }
+
+
+def test_full_objects_line_without_objects_is_a_line() -> None:
+    """A frame in which nothing is seen has its line, too."""
+    assert json.loads(objects_line(result(0, objects=0)))["objects"] == []
+
+
+def test_full_objects_line_read_back_is_the_result() -> None:
+    """What is read back is what was written, so that rules can be replayed on it."""
+    told = result(7, objects=3)
+    read = read_objects_line(objects_line(told))
+    assert np.allclose(read.tracks.detections.xyxy, told.tracks.detections.xyxy, atol=0.001)
+    assert read.tracks.track_id.tolist() == [1, 2, 3]
+    assert read.tracks.age_frames.tolist() == told.tracks.age_frames.tolist()
+    assert [read.label(one) for one in read.tracks.detections.class_id.tolist()] == ["person", "car", "person"]
+    assert (read.attributes, read.analytics.counts) == (told.attributes, told.analytics.counts)
+    assert (read.frame.frame_num, read.frame.pts_s, read.frame.width) == (7, 0.7, 320)
+    assert math.isclose(read.frame.captured_unix_s, told.frame.captured_unix_s, abs_tol=0.001)
+    assert objects_line(read) == objects_line(told)
+
+
+def test_full_event_line_names_rule_and_object() -> None:
+    """An event's line says what came true, where, when and of whom; null where it is of nobody."""
+    lines = event_lines(result(3, events=(crossing(3), crossing(3, track_id=None))))
+    assert json.loads(lines[0]) == {
+        "kind": "line-crossing",
+        "rule": "Entry",
+        "value": 1.0,
+        "source_id": "cam",
+        "frame_num": 3,
+        "pts_s": 0.3,
+        "time": "2027-01-15T08:00:00.800Z",
+        "track_id": 1,
+        "class_id": 0,
+        "label": "person",
+    }
+    second = json.loads(lines[1])
+    assert (second["kind"], second["track_id"], second["class_id"], second["label"]) == (
+        "overcrowding",
+        None,
+        None,
+        None,
+    )
+
+
+def test_minimal_objects_line_is_nvmsgconvs() -> None:
+    """The payload has DeepStream's keys and no other; classifiers and the confidence stand behind the "#"."""
+    assert objects_line(result(3), Schema.MINIMAL) == (
+        b'{"version":"4.0","id":3,"@timestamp":"2027-01-15T08:00:00.800Z","sensorId":"cam","objects":'
+        b'["1|3|60|38.5556|160|person|#|blue|0.875","2|131|60|166.556|160|car|#|blue|0.875"]}'
+    )
+
+
+def test_minimal_object_without_attributes_ends_with_its_label() -> None:
+    """Without classifiers there is neither "#" nor a confidence, as in DeepStream."""
+    line = objects_line(replace(result(3, objects=1), attributes=()), Schema.MINIMAL)
+    assert json.loads(line)["objects"] == ["1|3|60|38.5556|160|person"]
+
+
+def test_minimal_event_is_the_payload_of_its_object() -> None:
+    """An event is a payload with the object that it is of, and a customMessage that names the rule."""
+    lines = event_lines(result(3, events=(crossing(3), crossing(3, track_id=None))), Schema.MINIMAL)
+    of_one, of_all = (json.loads(line) for line in lines)
+    assert [text.partition("|")[0] for text in of_one["objects"]] == ["1"]
+    assert of_one["customMessage"] == ["line-crossing|Entry|1"]
+    assert len(of_all["objects"]) == 2
+    assert of_all["customMessage"] == ["overcrowding|Entry|1"]
+
+
+def test_minimal_label_with_the_separator_keeps_the_columns() -> None:
+    """A label that holds the separator does not shift the columns behind it."""
+    told = replace(result(0, objects=1), labels=("a|b",), attributes=())
+    assert json.loads(objects_line(told, Schema.MINIMAL))["objects"][0].split("|")[5:] == ["a/b"]
