@@ -82,17 +82,23 @@ def prepare(decoded: Decoded, spec: PrepareSpec, allocate: Allocate = np.empty) 
     shape = _shape(place, spec)
     array = allocate(shape, NUMPY_OF[spec.datatype])
     _normalise(pixels, spec, array)
-    geometry = Geometry(
-        source_width=decoded.source_width,
-        source_height=decoded.source_height,
+    return array, geometry_of(decoded.source_width, decoded.source_height, spec)
+
+
+@lru_cache(maxsize=1024)
+def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geometry:
+    """Where a source of that size lies in the input that `prepare` makes of it."""
+    place = _place(source_width, source_height, spec)
+    return Geometry(
+        source_width=source_width,
+        source_height=source_height,
         network_width=place.network_width,
         network_height=place.network_height,
-        scale_x=place.width / decoded.source_width,
-        scale_y=place.height / decoded.source_height,
+        scale_x=place.width / source_width,
+        scale_y=place.height / source_height,
         pad_x=place.pad_x,
         pad_y=place.pad_y,
     )
-    return array, geometry
 
 
 def least_decoded_size(spec: PrepareSpec) -> tuple[int, int] | None:
