@@ -1,0 +1,166 @@
+"""The video program's metrics are one table; sources come and go without leaving series."""
+
+import re
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+from deepstream_pipeline.metrics import TABLE, VideoMetrics
+from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
+
+
+def fill(metrics: VideoMetrics, source: str) -> None:
+    metrics.state(source, SourceState.CONNECTING)
+    metrics.state(source, SourceState.RUNNING)
+    metrics.decoded(source, 3)
+    metrics.inferred(source, 2)
+    metrics.dropped(source, DropReason.TOO_OLD, 4)
+    metrics.restarted(source)
+    metrics.frozen(source, True)
+    metrics.fps(source, 29.5)
+    metrics.decode_s(source, 0.004, 3)
+    metrics.prepare_s(source, 0.002)
+    metrics.glass_to_event(source, 0.08)
+    metrics.event(source, AnalyticsKind.LINE_CROSSING)
+    metrics.recording(source, ok=False)
+
+
+def filled() -> VideoMetrics:
+    metrics = VideoMetrics()
+    fill(metrics, "door")
+    metrics.mux_wait(0.01)
+    metrics.batch(4, CloseReason.TIMEOUT)
+    metrics.infer("street", 0.02)
+    metrics.sink_depth("kafka", 7, 900)
+    metrics.sink_dropped("kafka", 5)
+    metrics.sink_errors("kafka")
+    return metrics
+
+
+def page(metrics: VideoMetrics) -> str:
+    return metrics.page().decode()
+
+
+def test_page_holds_every_row_of_the_table() -> None:
+    """Nothing is declared that is not served, and each value stands where it was put."""
+    text = page(filled())
+    for row in TABLE:
+        assert f"# HELP penstock_video_{row.name.removesuffix('_total')}" in text, row.name
+    for line in (
+        'penstock_video_frames_total{source="door"} 3.0',
+        'penstock_video_inferred_total{source="door"} 2.0',
+        'penstock_video_dropped_total{reason="too_old",source="door"} 4.0',
+        'penstock_video_restarts_total{source="door"} 1.0',
+        'penstock_video_state{source="door",state="running"} 1.0',
+        'penstock_video_state{source="door",state="connecting"} 0.0',
+        'penstock_video_frozen{source="door"} 1.0',
+        'penstock_video_fps{source="door"} 29.5',
+        'penstock_video_decode_seconds_count{source="door"} 3.0',
+        'penstock_video_prepare_seconds_bucket{le="0.0025",source="door"} 1.0',
+        'penstock_video_glass_to_event_seconds_sum{source="door"} 0.08',
+        'penstock_video_events_total{kind="line-crossing",source="door"} 1.0',
+        'penstock_video_recordings_total{result="failed",source="door"} 1.0',
+        "penstock_video_mux_wait_seconds_count 1.0",
+        'penstock_video_batch_frames_bucket{le="4.0"} 1.0',
+        'penstock_video_batches_total{reason="timeout"} 1.0',
+        'penstock_video_infer_seconds_count{model="street"} 1.0',
+        'penstock_video_sink_queue_results{sink="kafka"} 7.0',
+        'penstock_video_sink_queue_bytes{sink="kafka"} 900.0',
+        'penstock_video_sink_dropped_total{sink="kafka"} 5.0',
+        'penstock_video_sink_errors_total{sink="kafka"} 1.0',
+    ):
+        assert f"\n{line}\n" in text, line
+
+
+def test_page_has_no_series_that_the_table_does_not_declare() -> None:
+    """A person who reads the page finds our names and nothing of the library's."""
+    declared = {f"penstock_video_{row.name}" for row in TABLE}
+    lines = [line for line in page(filled()).splitlines() if not line.startswith("#")]
+    assert {re.sub(r"_(bucket|sum|count)$", "", re.split(r"[ {]", line)[0]) for line in lines} <= declared
+
+
+def test_page_passes_promtool() -> None:
+    """`promtool check metrics` has no word to say."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: Debian's package prometheus has it")
+    done = subprocess.run([promtool, "check", "metrics"], input=filled().page(), capture_output=True, check=False)
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")
+
+
+@pytest.mark.parametrize("state", SourceState)
+def test_state_of_a_source_is_one_of_all(state: SourceState) -> None:
+    """Exactly one of a source's state series is 1."""
+    metrics = VideoMetrics()
+    metrics.state("a", SourceState.CONNECTING)
+    metrics.state("a", state)
+    ones = re.findall(r'penstock_video_state\{source="a",state="(\w+)"\} 1\.0', page(metrics))
+    assert ones == [state.value]
+
+
+def test_forget_of_a_source_leaves_no_series_of_it_and_all_of_the_others() -> None:
+    """A source that was taken out is off the page; its neighbours are as they were."""
+    metrics = filled()
+    before = page(metrics)
+    fill(metrics, "yard")
+    assert '"yard"' in page(metrics)
+    metrics.forget("yard")
+    assert page(metrics) == before
+
+
+def test_word_of_a_source_that_went_begins_no_series() -> None:
+    """Frames that were still on their way when their source was taken out are not counted, nor does its end."""
+    metrics = VideoMetrics()
+    fill(metrics, "yard")
+    metrics.forget("yard")
+    metrics.decoded("yard")
+    metrics.event("yard", AnalyticsKind.DWELL)
+    metrics.state("yard", SourceState.ENDED)
+    assert "yard" not in page(metrics)
+
+
+def test_source_that_is_added_again_counts_from_nothing() -> None:
+    """The same id, connecting again, has series again, and none of the former's counts."""
+    metrics = VideoMetrics()
+    fill(metrics, "yard")
+    metrics.forget("yard")
+    metrics.state("yard", SourceState.CONNECTING)
+    metrics.decoded("yard")
+    assert 'penstock_video_frames_total{source="yard"} 1.0' in page(metrics)
+
+
+def test_sources_that_come_and_go_leave_the_page_as_it_was() -> None:
+    """A thousand ids leave no series, and what is remembered of them has an end."""
+    metrics = filled()
+    before = page(metrics)
+    for number in range(5000):
+        metrics.state(f"camera-{number}", SourceState.CONNECTING)
+        metrics.dropped(f"camera-{number}", DropReason.RING_FULL)
+        metrics.forget(f"camera-{number}")
+    assert page(metrics) == before
+    assert len(metrics._gone) <= 4096
+
+
+def test_counts_from_several_threads_are_all_there() -> None:
+    """Sixteen threads that meet a source for the first time at once lose no count, while it is read."""
+    metrics = VideoMetrics()
+    ready = threading.Barrier(16)
+
+    def count() -> None:
+        ready.wait(10.0)
+        for _ in range(200):
+            metrics.decoded("a")
+            metrics.dropped("a", DropReason.CORRUPT)
+
+    threads = [threading.Thread(target=count) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        page(metrics)
+    for thread in threads:
+        thread.join()
+    text = page(metrics)
+    assert 'penstock_video_frames_total{source="a"} 3200.0' in text
+    assert 'penstock_video_dropped_total{reason="corrupt",source="a"} 3200.0' in text
