@@ -1,0 +1,77 @@
+"""The presentation times of one source, made to rise strictly whatever its packets say. Sans-IO."""
+
+WRAP_S = 2**33 / 90_000  # MPEG's clock has 33 bits of 90 kHz
+MOST_STEP_S = 30.0  # forward, between two frames of one stream; more is a jump
+_LEAST_STEP_S = 0.001
+_SHAKEN_S = 1.0  # backward: so little is a frame told late or twice, more is a jump
+
+
+class Timeline:
+    """Seconds of the source for seconds of its stream: the same differences where these are sane.
+
+    Four cases break them: no time (a frame's interval is added), a time told twice or a little late (a millisecond
+    is added, and the times after it stay as they are), a jump either way (it counts as one interval), a clock of 33
+    bits that wraps around (the difference is what it would be without).
+    """
+
+    def __init__(self, first_pts_s: float = 0.0, interval_s: float = 0.04) -> None:
+        """first_pts_s: what the first frame gets. interval_s: between two frames, until it is known better."""
+        self._next_pts_s = first_pts_s
+        self._interval_s = _sane_interval(interval_s)
+        self._last: float | None = None  # of the source
+        self._last_raw: float | None = None  # of the stream
+        self._shift = 0.0
+
+    @property
+    def last_pts_s(self) -> float | None:
+        """What the last frame got; None before the first."""
+        return self._last
+
+    def begin(self, interval_s: float | None = None, gap_s: float | None = None) -> None:
+        """The stream begins anew (looped, opened again): its next frame comes gap_s, or an interval, after the last."""
+        if interval_s is not None:
+            self._interval_s = _sane_interval(interval_s)
+        if self._last is not None:
+            self._next_pts_s = self._last + max(self._interval_s if gap_s is None else gap_s, _LEAST_STEP_S)
+        self._last_raw = None
+
+    def stamp(self, raw_s: float | None) -> float:
+        """The source's time of a frame that its stream times so, or not at all. Rises strictly."""
+        if self._last is not None and self._last_raw is not None:
+            self._next_pts_s = self._last + self._interval_s
+        if raw_s is None:
+            return self._untimed()
+        if self._last_raw is None:
+            return self._anchored(raw_s)
+        if 0.0 < raw_s - self._last_raw + WRAP_S <= MOST_STEP_S:
+            self._last_raw -= WRAP_S
+            self._shift += WRAP_S
+        step_s = raw_s - self._last_raw
+        if not -_SHAKEN_S <= step_s <= MOST_STEP_S:
+            return self._anchored(raw_s)
+        self._last_raw = max(raw_s, self._last_raw)
+        if 0.0 < step_s < 1.0:
+            self._interval_s += (_sane_interval(step_s) - self._interval_s) / 8
+        return self._told(raw_s + self._shift)
+
+    def _untimed(self) -> float:
+        pts_s = self._told(self._next_pts_s)
+        self._next_pts_s = pts_s + self._interval_s
+        if self._last_raw is not None:
+            self._last_raw += self._interval_s
+        return pts_s
+
+    def _anchored(self, raw_s: float) -> float:
+        self._last_raw = raw_s
+        self._shift = self._next_pts_s - raw_s
+        return self._told(self._next_pts_s)
+
+    def _told(self, pts_s: float) -> float:
+        if self._last is not None and pts_s <= self._last:
+            pts_s = self._last + _LEAST_STEP_S
+        self._last = pts_s
+        return pts_s
+
+
+def _sane_interval(interval_s: float) -> float:
+    return min(max(interval_s, _LEAST_STEP_S), 1.0) if interval_s == interval_s else 0.04
