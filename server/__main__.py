@@ -14,7 +14,7 @@ from server.grpc.server import AddressTaken
 from server.local.gateway_process import CORE, FRONT
 from server.local.socket_folder import reachable
 from server.logs import configure_logs, get_logger
-from server.main import run_gateway
+from server.main import Place, run_gateway
 from server.rest.listener import PortTaken
 from server.settings import Settings
 
@@ -32,7 +32,7 @@ def main() -> int:
     try:
         if part.startswith(FRONT):
             return run_front(settings, control_end, Seat(int(part.removeprefix(FRONT)), run_dir))
-        return run_gateway(settings, control_end, run_dir=run_dir if part == CORE else None)
+        return run_gateway(settings, control_end, Place(run_dir, has_fronts=part == CORE))
     except (PortTaken, AddressTaken) as error:
         get_logger("gateway").error("cannot start", reason=str(error))
         return EXIT_CANNOT_START

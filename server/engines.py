@@ -23,6 +23,7 @@ from server.core.backend import Backend, Relay
 from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
+from server.local.guests import with_guest_room
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
@@ -113,7 +114,7 @@ def compose_registration(settings: Settings, engine: Engine, watch: EngineWatch)
         return None
     return SlabRegistration(
         engine.slab,
-        size_bytes=settings.slab_bytes,
+        size_bytes=with_guest_room(settings.slab_bytes),
         relay=engine.relay,
         reader=engine.backend,
         generation=lambda: watch.generation,
@@ -137,7 +138,7 @@ def _embedded_engine(settings: Settings) -> Engine:
     engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
     slab = _new_slab() if settings.slab_bytes else None
     if slab is not None:
-        slab.renew(nameless_memory(settings.slab_bytes))
+        slab.renew(nameless_memory(with_guest_room(settings.slab_bytes)))
     return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded", slab)
 
 

@@ -30,6 +30,7 @@ from server.local.core_link import CoreLink
 from server.local.front_plane import FrontPlane
 from server.local.lent_slab import BorrowedSlab
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, SharedCounts
+from server.local.messages import Hello
 from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
@@ -68,7 +69,7 @@ class Front:
         self.core = CoreRelay(seat.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
         self.engine = _engine_of(settings, seat.run_dir)
         self.slab = _borrowed_slab(settings, self.engine) if settings.slab_bytes else None
-        self.link = CoreLink(seat.run_dir, seat.index, max_asks=settings.max_inflight_requests, slab=self.slab)
+        self.link = CoreLink(seat.run_dir, Hello(seat.index), max_asks=settings.max_inflight_requests, slab=self.slab)
         self.pool = DecodePool(
             workers=0 if settings.engine_is_embedded else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,

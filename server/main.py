@@ -42,6 +42,7 @@ from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
+from server.local.guests import guest_room
 from server.local.lent_slab import Lender
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
@@ -61,11 +62,30 @@ SPANS_GRACE_S = 1.0
 WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine that is awaited; the last one goes on
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where other processes of this host find this one, over Unix sockets; None for nowhere.
+
+    has_fronts: they serve the clients, and this is their core. Else it serves clients itself, and guests there.
+    """
+
+    run_dir: Path | None
+    has_fronts: bool
+
+    @property
+    def fronts_dir(self) -> Path | None:
+        """The folder where there are fronts, None where there are none."""
+        return self.run_dir if self.has_fronts else None
+
+
+NOWHERE = Place(None, has_fronts=False)
+
+
 class Gateway:
     """The gateway's parts, wired."""
 
-    def __init__(self, settings: Settings, control: ControlLine | None, run_dir: Path | None = None) -> None:
-        """run_dir: where the fronts find this process, which is their core; None where it serves alone."""
+    def __init__(self, settings: Settings, control: ControlLine | None, place: Place = NOWHERE) -> None:
+        run_dir = place.fronts_dir
         self._settings = settings
         self._control = control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
@@ -122,12 +142,13 @@ class Gateway:
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.registration = compose_registration(settings, self.engine, self.watch)
         self.plane.share(self.memory)
-        self.core = self._compose_core(run_dir) if run_dir is not None else None
+        self.core = self._compose_core(place.run_dir) if place.run_dir is not None else None
         self._read_metrics()
 
     def _compose_core(self, run_dir: Path) -> CoreServer:
         slab, settings = self.engine.slab, self._settings
-        lender = None if slab is None else Lender(slab, settings.slab_bytes // (settings.worker_count + 1))
+        part_bytes = settings.slab_bytes // (settings.worker_count + 1)
+        lender = None if slab is None else Lender(slab, part_bytes, guest_room(settings.slab_bytes))
         core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
         self.watch.when_silent(core.cut)
         self.plane.spread = core.spread
@@ -147,6 +168,7 @@ class Gateway:
             read(name, reader)
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
         read("fronts", lambda: self.core.front_count if self.core is not None else 0)
+        read("guests", lambda: self.core.guest_count if self.core is not None else 0)
         read("front_restarts_total", lambda: self._news.front_restarts)
         read("engine_up", lambda: int(self.watch.is_up))
         read("engine_restarts_total", lambda: self._news.restarts)
@@ -243,16 +265,17 @@ class _Doors:
             log.info("listening", http=self.rest.port, grpc=self.grpc.port, metrics=self.metrics.port)
 
 
-async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path | None) -> int:
+async def _serve(settings: Settings, control: ControlLine | None, place: Place) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    run_dir = place.fronts_dir
     http_place = (
         bind(settings.host, settings.http_port, flag="--http-port") if run_dir is None else run_dir / HTTP_SOCKET
     )
     metrics_socket = bind(settings.host, settings.metrics_port, flag="--metrics-port")
-    gateway = Gateway(settings, control, run_dir)
+    gateway = Gateway(settings, control, place)
     await gateway.pool.start()
     doors = await _open_doors(settings, gateway, http_place, metrics_socket, run_dir)
     doors.rest.start()
@@ -261,7 +284,7 @@ async def _serve(settings: Settings, control: ControlLine | None, run_dir: Path 
         control.send(GatewayServes(doors.rest.port, doors.grpc.port, doors.metrics.port))
     gc.collect()
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
-    doors.tell(has_fronts=run_dir is not None)
+    doors.tell(has_fronts=place.has_fronts)
     tasks = [
         asyncio.create_task(gateway.watch.run()),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
@@ -318,7 +341,7 @@ async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_
     """
     started = time.monotonic()
     grace_s = min(settings.grace_s, SICK_GRACE_S) if gateway.is_sick else settings.grace_s
-    delay_s = 0.0 if gateway.is_sick or gateway.core is not None else settings.drain_delay_s
+    delay_s = 0.0 if gateway.is_sick or gateway.page is not None else settings.drain_delay_s
     gateway.plane.announce_stop()
     log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
     await asyncio.sleep(delay_s)
@@ -344,15 +367,12 @@ async def _close(tasks: list[asyncio.Task[None]], gateway: Gateway) -> None:
     await gateway.engine.backend.aclose()
 
 
-def run_gateway(settings: Settings, control_end: socket.socket | None = None, *, run_dir: Path | None = None) -> int:
-    """Serve until told to stop; the exit code. control_end: the line to the parent process, None without one.
-
-    run_dir: serve fronts, over Unix sockets there; None to serve clients.
-    """
+def run_gateway(settings: Settings, control_end: socket.socket | None, place: Place) -> int:
+    """Serve until told to stop; the exit code. control_end: the line to the parent process, None without one."""
 
     async def main() -> int:
         control = await ControlLine.over(control_end) if control_end is not None else None
-        return await _serve(settings, control, run_dir)
+        return await _serve(settings, control, place)
 
     code: int = uvloop.run(main())
     return code

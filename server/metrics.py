@@ -120,6 +120,7 @@ TABLE = (
     ),
     Declaration("gateway_restarts_total", Kind.READ_COUNTER, "Restarts of the gateway since the stack started."),
     Declaration("fronts", Kind.READ_GAUGE, "Fronts that the core serves now; 0 where one process does all."),
+    Declaration("guests", Kind.READ_GAUGE, "Other programs of this host that the core serves now, such as video."),
     Declaration("front_restarts_total", Kind.READ_COUNTER, "Restarts of fronts since the stack started."),
     Declaration("access_keys", Kind.READ_GAUGE, "API keys that let a caller in now."),
     Declaration("access_failed_reads_total", Kind.READ_COUNTER, "Changes of the access file that were not taken."),

@@ -6,11 +6,9 @@ process of its own: it lives and is restarted with the gateway.
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from server.core.address import authority
 from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.front_processes import AddressHeld, FrontProcesses
 from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
+from server.local.running import run_folders, tell_running
 from server.logs import get_logger
 from server.rest.listener import PortTaken, bind
 from server.settings import Settings
@@ -159,7 +158,7 @@ def check_repositories(settings: Settings) -> tuple[Path, ...]:
 
 def claim_run_dir() -> RunDirectory:
     """A private folder for this run; what a killed former stack left is cleared away. Raises CannotStart."""
-    base = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+    base = run_folders()
     try:
         run_dir, swept = claim_run_directory(base)
     except (OSError, RunDirectoryRefused) as error:
@@ -302,6 +301,7 @@ class Stack:
             return
         ready, self._ready = self._ready, None
         told = announcement(self._settings.host, self._ports, ready)
+        tell_running(self._run_dir.path, told.http_url, told.grpc_address)
         self._announce(replace(told, workers=self._settings.worker_count))
 
     def _tell_gateway(self, news: EngineNews) -> None:

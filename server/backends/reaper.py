@@ -177,6 +177,20 @@ def sweep(base: Path) -> tuple[Reaped, ...]:
         return _sweep(base)
 
 
+def is_owned(path: Path) -> bool:
+    """Whether the owner of that run directory lives. Ask it of one that is whole: for a moment it is locked."""
+    try:
+        lock = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with _closing(lock):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _sweep(base: Path) -> tuple[Reaped, ...]:
     reaped: list[Reaped] = []
     for path in sorted(base.iterdir()):

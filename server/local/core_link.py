@@ -1,4 +1,4 @@
-"""A front's link to its core: the engine as the core sees it, and inferences whose batches the core forms."""
+"""A front's or guest's link to its core: the engine as that sees it, and inferences whose batches the core forms."""
 
 import asyncio
 import itertools
@@ -38,6 +38,8 @@ from server.local.messages import (
     Served,
     State,
     Suspect,
+    Unwelcome,
+    Visit,
     error_of,
 )
 from server.logs import get_logger
@@ -48,6 +50,7 @@ FIND_PATIENCE_S = 5.0
 LATE_S = 0.25  # beyond a deadline, which the core keeps itself, before the front gives an answer up
 _SWEEP_S = 0.1
 _RECONNECT_S = 0.05
+_ASK_AGAIN_S = 1.0  # whether a guest that is not welcome is so by now
 _NOBODY: Mapping[str, KnownModel] = MappingProxyType({})
 
 log = get_logger("front")
@@ -62,14 +65,18 @@ class _Question(Protocol):
 class CoreLink:
     """EngineView and Batching of a front. Run `run()` as one task; call the rest from the same event loop.
 
-    index: which of the fronts this is. max_asks: inferences that may wait for the core at once.
+    greeting: which of the fronts this is, or which guest. max_asks: inferences that may wait for the core at once.
     slab: what large tensors are put into, and not sent; its room is the core's, which lends it.
     While there is no core the engine is not up, and everything that waited for it fails as BackendUnavailable.
     """
 
-    def __init__(self, run_dir: Path, index: int, *, max_asks: int, slab: BorrowedSlab | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, greeting: Hello | Visit, *, max_asks: int, slab: BorrowedSlab | None = None
+    ) -> None:
         self._path = str(run_dir / SOCKET_NAME)
-        self._index = index
+        self._greeting = greeting
+        self._log = log.bind(front=greeting.index) if isinstance(greeting, Hello) else log.bind(guest=greeting.name)
+        self._unwelcome = ""
         self._max_asks = max_asks
         self._slab = slab
         self._decoder: msgspec.msgpack.Decoder[DOWN] = msgspec.msgpack.Decoder(DOWN)
@@ -206,7 +213,10 @@ class CoreLink:
             while True:
                 await self._connect()
                 await self._until_gone()
-                self._lose(CORE_GONE)
+                self._lose(self._unwelcome or CORE_GONE)
+                if self._unwelcome:
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                    self._unwelcome = ""
         finally:
             self._lose("this gateway stops")
             if self._line is not None:
@@ -221,7 +231,7 @@ class CoreLink:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             self._heard_at = time.monotonic()
-            line.send(Hello(self._index))
+            line.send(self._greeting)
             self._line = line
             return
 
@@ -242,7 +252,7 @@ class CoreLink:
             self._send(Served(tuple(self._served)))
             self._served.clear()
         if now - self._heard_at > SILENCE_S:
-            log.error("the core is silent", front=self._index, seconds=round(now - self._heard_at, 1))
+            self._log.error("the core is silent", seconds=round(now - self._heard_at, 1))
             self._lose(CORE_SILENT)
             if self._line is not None:
                 self._line.close()  # when it speaks again it gives up what was asked here, and lends its slab anew
@@ -256,7 +266,7 @@ class CoreLink:
     def _lose(self, reason: str) -> None:
         """The core says nothing any more: nobody waits for it."""
         if self._is_up:
-            log.warning("no core", front=self._index, reason=reason)
+            self._log.warning("no core", reason=reason)
         self._is_up, self._reason = False, reason
         if self._slab is not None:
             self._slab.forget()
@@ -277,7 +287,7 @@ class CoreLink:
         if self._line is not None:
             self._line.send(record)
 
-    def _hear(self, _: BatchLine[DOWN], record: DOWN) -> None:
+    def _hear(self, line: BatchLine[DOWN], record: DOWN) -> None:
         self._heard_at = time.monotonic()
         match record:
             case Answer(number, response):
@@ -294,9 +304,11 @@ class CoreLink:
                 self._send(Known(number))
             case Cut(reason):
                 self._cut(reason)
-            case Lend(lent):
-                if self._slab is not None:
-                    self._slab.borrow(lent)
+            case Lend(lent) if self._slab is not None:
+                self._slab.borrow(lent)
+            case Unwelcome(reason):
+                self._unwelcome = reason
+                line.close()
 
     def _answer(self, number: int, response: InferResponse) -> None:
         asked = self._asks.get(number)
@@ -318,7 +330,7 @@ class CoreLink:
 
     def _take(self, state: State) -> None:
         if state.is_up and not self._is_up:
-            log.info("the core serves", front=self._index, generation=state.generation)
+            self._log.info("the core serves", generation=state.generation)
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
         self._models = {known.name: self._same(known) for known in state.models}
         self._owned = frozenset(state.owned)

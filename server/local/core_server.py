@@ -1,4 +1,4 @@
-"""The core's end of the batch socket: tells its fronts of the engine, and serves their inferences."""
+"""The core's end of the batch socket: tells fronts and guests of the engine, and serves their inferences."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,10 +10,11 @@ import msgspec
 from server.backends.watch import EngineWatch
 from server.core.backend import Backend
 from server.core.batching import Batching
-from server.core.errors import InferenceError
+from server.core.errors import InferenceError, Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
 from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.guests import MAX_GUEST_ASKS, MAX_GUESTS
 from server.local.lent_slab import Lender
 from server.local.messages import (
     UP,
@@ -32,6 +33,8 @@ from server.local.messages import (
     Served,
     State,
     Suspect,
+    Unwelcome,
+    Visit,
     failed,
 )
 from server.logs import get_logger
@@ -46,7 +49,7 @@ log = get_logger("core")
 
 @dataclass(slots=True)
 class _Front:
-    """One that is connected. index: 0 until it has said hello. tasks: what it waits for, by its own numbers.
+    """One that is connected. index: 0 for a guest. tasks: what it waits for, by its own numbers.
 
     known: the last `Know` that it has heard.
     """
@@ -54,6 +57,10 @@ class _Front:
     index: int
     tasks: dict[int, "asyncio.Task[None]"]
     known: int = 0
+
+    @property
+    def is_guest(self) -> bool:
+        return not self.index
 
 
 class CoreServer:
@@ -68,7 +75,7 @@ class CoreServer:
         *,
         lender: Lender | None = None,
     ) -> None:
-        """lender: of the slab, where there is one; each front gets a part of it."""
+        """lender: of the slab, where there is one; each front gets a part of it, and so do guests."""
         self._path = run_dir / SOCKET_NAME
         self._watch = watch
         self._backend = backend
@@ -83,15 +90,23 @@ class CoreServer:
     @property
     def front_count(self) -> int:
         """Fronts that are connected."""
-        return sum(1 for front in self._fronts.values() if front.index)
+        return sum(1 for front in self._fronts.values() if not front.is_guest)
+
+    @property
+    def guest_count(self) -> int:
+        """Guests that are connected."""
+        return len(self._fronts) - self.front_count
 
     def cut(self, reason: str) -> None:
-        """Tell the fronts that what they have in the engine will not be answered any more."""
+        """Tell fronts and guests that what they have in the engine will not be answered any more."""
         for line in self._fronts:
             line.send(Cut(reason))
 
     async def spread(self) -> None:
-        """Returns when every front knows the models as they are now, so that who changed them meets no older ones."""
+        """Returns when every front knows the models as they are now, so that who changed them meets no older ones.
+
+        Guests are told, and not waited for.
+        """
         self._tell(is_due=False)
         self._spreads += 1
         number = self._spreads
@@ -99,7 +114,7 @@ class CoreServer:
             line.send(Know(number))
         try:
             async with asyncio.timeout(SPREAD_S):
-                while any(front.known < number for front in self._fronts.values()):
+                while any(front.known < number and not front.is_guest for front in self._fronts.values()):
                     self._has_spread.clear()
                     await self._has_spread.wait()
         except TimeoutError:
@@ -114,8 +129,9 @@ class CoreServer:
             while True:
                 await asyncio.sleep(LOOK_S)
                 looks += 1
-                self._tell(is_due=looks % TOLD_EVERY == 0)
-                self._lend()
+                if self._fronts:
+                    self._tell(is_due=looks % TOLD_EVERY == 0)
+                    self._lend()
         finally:
             server.close()
             for line in list(self._fronts):
@@ -141,11 +157,11 @@ class CoreServer:
                     line.send(state)
 
     def _lend(self) -> None:
-        """To fronts that came, and to all when the slab is another."""
+        """To those that came, and to all when the slab is another."""
         if self._lender is None:
             return
-        for line in self._fronts:
-            if (lent := self._lender.due(line)) is not None:
+        for line, front in self._fronts.items():
+            if (lent := self._lender.due(line, is_guest=front.is_guest)) is not None:
                 line.send(Lend(lent))
 
     def _hear(self, line: BatchLine[UP], record: UP) -> None:
@@ -153,6 +169,8 @@ class CoreServer:
             self._fronts[line] = _Front(record.index, {})
             line.send(self._state())
             log.debug("a front came", front=record.index)
+        elif isinstance(record, Visit):
+            self._receive(line, record)
         elif isinstance(record, Known):
             self._fronts[line].known = record.number
             self._has_spread.set()
@@ -166,8 +184,23 @@ class CoreServer:
         elif (front := self._fronts.get(line)) is not None:
             self._serve(line, front, record)
 
+    def _receive(self, line: BatchLine[UP], visit: Visit) -> None:
+        if self.guest_count >= MAX_GUESTS:
+            reason = f"the gateway serves {MAX_GUESTS} other programs of this host already; end one, or use its ports"
+            line.send(Unwelcome(reason))
+            log.warning("a guest is not served", guest=visit.name, guests=self.guest_count)
+            return  # and heard no more: what is not known here is not served
+        self._fronts[line] = _Front(0, {})
+        line.send(self._state())
+        log.info("a guest came", guest=visit.name)
+
     def _serve(self, line: BatchLine[UP], front: _Front, question: Ask | Find | GiveUp) -> None:
         number = question.number
+        if front.is_guest and len(front.tasks) >= MAX_GUEST_ASKS and not isinstance(question, GiveUp):
+            line.send(
+                failed(number, Overloaded(f"{len(front.tasks)} requests of this program wait; retry after 0.2 s"))
+            )
+            return
         if isinstance(question, GiveUp):
             if (task := front.tasks.get(number)) is not None:
                 task.cancel()

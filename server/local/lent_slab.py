@@ -7,6 +7,7 @@ from server.core.errors import BackendUnavailable
 from server.core.infer import InferRequest
 from server.core.slab import SLAB_FROM_BYTES, Lease, Slab
 from server.core.tensor import Datatype, Tensor
+from server.local.guests import GuestRoom
 from server.local.slab import SharedSlab, SlabLease
 from server.local.slab_memory import Lent, lent_memory
 from server.local.slab_registration import RegionReader
@@ -23,25 +24,36 @@ class _Part:
 
 
 class Lender:
-    """The core's side. part_bytes: of each borrower's part."""
+    """The core's side. part_bytes: of each front's part. guests: what guests may have besides."""
 
-    def __init__(self, slab: SharedSlab, part_bytes: int) -> None:
+    def __init__(self, slab: SharedSlab, part_bytes: int, guests: GuestRoom | None = None) -> None:
         self._slab = slab
         self._part_bytes = part_bytes
+        self._guests = guests
         self._parts: dict[Hashable, _Part] = {}
+        self._guest_parts: list[_Part] = []
 
-    def due(self, borrower: Hashable) -> Lent | None:
+    def due(self, borrower: Hashable, *, is_guest: bool = False) -> Lent | None:
         """A part for who has none of the memory that there is now; None where there is nothing to tell."""
         generation = self._slab.generation
         part = self._parts.get(borrower)
         if not generation or (part is not None and part.generation == generation):
             return None
-        found = self._slab.lend(self._part_bytes)
+        found = self._lend_to_guest(generation) if is_guest else self._slab.lend(self._part_bytes)
         if found is None:
             return None
         lent, lease = found
         self._parts[borrower] = _Part(generation, lease)
+        if is_guest:
+            self._guest_parts.append(self._parts[borrower])
         return lent
+
+    def _lend_to_guest(self, generation: int) -> tuple[Lent, SlabLease] | None:
+        """One more part where there is one: those of guests that are gone count until nobody reads them."""
+        self._guest_parts = [part for part in self._guest_parts if part.generation == generation and part.lease.is_held]
+        if self._guests is None or len(self._guest_parts) >= self._guests.parts:
+            return None
+        return self._slab.lend(self._guests.part_bytes)
 
     def gone(self, borrower: Hashable) -> None:
         """It reads and writes no more; its part comes back when the engine has read what was there."""
@@ -66,7 +78,7 @@ class Lender:
 
 
 class BorrowedSlab(SharedSlab):
-    """A front's side: room in its part of the core's slab. reader: its own way to the engine, where it has one."""
+    """A front's or guest's side: room in its part of the core's slab. reader: its own way to the engine, if any."""
 
     def __init__(
         self, call_later: Callable[[float, Callable[[], None]], object], reader: RegionReader | None = None

@@ -1,5 +1,7 @@
 """What fronts and their core tell each other over the batch socket: records in MessagePack, each behind its length.
 
+Guests (server.local.guests) say and hear the same, but for how they begin.
+
 Deadlines are monotonic seconds, which the processes of one machine share.
 """
 
@@ -23,6 +25,12 @@ class Hello(Record, frozen=True):
     """Front → core, first: which of the fronts this is."""
 
     index: int
+
+
+class Visit(Record, frozen=True):
+    """Guest → core, first, in the place of Hello. name: which program it is, for the log."""
+
+    name: str
 
 
 class Ask(Record, frozen=True):
@@ -95,6 +103,12 @@ class Lend(Record, frozen=True):
     lent: Lent
 
 
+class Unwelcome(Record, frozen=True):
+    """Core → guest, last: why it is not served."""
+
+    reason: str
+
+
 class Answer(Record, frozen=True):
     """Core → front: of an Ask."""
 
@@ -126,8 +140,8 @@ class Failed(Record, frozen=True):
     retry_after_s: float | None
 
 
-UP = Hello | Ask | GiveUp | Find | Served | Suspect | Late | Known
-DOWN = State | Cut | Lend | Answer | Found | Failed | Left | Know
+UP = Hello | Visit | Ask | GiveUp | Find | Served | Suspect | Late | Known
+DOWN = State | Cut | Lend | Unwelcome | Answer | Found | Failed | Left | Know
 
 
 def failed(number: int, error: InferenceError) -> Failed:

@@ -62,6 +62,11 @@ class SlabLease:
     def descriptor(self) -> int:
         return self._generation.memory.descriptor
 
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody may still read or write there."""
+        return self._holds > 0
+
     def hold(self) -> None:
         self._holds += 1
 

@@ -55,6 +55,7 @@ def filled() -> Metrics:
     metrics.read("replica_ejections_total", lambda: {("http://h:1",): 2.0})
     metrics.read("gateway_restarts_total", lambda: 0)
     metrics.read("fronts", lambda: 2)
+    metrics.read("guests", lambda: 1)
     metrics.read("front_restarts_total", lambda: 1)
     metrics.read("access_keys", lambda: 2)
     metrics.read("access_failed_reads_total", lambda: 1)

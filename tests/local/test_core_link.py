@@ -28,6 +28,7 @@ from server.local import core_link
 from server.local.core_link import CoreLink
 from server.local.core_server import CoreServer
 from server.local.lent_slab import BorrowedSlab
+from server.local.messages import Hello
 
 pytestmark = pytest.mark.usefixtures("short_path")
 CONFIG = ModelConfig("owned", "python", 8, (TensorSpec("x", Datatype.FP32, (-1,)),), (), {"batch_owner": "gateway"})
@@ -119,7 +120,7 @@ async def paired(folder: Path) -> AsyncIterator[Pair]:
     watch, engine = FakeWatch(), FakeEngine()
     server = CoreServer(folder, watch, engine, engine)  # type: ignore[arg-type]
     core = asyncio.create_task(server.run())
-    link = CoreLink(folder, 1, max_asks=4)
+    link = CoreLink(folder, Hello(1), max_asks=4)
     running = asyncio.create_task(link.run())
     try:
         async with asyncio.timeout(10):

@@ -47,7 +47,7 @@ async def core_that(farewell: Farewell, folder: Path) -> AsyncIterator[tuple[Cor
         return lines[-1]
 
     server = await asyncio.get_running_loop().create_unix_server(new_line, str(folder / SOCKET_NAME))
-    link = CoreLink(folder, 1, max_asks=4)
+    link = CoreLink(folder, Hello(1), max_asks=4)
     running = asyncio.create_task(link.run())
     try:
         async with asyncio.timeout(10):

@@ -17,6 +17,7 @@ from server.core.tensor import tensor_from_bytes, tensor_from_numpy
 from server.local.core_link import CoreLink
 from server.local.core_server import CoreServer
 from server.local.lent_slab import BorrowedSlab, Lender, by_place
+from server.local.messages import Hello
 from server.local.slab import SharedSlab
 from server.local.slab_memory import Lent, lent_memory, nameless_memory
 from tests.local.test_core_link import FakeEngine, FakeWatch
@@ -165,7 +166,7 @@ async def test_large_tensor_of_a_front_reaches_the_core_through_the_slab(tmp_pat
     slab.renew(nameless_memory(SIZE))
     server = CoreServer(tmp_path, FakeWatch(), engine, engine, lender=Lender(slab, PART))  # type: ignore[arg-type]
     front = BorrowedSlab(loop.call_later)
-    link = CoreLink(tmp_path, 1, max_asks=4, slab=front)
+    link = CoreLink(tmp_path, Hello(1), max_asks=4, slab=front)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
     try:
         async with asyncio.timeout(20):

@@ -1,0 +1,67 @@
+"""How programs of this host find the stacks that run here."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from server.backends.reaper import claim_run_directory
+from server.local.running import RunningStack, running_stacks, stack_at, tell_running
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "penstock"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def test_stack_is_found_from_its_word_until_its_end(base: Path) -> None:
+    """Not while it starts; and no more once its run directory is gone."""
+    run_dir, _ = claim_run_directory(base)
+    assert running_stacks(base) == ()
+    tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+    (found,) = running_stacks(base)
+    assert found == RunningStack(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", os.getpid())
+    run_dir.release()
+    assert running_stacks(base) == ()
+
+
+def test_stack_is_found_by_its_port_on_this_host_only(base: Path) -> None:
+    """Another host's port 8000 is another's."""
+    with claim_run_directory(base)[0] as one, claim_run_directory(base)[0] as other:
+        tell_running(one.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+        tell_running(other.path, "http://127.0.0.1:9100", "127.0.0.1:9101")
+        assert len(running_stacks(base)) == 2
+        found = stack_at("http://localhost:9100", base)
+        assert found is not None
+        assert found.run_dir == other.path
+        assert stack_at("http://10.0.0.1:8000", base) is None
+        assert stack_at("http://127.0.0.1:8002", base) is None
+
+
+def test_what_a_killed_stack_left_is_no_stack(base: Path) -> None:
+    """Its folder stays until the next start; nobody holds its lock any more."""
+    run_dir, _ = claim_run_directory(base)
+    tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+    os.close(run_dir._lock)
+    assert (run_dir.path / "running.json").exists()
+    assert running_stacks(base) == ()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"\xff", b'{"http_url": 1}', b"[" * 10_000])
+def test_file_that_says_nothing_is_passed_over(base: Path, text: bytes) -> None:
+    """The other stacks are found."""
+    with claim_run_directory(base)[0] as broken, claim_run_directory(base)[0] as whole:
+        (broken.path / "running.json").write_bytes(text)
+        tell_running(whole.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+        assert [stack.run_dir for stack in running_stacks(base)] == [whole.path]
+
+
+def test_folder_that_others_may_write_is_not_believed(base: Path) -> None:
+    """Who connects to a socket there would hand another user his pictures."""
+    with claim_run_directory(base)[0] as run_dir:
+        tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+        base.chmod(0o777)
+        assert running_stacks(base) == ()
+    assert running_stacks(base / "absent") == ()
