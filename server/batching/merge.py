@@ -173,22 +173,24 @@ def merge(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_batch
     has no batch axis: one call an array, given the leading ones that the declared shape has and the array has not.
     """
     if max_batch_size == 0:
-        return [Merged(_as_declared(array, declared_shape), (i,), False) for i, array in enumerate(arrays)]
+        return [Merged(as_declared(array, declared_shape), (i,), False) for i, array in enumerate(arrays)]
     calls: list[Merged] = []
-    for members in _alike(arrays, max_batch_size):
+    for members in alike(arrays, max_batch_size):
         stacked = arrays[members[0]][np.newaxis] if len(members) == 1 else np.stack([arrays[i] for i in members])
         calls.append(Merged(stacked, members, True))
     return calls
 
 
-def _alike(arrays: Sequence[Array], max_rows: int) -> list[tuple[int, ...]]:
+def alike(arrays: Sequence[Array], max_rows: int) -> list[tuple[int, ...]]:
+    """Indices of the arrays whose rows one call may hold: of one shape, at most so many."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, array in enumerate(arrays):
         by_shape.setdefault(array.shape, []).append(index)
     return [tuple(group[i : i + max_rows]) for group in by_shape.values() for i in range(0, len(group), max_rows)]
 
 
-def _as_declared(array: Array, declared_shape: tuple[int, ...]) -> Array:
+def as_declared(array: Array, declared_shape: tuple[int, ...]) -> Array:
+    """The array with the leading ones that the declared shape has and the array has not."""
     leading = len(declared_shape) - array.ndim
     if leading <= 0 or any(size not in (1, -1) for size in declared_shape[:leading]):
         return array

@@ -1,0 +1,254 @@
+"""The engine as the pipeline's threads see it: rows in, answers back, on a thread with an event loop of its own."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+import uvloop
+
+from deepstream_pipeline.errors import InferFailed, InferRefused
+from deepstream_pipeline.infer.answer import Answer, failed
+from deepstream_pipeline.infer.asking import ask_all, failure_of, find_network
+from deepstream_pipeline.infer.calls import Loaded, calls_of, load
+from deepstream_pipeline.infer.guest_line import GuestLine
+from deepstream_pipeline.infer.line import Line
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.infer.remote_line import RemoteLine
+from deepstream_pipeline.types import RowArray
+from server.core.errors import InferenceError
+
+MAX_SUBMITTED = 64  # at once: who submits has bounds of its own, well below
+MOST_BYTES = 32 << 20  # of one call; the gateway's limit of a message is twice that
+THREAD_S = 5.0  # what the thread gets to begin and to end
+
+log = structlog.get_logger(component="video")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What was submitted, until it is answered. refusal: it is not to be begun."""
+
+    network: Network
+    rows: Sequence[RowArray]
+    deadline: float
+    client: str
+    taken: Callable[[], None]
+    done: Callable[[Answer], None]
+    refusal: InferFailed | None = None
+    is_taken: bool = False
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What lives while the thread does. jobs: submitted and not answered."""
+
+    loop: asyncio.AbstractEventLoop
+    line: Line
+    stop: asyncio.Event
+    jobs: dict[_Job, None] = field(default_factory=dict)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+def line_to(place: EnginePlace) -> Line:
+    """As a guest where the stack is of this host, else by its ports. Inside the running loop."""
+    return GuestLine(place.run_dir) if place.run_dir is not None else RemoteLine(place)
+
+
+class Engine:
+    """`start`, then `network` and `submit` from any thread but its own; `close` at the end, harmless again.
+
+    The engine may go and come back meanwhile: what it had fails at once, what is submitted then fails at once, and
+    what is submitted later is answered; `is_up` tells.
+    """
+
+    def __init__(self, place: EnginePlace, *, max_submitted: int = MAX_SUBMITTED) -> None:
+        self._place = place
+        self._max_submitted = max_submitted
+        self._lock = threading.Lock()
+        self._life: _Loop | None = None
+        self._thread: threading.Thread | None = None
+        self._begun = threading.Event()
+        self._failure: InferenceError | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine answers, as far as is known."""
+        life = self._life
+        return life is not None and life.line.is_up
+
+    @property
+    def reason(self) -> str:
+        """Why it does not; empty while it does."""
+        life = self._life
+        return "it is closed, or was not started" if life is None else life.line.reason
+
+    def start(self, timeout_s: float) -> None:
+        """Returns when the engine has answered. Raises InferFailed, and is closed, where it does not in time."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        self._begun.wait(THREAD_S)
+        life = self._life
+        if life is None:
+            why = self._failure.message if self._failure is not None else "its thread did not begin"
+            raise InferFailed(f"no engine at {self._place.name}: {why}")
+        try:
+            asyncio.run_coroutine_threadsafe(life.line.until_up(), life.loop).result(timeout_s)
+        except TimeoutError as error:
+            reason = life.line.reason
+            self.close()
+            raise InferFailed(
+                f"no engine at {self._place.name} within {timeout_s:g} s: {reason}; start one with `penstock up`"
+            ) from error
+
+    def network(self, name: str, timeout_s: float, version: str = "") -> Network:
+        """The model, waited for while it loads.
+
+        Raises ModelUnusable where it is not there or is no image model, InferFailed where nobody answers in time.
+        """
+        life = self._life
+        if life is None:
+            raise InferFailed(f"the engine {self.reason}")
+        asked = asyncio.run_coroutine_threadsafe(find_network(life.line, name, version, timeout_s), life.loop)
+        try:
+            return asked.result(timeout_s + THREAD_S)
+        except TimeoutError as error:
+            asked.cancel()
+            raise InferFailed(f"the engine did not say within {timeout_s:g} s what model {name!r} is") from error
+
+    def submit(
+        self,
+        network: Network,
+        rows: Sequence[RowArray],
+        *,
+        deadline: float,
+        client: str,
+        taken: Callable[[], None],
+        done: Callable[[Answer], None],
+    ) -> None:
+        """Rows without batch axis, of one shape or, where the network keeps sizes, of several. Never waits.
+
+        deadline: monotonic seconds. client: whom the gateway's queue is fair to. taken: called once, when the rows are
+        read. done: called once, after it. Both are called on the engine's thread, or, once that has ended, here; they
+        must not block.
+        """
+        job = _Job(network, rows, deadline, client, taken, done)
+        with self._lock:
+            life = self._life
+            if life is not None:
+                if len(life.jobs) >= self._max_submitted:
+                    job.refusal = InferRefused(f"{len(life.jobs)} batches are at the engine; submit fewer at once")
+                life.jobs[job] = None
+                life.loop.call_soon_threadsafe(self._begin, life, job)
+                return
+        _take(job)
+        _call(job.done, failed(InferFailed("the engine is closed"), len(rows)))
+
+    def close(self, timeout_s: float = THREAD_S) -> None:
+        """What is not answered fails; every `done` has been called when this returns."""
+        life, thread = self._life, self._thread
+        if life is not None:
+            life.loop.call_soon_threadsafe(life.stop.set)
+        if thread is not None and thread.ident is not None:
+            thread.join(timeout_s)
+            if thread.is_alive():
+                log.error("the engine's thread does not end", seconds=timeout_s)
+
+    # the engine's thread
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._live())
+        except InferenceError as error:
+            self._failure = error
+        except Exception:  # the thread's root
+            log.exception("the engine's thread failed unexpectedly")
+        finally:
+            self._begun.set()
+
+    async def _live(self) -> None:
+        line, stop = line_to(self._place), asyncio.Event()
+        life = _Loop(asyncio.get_running_loop(), line, stop)
+        self._life = life
+        self._begun.set()
+        running, stopped = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()  # it runs for ever, but for a bug of ours, which the thread's root tells
+        finally:
+            with self._lock:
+                self._life = None
+            await self._end(life, (running, stopped))
+
+    async def _end(self, life: _Loop, tasks: Sequence["asyncio.Task[object]"]) -> None:
+        for task in (*life.tasks, *tasks):
+            task.cancel()
+        await asyncio.gather(*life.tasks, *tasks, return_exceptions=True)
+        await life.line.aclose()
+        for job in list(life.jobs):
+            self._finish(life, job, failed(InferFailed("the engine was closed"), len(job.rows)))
+
+    def _begin(self, life: _Loop, job: _Job) -> None:
+        if job not in life.jobs:
+            return
+        error = job.refusal or _refusal(job, life.line)
+        if error is not None:
+            self._finish(life, job, failed(error, len(job.rows)))
+            return
+        try:
+            calls = calls_of(job.network, job.rows, MOST_BYTES)
+            loaded = [load(job.network, job.rows, call, life.line.slab, job.deadline) for call in calls]
+        except Exception as unexpected:  # a job's root
+            log.exception("rows could not be copied")
+            self._finish(life, job, failed(InferFailed(f"rows could not be copied: {unexpected}"), len(job.rows)))
+            return
+        _take(job)
+        task = life.loop.create_task(self._serve(life, job, loaded))
+        life.tasks.add(task)
+        task.add_done_callback(life.tasks.discard)
+
+    async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded]) -> None:
+        """The root of a job's task."""
+        try:
+            answer = await ask_all(life.line, loaded, job.client)
+        except asyncio.CancelledError:
+            answer = failed(InferFailed("the engine was closed"), len(job.rows))
+        except Exception as unexpected:  # a bug of ours
+            log.exception("rows could not be inferred")
+            answer = failed(failure_of(unexpected), len(job.rows))
+        self._finish(life, job, answer)
+
+    def _finish(self, life: _Loop, job: _Job, answer: Answer) -> None:
+        with self._lock:
+            if life.jobs.pop(job, job) is job:
+                return
+        _take(job)
+        _call(job.done, answer)
+
+
+def _refusal(job: _Job, line: Line) -> InferFailed | None:
+    """Why the job is not worth beginning."""
+    if not line.is_up:
+        return InferFailed(f"the engine is not ready: {line.reason}")
+    if job.deadline <= time.monotonic():
+        return InferRefused("the deadline had passed when the rows were submitted")
+    wrong = next((why for row in job.rows if (why := job.network.refusal_of(row))), "")
+    return InferFailed(wrong or "no rows were submitted") if wrong or not job.rows else None
+
+
+def _take(job: _Job) -> None:
+    if not job.is_taken:
+        job.is_taken = True
+        _call(job.taken)
+
+
+def _call(heard: Callable[..., None], *words: Answer) -> None:
+    try:
+        heard(*words)
+    except Exception:  # another's code, on our thread
+        log.exception("who was told of an answer failed unexpectedly")

@@ -1,0 +1,84 @@
+"""To the stack of this host, as its guest: over the core's Unix socket, tensors through its slab."""
+
+import asyncio
+from pathlib import Path
+
+from server.core.errors import BackendUnavailable, DeadlineExceeded
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig
+from server.core.slab import Slab
+from server.local.core_link import CoreLink
+from server.local.guests import MAX_GUEST_ASKS
+from server.local.lent_slab import BorrowedSlab
+from server.local.messages import Visit
+from server.local.socket_folder import reachable
+
+GUEST = "video"
+
+
+class GuestLine:
+    """See Line. run_dir: the stack's."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._slab = BorrowedSlab(asyncio.get_running_loop().call_later)
+        self._link = CoreLink(reachable(run_dir), Visit(GUEST), max_asks=MAX_GUEST_ASKS, slab=self._slab)
+        self._link.when_silent(self._cut)
+        self._asking: set[asyncio.Task[object]] = set()
+        self._cut_for: dict[asyncio.Task[object], str] = {}
+
+    @property
+    def is_up(self) -> bool:
+        return self._link.is_up
+
+    @property
+    def reason(self) -> str:
+        return self._link.reason
+
+    @property
+    def slab(self) -> Slab:
+        return self._slab
+
+    async def run(self) -> None:
+        await self._link.run()
+
+    async def until_up(self) -> None:
+        await self._link.first_up.wait()
+
+    async def config(self, model_name: str, version: str) -> ModelConfig:
+        """Of the version that the engine serves; one that is named is asked for with each row."""
+        return await self._link.find(model_name)
+
+    async def infer(self, request: InferRequest, client: str) -> InferResponse:
+        """See Line. An engine that has fallen silent ends it, as the core says."""
+        if not self._link.is_up:
+            raise BackendUnavailable(f"the engine is not ready: {self._link.reason}")
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("inferences are asked by tasks")
+        self._asking.add(task)
+        try:
+            response = await self._link.infer(request, client=client)
+        except asyncio.CancelledError:
+            reason = self._cut_for.pop(task, None)
+            if reason is None or task.uncancel() > 0:
+                raise
+            raise BackendUnavailable(f"the engine fell silent over this request: {reason}") from None
+        except BackendUnavailable:
+            self._link.suspect()
+            raise
+        except DeadlineExceeded:
+            self._link.note_late()
+            raise
+        finally:
+            self._asking.discard(task)
+            self._cut_for.pop(task, None)
+        self._link.note_served(request.model_name)
+        return response
+
+    async def aclose(self) -> None:
+        """The link ended with run."""
+
+    def _cut(self, reason: str) -> None:
+        for task in self._asking:
+            self._cut_for[task] = reason
+            task.cancel()

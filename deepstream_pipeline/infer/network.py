@@ -1,0 +1,117 @@
+"""A model as the pipeline sees it: what its rows must be, and what its answers mean."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from deepstream_pipeline.errors import ModelUnusable
+from server.core.errors import InvalidRequest
+from server.core.model import ModelConfig
+from server.core.tensor import Datatype
+from server.vision.card import NetworkType, VisionCard, card_from_config
+from server.vision.decode import DEFAULT_MAX_PIXELS
+from server.vision.preprocess import NUMPY_OF
+from server.vision.spec import Fit, Layout, PrepareSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """An image model of the engine.
+
+    version: empty for the engine's choice. spec: PrepareSpec.pack(), for who prepares its rows. row_bytes: of one row;
+    where pictures keep their own size (`keeps_size`), the most that one may have. row_dtype: of a row's elements.
+    max_batch_size: rows of one call, 0 where the model has no batch axis. labels: by class id, may be shorter.
+    input_name, input_shape: without the batch axis, -1 where it varies. card: its facts, for the parser.
+    class_ids: of the objects that are wanted; empty for all.
+    """
+
+    name: str
+    version: str
+    spec: bytes
+    row_bytes: int
+    row_dtype: np.dtype[Any]
+    max_batch_size: int
+    labels: tuple[str, ...]
+    input_name: str
+    input_shape: tuple[int, ...]
+    card: VisionCard
+    class_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_classifier(self) -> bool:
+        return self.card.network_type is NetworkType.CLASSIFIER
+
+    @property
+    def prepare_spec(self) -> PrepareSpec:
+        return self.card.prepare_spec
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether rows may be of unlike shapes."""
+        return self.prepare_spec.fit is Fit.KEEP
+
+    def with_threshold(self, threshold: float | None) -> "Network":
+        """The same with another pre-cluster-threshold, or classifier-threshold; None for the model's own."""
+        if threshold is None:
+            return self
+        options = self.card.parser_options
+        if self.is_classifier:
+            options = replace(options, classifier_threshold=threshold)
+        else:
+            options = replace(options, pre_cluster_threshold=threshold)
+        return replace(self, card=replace(self.card, parser_options=options))
+
+    def of_classes(self, class_ids: frozenset[int]) -> "Network":
+        """The same, whose objects of other classes are not wanted (operate-on-class-ids); empty for all."""
+        return replace(self, class_ids=class_ids)
+
+    def refusal_of(self, row: "np.ndarray[Any, Any]") -> str:
+        """Why this is no row of the network; empty where it is one."""
+        spec = self.prepare_spec
+        channels = spec.color.channels
+        if row.dtype != self.row_dtype or row.ndim != 3:
+            return f"a row of {self.name} is {self.row_dtype} with three axes, not {row.dtype} of {list(row.shape)}"
+        height, width = (row.shape[1:]) if spec.layout is Layout.NCHW else row.shape[:2]
+        own = row.shape[0] if spec.layout is Layout.NCHW else row.shape[2]
+        if own != channels or (not self.keeps_size and (width, height) != (spec.width, spec.height)):
+            return f"a row of {self.name} is {spec.width}x{spec.height} of {channels} channels, not {list(row.shape)}"
+        return "" if row.nbytes <= self.row_bytes else f"a row of {self.name} has {row.nbytes} bytes, over its limit"
+
+
+def network_from(config: ModelConfig, version: str = "") -> Network:
+    """Raises ModelUnusable for a model that does not say how it sees images, or says it wrongly."""
+    try:
+        card = card_from_config(config)
+    except InvalidRequest as error:
+        raise ModelUnusable(error.message) from error
+    if card is None:
+        raise ModelUnusable(
+            f"model {config.name!r} does not say how it sees images: give its config.pbtxt a `network-type` parameter "
+            "(server/vision/card.py lists the words), or choose an image model from `penstock models list`"
+        )
+    spec = card.prepare_spec
+    return Network(
+        name=config.name,
+        version=version,
+        spec=spec.pack(),
+        row_bytes=_row_bytes(spec),
+        row_dtype=np.dtype(NUMPY_OF[spec.datatype]),
+        max_batch_size=config.max_batch_size,
+        labels=card.labels,
+        input_name=card.input_name,
+        input_shape=config.inputs[0].shape,
+        card=card,
+    )
+
+
+def _row_bytes(spec: PrepareSpec) -> int:
+    if spec.fit is not Fit.KEEP:
+        return spec.row_bytes
+    pixels = spec.max_side**2 if spec.max_side else DEFAULT_MAX_PIXELS
+    return pixels * spec.color.channels * (spec.datatype.size_bytes or 1)
+
+
+def datatype_of(network: Network) -> Datatype:
+    """KServe v2's name of the rows' elements."""
+    return network.prepare_spec.datatype
