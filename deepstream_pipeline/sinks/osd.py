@@ -1,0 +1,302 @@
+"""The on-screen display: what is known of a frame, drawn onto a copy of its picture.
+
+One `Osd` serves every sink that shows pictures: the newest of each source is kept, so that it is drawn once for all.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import cv2
+import numpy as np
+
+from deepstream_pipeline.sinks.canvas import ALARM, INK, WHITE, Canvas, Pixel, colour_of
+from deepstream_pipeline.sinks.schemas import iso_time
+from deepstream_pipeline.types import ByteArray, Frame, FrameResult
+
+FLASH_S = 1.0  # a rule that came true is shown so long
+_TRAIL_POINTS = 64
+_MAX_TRAILS = 512
+_NARROW_PX = 400  # below it a label has no score
+_REGION_KINDS = (("roi-filtering", 3), ("overcrowding", 7), ("dwell", 12))
+
+Point = tuple[float, float]
+
+
+class NamedRegion(Protocol):
+    """A rule about a polygon."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def polygon(self) -> Sequence[Point]: ...
+
+
+class NamedLine(Protocol):
+    """A rule about a line; direction: from, to, or None."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def line(self) -> tuple[Point, Point]: ...
+    @property
+    def direction(self) -> tuple[Point, Point] | None: ...
+
+
+class RuleShapes(Protocol):
+    """What can be drawn of analytics.rules.Rules, which is one. Points are pixels of config_width × config_height."""
+
+    @property
+    def config_width(self) -> int: ...
+    @property
+    def config_height(self) -> int: ...
+    @property
+    def roi_filtering(self) -> Sequence[NamedRegion]: ...
+    @property
+    def overcrowding(self) -> Sequence[NamedRegion]: ...
+    @property
+    def dwell(self) -> Sequence[NamedRegion]: ...
+    @property
+    def line_crossing(self) -> Sequence[NamedLine]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OsdOptions:
+    """What is drawn. has_labels: class and identity on each box; has_scores: and the score. has_trails: where an
+    object's foot was in the last trail_s seconds. has_rules: regions and lines with their counts. has_title: the
+    source's name, the time, the position. is_coloured_by_class: else each object has a colour of its own.
+    """
+
+    has_boxes: bool = True
+    has_labels: bool = True
+    has_scores: bool = True
+    has_trails: bool = True
+    has_rules: bool = True
+    has_title: bool = True
+    is_coloured_by_class: bool = False
+    trail_s: float = 3.0
+
+
+@dataclass(slots=True)
+class _Trail:
+    points: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_TRAIL_POINTS))
+
+
+class _Memory:
+    """What of a source must be known from its earlier frames: trails, and when rules came true. Times are pts."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.frame_num = -1
+        self.segment = -1
+        self.trails: OrderedDict[int, _Trail] = OrderedDict()
+        self.flashes: dict[str, float] = {}
+        self.drawn: dict[int, ByteArray] = {}  # of the newest frame, by width
+
+    def observe(self, result: FrameResult, trail_s: float) -> None:
+        """Take the frame in, if it is newer than those before."""
+        frame = result.frame
+        if frame.frame_num <= self.frame_num:
+            return
+        self.frame_num = frame.frame_num
+        self.drawn.clear()
+        if frame.segment != self.segment:
+            self.segment = frame.segment
+            self.trails.clear()
+        boxes = result.tracks.detections.xyxy.tolist()
+        for track_id, (left, _, right, bottom) in zip(result.tracks.track_id.tolist(), boxes, strict=True):
+            trail = self.trails.setdefault(track_id, _Trail())
+            trail.points.append((frame.pts_s, (left + right) / 2, bottom))
+            self.trails.move_to_end(track_id)
+        self._forget(frame.pts_s - trail_s)
+        for event in result.analytics.events:
+            self.flashes[f"{event.kind.value}/{event.rule}"] = frame.pts_s
+
+    def _forget(self, before_s: float) -> None:
+        while self.trails:
+            track_id, trail = next(iter(self.trails.items()))
+            if trail.points[-1][0] >= before_s and len(self.trails) <= _MAX_TRAILS:
+                break
+            del self.trails[track_id]
+        for trail in self.trails.values():
+            while len(trail.points) > 1 and trail.points[0][0] < before_s:
+                trail.points.popleft()
+
+
+class Osd:
+    """Draws results. From any thread: pictures of one source are drawn one after the other."""
+
+    def __init__(self, options: OsdOptions | None = None) -> None:
+        self.options = options or OsdOptions()
+        self._lock = threading.Lock()
+        self._memories: dict[str, _Memory] = {}
+        self._names: dict[str, str] = {}
+        self._rules: dict[str, RuleShapes] = {}
+
+    def set_source(self, source_id: str, *, name: str = "", rules: RuleShapes | None = None) -> None:
+        """How the source is called, and which rules are drawn; from its next picture on."""
+        self._names[source_id] = name or source_id
+        if rules is None:
+            self._rules.pop(source_id, None)
+        else:
+            self._rules[source_id] = rules
+
+    def forget(self, source_id: str) -> None:
+        """Everything about a source that is over."""
+        with self._lock:
+            self._memories.pop(source_id, None)
+        self._names.pop(source_id, None)
+        self._rules.pop(source_id, None)
+
+    def draw(self, result: FrameResult, *, max_width: int = 0) -> ByteArray | None:
+        """The picture (H, W, 3) RGB with everything drawn, not wider than max_width (0: as it is); None without one.
+
+        It is shared with whoever asks for the same picture: it must not be written to.
+        """
+        image = result.frame.image
+        if image is None:
+            return None
+        memory = self._memory(result.frame.source_id)
+        width = min(max_width, result.frame.width) if max_width else result.frame.width
+        with memory.lock:
+            memory.observe(result, self.options.trail_s)
+            is_newest = result.frame.frame_num == memory.frame_num
+            if is_newest and width in memory.drawn:
+                return memory.drawn[width]
+            picture = _scaled_copy(image, width)
+            self._draw_all(_Sheet(Canvas(picture), width / result.frame.width, result), memory)
+            if is_newest:
+                memory.drawn[width] = picture
+        return picture
+
+    def _memory(self, source_id: str) -> _Memory:
+        with self._lock:
+            return self._memories.setdefault(source_id, _Memory())
+
+    def _draw_all(self, sheet: "_Sheet", memory: _Memory) -> None:
+        options, frame = self.options, sheet.result.frame
+        if options.has_rules and frame.source_id in self._rules:
+            _draw_rules(sheet, self._rules[frame.source_id], memory.flashes)
+        if options.has_trails:
+            _draw_trails(sheet, memory.trails, options)
+        _draw_objects(sheet, options)
+        if options.has_title:
+            _draw_title(sheet, self._names.get(frame.source_id, frame.source_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """scale: pixels of the canvas per pixel of the source."""
+
+    canvas: Canvas
+    scale: float
+    result: FrameResult
+
+    def pixel(self, x: float, y: float) -> Pixel:
+        return self.canvas.pixel(x * self.scale, y * self.scale)
+
+
+def _scaled_copy(image: ByteArray, width: int) -> ByteArray:
+    if width == image.shape[1]:
+        return image.copy()
+    height = max(1, round(image.shape[0] * width / image.shape[1]))
+    smaller: ByteArray = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    return smaller
+
+
+def _draw_objects(sheet: _Sheet, options: OsdOptions) -> None:
+    tracks = sheet.result.tracks
+    boxes = tracks.detections.xyxy
+    numbers = tracks.detections.class_id if options.is_coloured_by_class else tracks.track_id
+    for index in np.flatnonzero(np.isfinite(boxes).all(axis=1)).tolist():
+        left, top, right, bottom = boxes[index].tolist()
+        colour = colour_of(int(numbers[index]))
+        corner = sheet.pixel(left, top)
+        if options.has_boxes:
+            sheet.canvas.box(corner, sheet.pixel(right, bottom), colour)
+        if options.has_labels:
+            text = _label(sheet, index, options)
+            above = corner[1] - sheet.canvas.text_size(text)[1]
+            sheet.canvas.chip(text, (corner[0] - sheet.canvas.line_px, above if above >= 0 else corner[1]), colour)
+
+
+def _label(sheet: _Sheet, index: int, options: OsdOptions) -> str:
+    result = sheet.result
+    words = [result.label(int(result.tracks.detections.class_id[index])), f"#{int(result.tracks.track_id[index])}"]
+    if result.attributes:
+        words += [one.label for one in result.attributes[index][:2]]
+    if options.has_scores and sheet.canvas.width >= _NARROW_PX:
+        words.append(f" {float(result.tracks.detections.score[index]):.2f}")
+    return " ".join(words)
+
+
+def _draw_trails(sheet: _Sheet, trails: Mapping[int, _Trail], options: OsdOptions) -> None:
+    class_ids = sheet.result.tracks.detections.class_id
+    for index, track_id in enumerate(sheet.result.tracks.track_id.tolist()):
+        trail = trails.get(track_id)
+        if trail is None or len(trail.points) < 2:
+            continue
+        colour = colour_of(int(class_ids[index]) if options.is_coloured_by_class else track_id)
+        points = sheet.canvas.pixels(np.array(trail.points)[:, 1:] * sheet.scale)
+        if len(points) > 1:
+            sheet.canvas.polyline(points, colour)
+
+
+def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float]) -> None:
+    regions = (rules.roi_filtering, rules.overcrowding, rules.dwell)
+    for (kind, hue), group in zip(_REGION_KINDS, regions, strict=True):
+        for region in group:
+            key = f"{kind}/{region.name}"
+            points = [_scaled(sheet, rules, point) for point in region.polygon]
+            colour = ALARM if _is_flashing(key, sheet.result.frame, flashes) else colour_of(hue)
+            sheet.canvas.tint(points, colour, 0.28 if colour == ALARM else 0.12)
+            sheet.canvas.polyline(points, colour, is_closed=True)
+            lowest = max(points, key=lambda point: point[1])
+            sheet.canvas.chip(_counted(key, region.name, sheet), lowest, colour, strength=0.85)
+    for line in rules.line_crossing:
+        _draw_line(sheet, rules, line, flashes)
+
+
+def _draw_line(sheet: _Sheet, rules: RuleShapes, line: NamedLine, flashes: Mapping[str, float]) -> None:
+    key = f"line-crossing/{line.name}"
+    begin, end = (_scaled(sheet, rules, point) for point in line.line)
+    colour = ALARM if _is_flashing(key, sheet.result.frame, flashes) else WHITE
+    canvas = sheet.canvas
+    canvas.polyline([begin, end], INK, width_px=canvas.line_px * 2 + 2)
+    canvas.polyline([begin, end], colour, width_px=canvas.line_px * 2)
+    if line.direction is not None:
+        canvas.arrow(_scaled(sheet, rules, line.direction[0]), _scaled(sheet, rules, line.direction[1]), colour)
+    middle = ((begin[0] + end[0]) // 2 + canvas.text_px // 2, (begin[1] + end[1]) // 2 + canvas.text_px // 2)
+    canvas.chip(_counted(key, line.name, sheet), middle, colour, strength=0.85)
+
+
+def _scaled(sheet: _Sheet, rules: RuleShapes, point: Point) -> Pixel:
+    frame = sheet.result.frame
+    across = frame.width / rules.config_width if rules.config_width > 0 else 1.0
+    down = frame.height / rules.config_height if rules.config_height > 0 else 1.0
+    return sheet.pixel(point[0] * across, point[1] * down)
+
+
+def _is_flashing(key: str, frame: Frame, flashes: Mapping[str, float]) -> bool:
+    at = flashes.get(key)
+    return at is not None and 0 <= frame.pts_s - at < FLASH_S
+
+
+def _counted(key: str, name: str, sheet: _Sheet) -> str:
+    count = sheet.result.analytics.counts.get(key)
+    return name if count is None else f"{name} {count}"
+
+
+def _draw_title(sheet: _Sheet, name: str) -> None:
+    frame = sheet.result.frame
+    words = [name]
+    if sheet.canvas.width >= _NARROW_PX and frame.captured_unix_s > 0:
+        words.append(iso_time(frame.captured_unix_s)[:19].replace("T", " ") + " UTC")
+    minutes, seconds = divmod(max(frame.pts_s, 0.0), 60)
+    words.append(f"{int(minutes) // 60}:{int(minutes) % 60:02}:{seconds:04.1f}")
+    sheet.canvas.chip("   ".join(words), (0, 0), INK, strength=0.7)
+    if sheet.result.classes:
+        best = sheet.result.classes[0]
+        sheet.canvas.chip(f"{best.label} {best.score:.2f}", (0, sheet.canvas.text_size(" ")[1]), INK, strength=0.7)

@@ -1,0 +1,192 @@
+"""What is drawn onto pictures."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.analytics.rules import LineCrossing, Overcrowding, RoiFiltering, Rules
+from deepstream_pipeline.sinks.canvas import ALARM, Canvas, colour_of
+from deepstream_pipeline.sinks.osd import FLASH_S, Osd, OsdOptions
+from deepstream_pipeline.types import ByteArray, Detections, Tracks
+from tests.deepstream_pipeline.sinks.results import crossing, result
+
+NOTHING = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
+LAWN = ((40.0, 60.0), (280.0, 60.0), (280.0, 200.0), (40.0, 200.0))
+RULES = Rules(
+    320,
+    240,
+    roi_filtering=(RoiFiltering("Lawn", LAWN),),
+    overcrowding=(Overcrowding("Gate", LAWN, 3),),
+    line_crossing=(LineCrossing("Entry", ((20, 120), (300, 120)), ((160, 80), (160, 160))),),
+)
+
+
+def changed(picture: ByteArray | None, original: ByteArray | None) -> int:
+    """How many pixels of the picture differ."""
+    assert picture is not None
+    assert original is not None
+    return int((picture != original).any(axis=2).sum())
+
+
+def test_osd_leaves_the_results_picture_as_it_is() -> None:
+    """The picture of the result is everybody's: it is drawn onto a copy."""
+    told = result(3)
+    assert told.frame.image is not None
+    before = told.frame.image.copy()
+    assert changed(Osd().draw(told), before) > 500
+    assert changed(told.frame.image, before) == 0
+
+
+@pytest.mark.parametrize("part", ["has_boxes", "has_labels", "has_trails", "has_rules", "has_title"])
+def test_osd_draws_each_part_where_it_is_wanted(part: str) -> None:
+    """Each part alone leaves its marks; without any the picture is as it was."""
+    for options, is_drawn in ((NOTHING, False), (replace(NOTHING, **{part: True}), True)):
+        osd = Osd(options)
+        osd.set_source("cam", rules=RULES)
+        osd.draw(result(2))
+        told = result(3)
+        assert (changed(osd.draw(told), told.frame.image) > 0) is is_drawn
+
+
+def test_osd_box_is_where_the_object_is() -> None:
+    """The box's edge lies on the object's corners, in the colour of its identity."""
+    told = result(0, objects=1)
+    picture = Osd(replace(NOTHING, has_boxes=True)).draw(told)
+    assert picture is not None
+    left, top, right, bottom = (round(v) for v in told.tracks.detections.xyxy[0].tolist())
+    rows, columns = np.nonzero((picture == colour_of(1)).all(axis=2))
+    assert (columns.min(), columns.max(), rows.min(), rows.max()) == (left, right, top, bottom)
+
+
+@pytest.mark.parametrize("size", [(320, 240), (64, 48), (321, 241), (1920, 1080), (3840, 2160)])
+def test_osd_of_any_size_draws_within_the_picture(size: tuple[int, int]) -> None:
+    """Small, odd and huge pictures are drawn on; letters grow with them."""
+    osd = Osd()
+    osd.set_source("cam", name="A camera with rather a long name", rules=RULES)
+    told = result(1, size=size)
+    picture = osd.draw(told)
+    assert picture is not None
+    assert picture.shape == (size[1], size[0], 3)
+    assert changed(picture, told.frame.image) > 100
+
+
+def test_osd_text_is_legible_from_small_to_4k() -> None:
+    """Letters have eleven pixels at least, and about the same share of a picture of any size."""
+    heights = {size: Canvas(np.zeros((size[1], size[0], 3), np.uint8)).text_px for size in ((320, 240), (3840, 2160))}
+    assert heights[320, 240] >= 11
+    assert heights[3840, 2160] >= 40
+
+
+def test_osd_narrower_draws_the_same_things_smaller() -> None:
+    """With a limit of the width the picture is scaled first, and what is drawn fits it."""
+    told = result(0, size=(640, 480), objects=1)
+    picture = Osd(replace(NOTHING, has_boxes=True)).draw(told, max_width=320)
+    assert picture is not None
+    assert picture.shape == (240, 320, 3)
+    _, columns = np.nonzero((picture == colour_of(1)).all(axis=2))
+    left, _, right, _ = told.tracks.detections.xyxy[0].tolist()
+    assert abs(columns.min() - left / 2) <= 1
+    assert abs(columns.max() - right / 2) <= 1
+
+
+def test_osd_without_a_picture_is_none() -> None:
+    """A frame without a picture has nothing to be drawn onto."""
+    assert Osd().draw(result(0, has_image=False)) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -1e30])
+def test_osd_with_boxes_that_no_object_has_draws_the_others(value: float) -> None:
+    """A box of nonsense breaks nothing."""
+    told = result(0, objects=2)
+    boxes = told.tracks.detections.xyxy.copy()
+    boxes[0, 2] = value
+    detections = Detections(boxes, told.tracks.detections.score, told.tracks.detections.class_id)
+    osd = Osd()
+    for number in range(3):
+        frame = replace(told.frame, frame_num=number)
+        picture = osd.draw(replace(told, frame=frame, tracks=replace(told.tracks, detections=detections)))
+    assert picture is not None
+    assert (picture == colour_of(2)).all(axis=2).any()
+
+
+def test_osd_asked_twice_draws_once() -> None:
+    """A second sink gets the very picture that the first one had drawn."""
+    osd, told = Osd(), result(5)
+    first, narrow = osd.draw(told), osd.draw(told, max_width=100)
+    assert first is osd.draw(told)
+    assert narrow is osd.draw(told, max_width=100)
+    assert osd.draw(result(6)) is not first
+
+
+def test_osd_event_flashes_its_line_for_a_second() -> None:
+    """A line that was crossed is seen in the colour of alarm, for a while."""
+    osd = Osd(replace(NOTHING, has_rules=True))
+    osd.set_source("cam", rules=RULES)
+
+    def is_alarmed(number: int, *, has_event: bool) -> bool:
+        events = (crossing(number),) if has_event else ()
+        picture = osd.draw(result(number, events=events))
+        assert picture is not None
+        return bool((picture == ALARM).all(axis=2).sum() > 100)
+
+    frames = int(FLASH_S * 10)
+    assert not is_alarmed(0, has_event=False)
+    assert is_alarmed(1, has_event=True)
+    assert is_alarmed(frames, has_event=False)
+    assert not is_alarmed(frames + 1, has_event=False)
+
+
+def test_osd_trails_end_at_a_cut_and_are_bounded() -> None:
+    """What was seen before a cut leaves no trail behind it, and many objects leave no more than are kept."""
+    osd = Osd(replace(NOTHING, has_trails=True))
+    for number in range(10):
+        osd.draw(result(number))
+    behind_cut = result(10)
+    behind_cut = replace(behind_cut, frame=replace(behind_cut.frame, segment=1))
+    assert changed(osd.draw(behind_cut), behind_cut.frame.image) == 0
+    for number in range(11, 100):
+        told = result(number, objects=20, size=(64, 48))
+        ids = np.arange(20, dtype=np.int64) + number * 20
+        osd.draw(replace(told, tracks=Tracks(told.tracks.detections, ids, told.tracks.age_frames)))
+    assert len(osd._memories["cam"].trails) <= 512
+
+
+def test_osd_late_frame_is_drawn_and_leaves_no_trail() -> None:
+    """A slow sink that asks for an older frame gets it; the trails do not jump back."""
+    osd = Osd()
+    for number in (5, 6, 3):
+        assert osd.draw(result(number)) is not None
+    points = osd._memories["cam"].trails[1].points
+    assert [round(one[0] * 10) for one in points] == [5, 6]
+
+
+def test_osd_forgets_a_source_that_is_over() -> None:
+    """Sources that come and go leave nothing behind."""
+    osd = Osd()
+    for number in range(50):
+        source_id = f"cam{number}"
+        osd.set_source(source_id, name="x", rules=RULES)
+        osd.draw(result(0, source_id=source_id, size=(64, 48)))
+        osd.forget(source_id)
+    assert (osd._memories, osd._names, osd._rules) == ({}, {}, {})
+
+
+def test_osd_from_many_threads_draws_whole_pictures() -> None:
+    """Several sinks' threads may draw at once: each of them gets the same picture."""
+    osd = Osd()
+    pictures: list[ByteArray | None] = []
+    told = [result(number, size=(160, 120)) for number in range(40)]
+
+    def draw_all() -> None:
+        for one in told:
+            pictures.append(osd.draw(one))
+
+    threads = [threading.Thread(target=draw_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(pictures) == 160
+    assert all(picture is not None for picture in pictures)
