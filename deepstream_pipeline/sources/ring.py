@@ -5,6 +5,7 @@ network's row at its begin, and behind it the picture, where it travels. The chi
 the parent hands it back. Nobody looks at a slot that is not theirs.
 """
 
+import fcntl
 import mmap
 import os
 from dataclasses import dataclass
@@ -40,9 +41,15 @@ def image_offset(row_bytes: int) -> int:
 
 
 def new_ring(size: RingSize, name: str) -> int:
-    """The descriptor of new memory of that size; close-on-exec. Raises OSError."""
-    descriptor = os.memfd_create(f"penstock-ring-{name}"[:200], os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, size.size_bytes)
+    """The descriptor of new memory of that size, for ever: a child that cut it would end its parent by SIGBUS.
+    Close-on-exec. Raises OSError."""
+    descriptor = os.memfd_create(f"penstock-ring-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size.size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

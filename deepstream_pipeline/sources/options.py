@@ -1,0 +1,82 @@
+"""What the parent's side of the sources is told, and whom it tells."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.types import PreparedFrame, SourceState
+
+DECODER = (sys.executable, "-P", "-m", "deepstream_pipeline.sources.child")
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesOptions:
+    """Bounds of all sources together.
+
+    ring_frames, ring_bytes: of decoded frames that wait, for each source; both hold. max_pixels: of a frame; a larger
+    one is refused. max_opening: sources that are opened at one moment. decoder_threads: of each source, 0 for the
+    decoder's own choice. command: of a decode process; two numbers, of its socket and its ring, are put behind it.
+    """
+
+    max_sources: int = 200
+    ring_frames: int = 6
+    ring_bytes: int = 64 << 20
+    max_pixels: int = 3840 * 2160
+    max_opening: int = max(2, min(8, os.cpu_count() or 2))
+    decoder_threads: int = 1
+    command: tuple[str, ...] = DECODER
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNeeds:
+    """What a source's frames are made into.
+
+    spec: server.vision.spec.PrepareSpec.pack() of the network, empty where none looks. row_bytes, row_dtype: of one
+    row of its input. interval: frames between two that are inferred. wants_images: full pictures travel as well.
+    """
+
+    spec: bytes = b""
+    row_bytes: int = 0
+    row_dtype: npt.DTypeLike = np.uint8
+    interval: int = 0
+    wants_images: bool = False
+
+
+class SourceListener(Protocol):
+    """Who is told. Called on the thread of the sources, which every camera shares: nothing of it may wait.
+
+    Of each source: any of them, in order, then on_ended once, and nothing after it.
+    """
+
+    def on_frame(self, prepared: PreparedFrame) -> None:
+        """A frame. Whoever takes it calls its `release`, from any thread."""
+        ...
+
+    def on_lost(self, source_id: str, reason: str, count: int) -> None:
+        """So many decoded frames did not come. reason: of types.DropReason."""
+        ...
+
+    def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
+        """It is in another state, or in the same for another reason."""
+        ...
+
+    def on_opened(self, source_id: str, opened: Opened) -> None:
+        """It is open; again after a change of resolution, rate or codec, and after each reconnection."""
+        ...
+
+    def on_beat(self, source_id: str, beat: Beat) -> None:
+        """Each second. Its sums go on over the source's processes."""
+        ...
+
+    def on_ended(self, source_id: str) -> None:
+        """No more frames of it will come: it is over, failed, or was taken out."""
+        ...
+
+    def on_recorded(self, source_id: str, path: str, error: str) -> None:
+        """A recording is finished. error: empty where it is whole."""
+        ...

@@ -1,0 +1,69 @@
+"""What a source's frames say by their times and contents: how many a second, whether too many, or always the same."""
+
+from collections import deque
+
+WINDOW_S = 3.0
+_BUCKET_S = 0.5
+MARGIN_FPS = 10.0  # so much more than expected is still believed
+RUNAWAY_S = 3  # whole seconds in a row, so that frames which waited for us and come at once are no runaway
+
+
+class Pace:
+    """Frames a second of one process."""
+
+    def __init__(self) -> None:
+        self._begun_at: float | None = None
+        self._buckets: deque[tuple[float, int]] = deque()
+        self._second, self._in_second, self._seconds_too_many = 0, 0, 0
+
+    def count(self, now: float, frames: int, limit_fps: float | None) -> bool:
+        """Take so many frames in. Whether each of the last whole seconds had more than limit_fps + MARGIN_FPS."""
+        if self._begun_at is None:
+            self._begun_at = now
+        if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
+            begin, counted = self._buckets[-1]
+            self._buckets[-1] = (begin, counted + frames)
+        else:
+            self._buckets.append((now, frames))
+            self._forget(now)
+        return self._runs_away(now - self._begun_at, frames, limit_fps)
+
+    def fps(self, now: float) -> float:
+        """Over the last WINDOW_S, or since the first frame."""
+        self._forget(now)
+        if self._begun_at is None or not self._buckets:
+            return 0.0
+        return sum(count for _, count in self._buckets) / min(WINDOW_S, max(now - self._begun_at, 1.0))
+
+    def _runs_away(self, age_s: float, frames: int, limit_fps: float | None) -> bool:
+        second = int(age_s)
+        if second != self._second:
+            is_too_many = limit_fps is not None and self._in_second > limit_fps + MARGIN_FPS
+            is_next = second == self._second + 1
+            self._seconds_too_many = self._seconds_too_many + 1 if is_too_many and is_next else 0
+            self._second, self._in_second = second, 0
+        self._in_second += frames
+        return self._seconds_too_many >= RUNAWAY_S
+
+    def _forget(self, now: float) -> None:
+        while self._buckets and now - self._buckets[0][0] >= WINDOW_S:
+            self._buckets.popleft()
+
+
+class Stillness:
+    """Whether a source shows one and the same picture for too long. Only said, never acted on: a lobby at night may.
+
+    at: a live source's clock, a file's pts, which are read faster than they were filmed.
+    """
+
+    def __init__(self, frozen_after_s: float) -> None:
+        self._frozen_after_s = frozen_after_s
+        self._digest: int | None = None
+        self._since = 0.0
+        self.is_frozen = False
+
+    def see(self, at: float, digest: int) -> None:
+        if digest != self._digest:
+            self._digest, self._since, self.is_frozen = digest, at, False
+        elif at - self._since >= self._frozen_after_s:
+            self.is_frozen = True

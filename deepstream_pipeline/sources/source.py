@@ -1,0 +1,301 @@
+"""One source in the parent: its process, its watch, and what its listener is told. Of the sources' thread."""
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+
+from deepstream_pipeline.decode.uri import UriKind, kind_of
+from deepstream_pipeline.errors import SourceNotAllowed
+from deepstream_pipeline.sources.address import Secrets, policy_of, seems_live
+from deepstream_pipeline.sources.feed import Feed
+from deepstream_pipeline.sources.messages import (
+    DOWN,
+    UP,
+    Beat,
+    Cut,
+    Ended,
+    FrameReady,
+    Hold,
+    Lost,
+    Opened,
+    Recorded,
+    Start,
+    Want,
+)
+from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
+from deepstream_pipeline.sources.process import BrokenPromise, DecodeProcess
+from deepstream_pipeline.sources.ring import ring_size
+from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.sources.tally import Tally
+from deepstream_pipeline.sources.timeline import Timeline
+from deepstream_pipeline.sources.watch import Action, Watch, WatchOptions
+from deepstream_pipeline.types import DropPolicy, DropReason, SourceConfig, SourceState
+
+GiveBack = Callable[["Source", DecodeProcess, int], None]
+_LAST_READS = 64  # of a process that is over: more than its socket can hold
+_READ_MARGIN_S = 2.0  # the watch says first that a source is silent
+
+
+class Source:
+    """give_back: called from any thread with a slot that nobody reads any more, and its process.
+
+    is_leaving: it is being taken out. deferred: what is asked of its id once it is. process: the one that runs, is
+    asked to end, or was killed and is not reaped yet.
+    """
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        needs: SourceNeeds,
+        options: SourcesOptions,
+        *,
+        listener: SourceListener,
+        give_back: GiveBack,
+        now: float,
+    ) -> None:
+        self.config, self.source_id = config, config.source_id
+        self.process: DecodeProcess | None = None
+        self.deferred: deque[Callable[[float], None]] = deque()
+        self.is_leaving = False
+        self.watch = Watch(_watch_options(config), now, random.random)
+        self._needs, self._options, self._listener, self._give_back = needs, options, listener, give_back
+        self._wants_images = needs.wants_images
+        self._policy = policy_of(config)
+        self._secrets = Secrets(config.uri)
+        self._timeline, self._tally = Timeline(), Tally()
+        self._feed: Feed | None = None
+        self._opened: Opened | None = None
+        self._recordings: set[str] = set()
+        self._started_at = 0.0
+        self._start_s: float | None = None
+        self._told: tuple[SourceState, str] | None = None
+        self._is_told_over = False
+
+    # what time and people ask
+
+    def tick(self, now: float) -> bool:
+        """What time brings. Whether it wants to be started."""
+        is_ours = self._policy is DropPolicy.BLOCK and bool(self._feed and self._feed.outside)
+        action = self.watch.tick(now, is_ours=is_ours)
+        self._do(action)
+        return action is Action.START
+
+    def start(self, now: float) -> None:
+        """A process for it. One that cannot be started is tried again, as one that dies."""
+        self.watch.started(now)
+        self._started_at, self._start_s = now, None
+        try:
+            self.process = process = DecodeProcess(self._options.command, self._start_record(now), self.source_id)
+        except OSError as error:
+            self.watch.process_ended(now, f"could not be started ({error.strerror})")
+            self.tell()
+            return
+        self._tally.begin()
+        self._feed = Feed(self.source_id, process.ring, self._needs, lambda slot: self._give_back(self, process, slot))
+        self.tell()
+
+    def pause(self, now: float) -> None:
+        self._do(self.watch.pause(now))
+
+    def resume(self, now: float) -> None:
+        self._do(self.watch.resume(now))
+
+    def remove(self, now: float) -> None:
+        self.is_leaving = True
+        self._do(self.watch.remove(now))
+
+    def kill(self) -> None:
+        """There is no time left."""
+        if self.process is not None:
+            self.process.kill()
+
+    def broke(self, text: str) -> None:
+        """Its process is not to be trusted any more."""
+        self._do(self.watch.broke_promise(text))
+
+    def want_images(self, is_wanted: bool) -> None:
+        self._wants_images = is_wanted
+        self._send(Want(is_wanted))
+
+    def record(self, path: str, before_s: float, after_s: float) -> None:
+        if not self.watch.is_taken:
+            self._listener.on_recorded(self.source_id, path, f"the source is {self.watch.state.value}")
+            return
+        self._recordings.add(path)
+        self._send(Cut(path, before_s, after_s))
+
+    def released(self, process: DecodeProcess, slots: list[int]) -> None:
+        """Slots of one of its processes; those of a former one went with it."""
+        if process is self.process and self._feed is not None:
+            self._feed.outside.difference_update(slots)
+            process.release(slots)
+
+    # what its process says
+
+    def receive(self, now: float) -> bool:
+        """Take what it sent, a bounded number at once. False once it hung up."""
+        if self.process is None:
+            return False
+        try:
+            for message in self.process.receive():
+                if message is None:
+                    self.watch.hung_up(now)
+                    return False
+                self._start_s = now - self._started_at if self._start_s is None else self._start_s
+                self._tally.talk(now)
+                self._hear(message, now)
+        except BrokenPromise as error:
+            self.broke(self._secrets.hidden_in(str(error)))
+        return self.watch.is_heard
+
+    def process_ended(self, now: float, how: str) -> None:
+        """Its process is over, reaped and closed. how: as DecodeProcess.exit_text says."""
+        self.process = self._feed = None
+        for path in sorted(self._recordings):
+            self._listener.on_recorded(self.source_id, path, "its decode process ended")
+        self._recordings.clear()
+        self.watch.process_ended(now, self._secrets.hidden_in(how))
+        self.tell()
+
+    def hear_out(self, now: float) -> None:
+        """Its process is over: take what it said last."""
+        for _ in range(_LAST_READS):
+            if not self.watch.is_heard or not self.receive(now):
+                return
+
+    def tell(self) -> None:
+        """The listener, what changed."""
+        now_so = (self.watch.state, self.watch.reason)
+        if now_so != self._told:
+            self._told = now_so
+            self._listener.on_state(self.source_id, *now_so)
+        if self.watch.is_over and not self._is_told_over:
+            self._is_told_over = True
+            self._listener.on_ended(self.source_id)
+
+    def snapshot(self) -> SourceSnapshot:
+        """From any thread: each number is of about this moment."""
+        watch, beat, process, feed = self.watch, self._tally.beat, self.process, self._feed
+        return SourceSnapshot(
+            config=self.config,
+            state=watch.state,
+            reason=watch.reason,
+            fps=watch.fps,
+            frames=watch.decoded,
+            drops=dict(self._tally.drops),
+            restarts=watch.restarts,
+            is_frozen=watch.is_frozen,
+            opened=self._opened,
+            pts_s=self._timeline.pts_s or 0.0,
+            bad_packets=beat.bad_packets,
+            decode_s=beat.decode_s,
+            prepare_s=beat.prepare_s,
+            start_s=self._start_s,
+            waiting_frames=len(feed.outside) if feed is not None else 0,
+            pid=process.pid if process is not None else None,
+        )
+
+    # inside
+
+    def _hear(self, message: UP, now: float) -> None:
+        match message:
+            case FrameReady():
+                self._frame(message, now)
+            case Lost():
+                self._lost(self._tally.lost(message), message.count)
+                self._do(self.watch.lost(now, message.count))
+            case Beat():
+                beat = self._tally.beats(message)
+                self.watch.beat(now, message.decoded)
+                self._listener.on_beat(self.source_id, beat)
+            case Opened():
+                self._open(message, now)
+            case Recorded():
+                self._recordings.discard(message.path)
+                self._listener.on_recorded(self.source_id, message.path, self._secrets.hidden_in(message.error))
+            case Ended():
+                self.watch.said_end(now, message.reason, self._secrets.hidden_in(message.text))
+
+    def _frame(self, ready: FrameReady, now: float) -> None:
+        if self._feed is None or not self.watch.is_taken:
+            self._lost(self._tally.lost(Lost(DropReason.STOPPED.value, 1)), 1)
+            return
+        prepared = self._feed.prepared(
+            ready, self._timeline, now, max_pixels=self._options.max_pixels, is_live=self.watch.is_live
+        )
+        action = self.watch.frame(now, ready.digest, prepared.frame.pts_s)
+        self.tell()
+        self._listener.on_frame(prepared)
+        self._do(action)
+
+    def _lost(self, reason: DropReason, count: int) -> None:
+        self._listener.on_lost(self.source_id, reason.value, count)
+
+    def _open(self, opened: Opened, now: float) -> None:
+        if opened.width < 1 or opened.height < 1 or not math.isfinite(opened.fps) or opened.fps < 0:
+            raise BrokenPromise(f"its process opened {opened.width}x{opened.height} at {opened.fps} frames/s")
+        self._opened = opened
+        self.watch.opened(now, opened.fps, is_live=opened.is_live)
+        self._listener.on_opened(self.source_id, opened)
+        self.tell()
+
+    def _do(self, action: Action) -> None:
+        process = self.process
+        if process is not None and action is Action.KILL:
+            process.kill()
+        elif process is not None and action is Action.STOP:
+            process.ask_to_end()
+        elif action in (Action.HOLD, Action.GO_ON):
+            self._send(Hold(action is Action.HOLD))
+        self.tell()
+
+    def _send(self, record: DOWN) -> None:
+        if self.process is None or not self.watch.is_heard:
+            return
+        try:
+            self.process.send(record)
+        except BrokenPromise as error:
+            self.broke(str(error))
+
+    def _start_record(self, now: float) -> Start:
+        config, needs, options = self.config, self._needs, self._options
+        size = ring_size(options.ring_frames, needs.row_bytes, options.max_pixels * 3)
+        frame_num, pts_s, segment = self._timeline.begin(now, is_live=self.watch.is_live)
+        return Start(
+            uri=config.uri,
+            spec=needs.spec,
+            ring_frames=size.frames,
+            slot_bytes=size.slot_bytes,
+            ring_bytes=options.ring_bytes,
+            policy=self._policy.value,
+            interval=needs.interval,
+            wants_images=self._wants_images,
+            is_loop=config.is_loop,
+            is_udp=config.is_udp,
+            open_timeout_s=config.open_timeout_s,
+            read_timeout_s=config.reconnect_interval_s + _READ_MARGIN_S,
+            record_cache_s=config.record_cache_s,
+            threads=options.decoder_threads,
+            max_pixels=options.max_pixels,
+            first_frame_num=frame_num,
+            first_pts_s=pts_s,
+            first_segment=segment,
+        )
+
+
+def _watch_options(config: SourceConfig) -> WatchOptions:
+    try:
+        is_local = kind_of(config.uri) is UriKind.FILE
+    except SourceNotAllowed:
+        is_local = True
+    return WatchOptions(
+        is_live=seems_live(config.uri),
+        is_local=is_local,
+        is_loop=config.is_loop,
+        reconnect_interval_s=config.reconnect_interval_s,
+        reconnect_attempts=config.reconnect_attempts,
+        open_timeout_s=config.open_timeout_s,
+        expected_fps=config.expected_fps,
+        frozen_after_s=config.frozen_after_s,
+    )

@@ -1,0 +1,292 @@
+"""All sources of the program: one thread that waits for all of their processes, and never for one of them."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
+from deepstream_pipeline.sources.backoff import OpeningGate
+from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
+from deepstream_pipeline.sources.process import DecodeProcess
+from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.sources.source import Source
+from deepstream_pipeline.sources.wires import Bell, Wires
+from deepstream_pipeline.types import SourceConfig
+
+__all__ = ["SourceListener", "SourceNeeds", "SourceSnapshot", "Sources", "SourcesOptions"]
+
+log = structlog.get_logger(component="video")
+
+_IDLE_S = 1.0  # between two looks at every source, at most
+_TICK_S = 0.02  # and at least
+_HURRY_S = 0.1  # between two, once it is closed
+_STALE_S = 10.0  # a loop that took longer hangs in somebody's callback
+_KILL_S = 0.5  # before the end of a close's time
+_MAX_PATH = 4096
+
+Command = Callable[[float], None]
+
+
+class Sources:
+    """`start`, then the others, from any thread; `close` once. None of them waits for a camera, but close.
+
+    A source that was removed is told of as ended, and then is no more. One that is over by itself stays, with its
+    state, until it is removed, or another of its id is added.
+    """
+
+    def __init__(self, options: SourcesOptions, listener: SourceListener) -> None:
+        self.faults = 0  # of our own or the listener's, each at the cost of one process
+        self._options = options
+        self._listener = listener
+        self._sources: dict[str, Source] = {}
+        self._present: set[str] = set()
+        self._over: set[str] = set()
+        self._lock = threading.Lock()
+        self._commands: deque[Command] = deque()
+        self._returned: deque[tuple[Source, DecodeProcess, int]] = deque()
+        self._gate: OpeningGate[Source] = OpeningGate(options.max_opening)
+        self._bell = Bell()
+        self._wires: Wires[Source] = Wires(self._bell)
+        self._thread = threading.Thread(target=self._run, name="sources", daemon=True)
+        self._turned_at = time.monotonic()
+        self._tick_at = 0.0
+        self._end_at: float | None = None
+
+    # from any thread
+
+    def start(self) -> None:
+        """The thread runs."""
+        self._turned_at = time.monotonic()
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread turns."""
+        return self._thread.is_alive() and time.monotonic() - self._turned_at < _STALE_S
+
+    def add(self, config: SourceConfig, needs: SourceNeeds) -> None:
+        """Raises SourceExists, TooManySources, and PipelineError once it is closed."""
+        source_id = config.source_id
+        with self._lock:
+            if self._end_at is not None:
+                raise PipelineError("no source is added to a program that ends")
+            if source_id in self._over:
+                self._forget(source_id)
+            if source_id in self._present:
+                raise SourceExists(f"there is a source {source_id!r} already; remove it first, or choose another id")
+            if len(self._present) >= self._options.max_sources:
+                raise TooManySources(f"{self._options.max_sources} sources are the most here; remove one")
+            self._present.add(source_id)
+            self._post(lambda now: self._add(config, needs, now))
+
+    def remove(self, source_id: str) -> None:
+        """Its id is free at once. Raises UnknownSource."""
+        with self._lock:
+            self._known(source_id)
+            self._forget(source_id)
+
+    def pause(self, source_id: str) -> None:
+        """A live source is left; a file is held where it is. Raises UnknownSource."""
+        self._ask(source_id, Source.pause)
+
+    def resume(self, source_id: str) -> None:
+        """It goes on: a file where it was held. Raises UnknownSource."""
+        self._ask(source_id, Source.resume)
+
+    def want_images(self, source_id: str, is_wanted: bool) -> None:
+        """Full pictures travel, or do not, from about now on. Raises UnknownSource."""
+        self._ask(source_id, lambda source, now: source.want_images(is_wanted))
+
+    def record(self, source_id: str, path: str, before_s: float, after_s: float) -> None:
+        """Told by on_recorded, whatever comes of it. Raises UnknownSource, ValueError for a path that is too long."""
+        if len(path) > _MAX_PATH:
+            raise ValueError(f"a path of {len(path)} characters (at most {_MAX_PATH})")
+        self._ask(source_id, lambda source, now: source.record(path, before_s, after_s))
+
+    def snapshot(self) -> tuple[SourceSnapshot, ...]:
+        """Of every source that was not removed, in the order in which they were added."""
+        return tuple(source.snapshot() for source in list(self._sources.values()) if not source.is_leaving)
+
+    def close(self, timeout_s: float) -> bool:
+        """Every source ends, and is told of. Whether all did in time; no process, thread or descriptor is left."""
+        with self._lock:
+            is_first, self._end_at = self._end_at is None, time.monotonic() + timeout_s
+        if is_first and self._thread.ident is None:
+            self._close_all()
+            return True
+        self._bell.ring()
+        self._thread.join(timeout_s + 1.0)
+        return not self._thread.is_alive() and not self._sources
+
+    # with the lock
+
+    def _known(self, source_id: str) -> None:
+        if source_id not in self._present:
+            raise UnknownSource(f"there is no source {source_id!r}")
+
+    def _forget(self, source_id: str) -> None:
+        self._present.discard(source_id)
+        self._over.discard(source_id)
+        self._post(lambda now: self._do(source_id, Source.remove, now))
+
+    def _ask(self, source_id: str, call: Callable[[Source, float], None]) -> None:
+        with self._lock:
+            self._known(source_id)
+            self._post(lambda now: self._do(source_id, call, now))
+
+    def _post(self, command: Command) -> None:
+        self._commands.append(command)
+        self._bell.ring()
+
+    def _give_back(self, source: Source, process: DecodeProcess, slot: int) -> None:
+        self._returned.append((source, process, slot))
+        self._bell.ring()
+
+    # on the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_done():
+                self._turn()
+        except Exception:
+            log.exception("the sources' thread failed")
+            self.faults += 1
+        finally:
+            self._close_all()
+
+    def _turn(self) -> None:
+        self._turned_at = now = time.monotonic()
+        wakeups = [self._tick_at, self._gate.next_wakeup() or self._tick_at]
+        timeout_s = _HURRY_S if self._end_at is not None else _IDLE_S
+        for source, process, is_socket in self._wires.wait(max(0.0, min(*wakeups, now + timeout_s) - now)):
+            if process is source.process:  # it may have been reaped a moment ago
+                call = self._read if is_socket else self._reap
+                self._attend(source, call)
+        self._bell.heard()
+        self._take_back()
+        while self._commands:
+            self._commands.popleft()(time.monotonic())
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._tick(now)
+        self._open_next()
+
+    def _is_done(self) -> bool:
+        if self._end_at is None:
+            return False
+        now = time.monotonic()
+        for source in list(self._sources.values()):
+            if not source.is_leaving:
+                self._attend(source, Source.remove)
+            if now >= self._end_at - _KILL_S:
+                source.kill()
+        return not self._sources or now >= self._end_at
+
+    def _close_all(self) -> None:
+        for source in self._sources.values():
+            if (process := source.process) is not None:
+                process.kill()
+                self._wires.cut(process)
+                process.close()
+                log.error("a decode process did not end", source=source.source_id, pid=process.pid)
+        self._wires.close()
+        self._bell.close()
+
+    def _add(self, config: SourceConfig, needs: SourceNeeds, now: float) -> None:
+        former = self._sources.get(config.source_id)
+        if former is not None:
+            former.deferred.append(lambda later: self._add(config, needs, later))
+            return
+        source = Source(config, needs, self._options, listener=self._listener, give_back=self._give_back, now=now)
+        self._sources[config.source_id] = source
+        self._attend(source, lambda one, _: one.tell())
+        self._tick_at = now
+
+    def _do(self, source_id: str, call: Callable[[Source, float], None], now: float) -> None:
+        source = self._sources.get(source_id)
+        if source is not None and source.is_leaving:
+            source.deferred.append(lambda later: self._do(source_id, call, later))
+        elif source is not None:
+            self._attend(source, call)
+
+    def _attend(self, source: Source, call: Callable[[Source, float], None]) -> None:
+        """One source's turn. What fails in it, here or at the listener's, costs that source its process."""
+        now = time.monotonic()
+        try:
+            call(source, now)
+        except Exception:
+            log.exception("a source's turn failed", source=source.source_id)
+            self.faults += 1
+            source.kill()
+        self._settle(source, now)
+
+    def _settle(self, source: Source, now: float) -> None:
+        watch, process = source.watch, source.process
+        if process is not None:
+            self._wires.update(process, is_heard=watch.is_heard)
+        if not watch.is_opening:
+            self._gate.leave(source)
+        wakeup = watch.next_wakeup()
+        if wakeup is not None and not self._gate.is_asking(source):
+            self._tick_at = min(self._tick_at, max(wakeup, now + _TICK_S))
+        if watch.is_over:
+            self._settle_over(source, now)
+
+    def _settle_over(self, source: Source, now: float) -> None:
+        if not source.is_leaving:
+            with self._lock:
+                if source.source_id in self._present:
+                    self._over.add(source.source_id)
+            return
+        if self._sources.get(source.source_id) is source:
+            del self._sources[source.source_id]
+            for command in source.deferred:
+                command(now)
+
+    def _tick(self, now: float) -> None:
+        self._tick_at = now + _IDLE_S
+        for source in list(self._sources.values()):
+            self._attend(source, self._tick_one)
+
+    def _tick_one(self, source: Source, now: float) -> None:
+        if source.tick(now):
+            self._gate.ask(source)
+
+    def _open_next(self) -> None:
+        while (source := self._gate.next(time.monotonic())) is not None:
+            self._attend(source, self._open)
+
+    def _open(self, source: Source, now: float) -> None:
+        if not source.tick(now):  # it was paused or removed while it stood in the queue
+            return
+        self._gate.enter(source, now)
+        source.start(now)
+        if source.process is not None:
+            self._wires.connect(source.process, source)
+
+    def _read(self, source: Source, now: float) -> None:
+        if source.process is not None:
+            source.process.flush()
+        source.receive(now)
+
+    def _reap(self, source: Source, now: float) -> None:
+        process = source.process
+        if process is None or (how := process.exit_text()) is None:
+            return
+        source.hear_out(now)
+        self._wires.cut(process)
+        process.close()
+        source.process_ended(now, how)
+
+    def _take_back(self) -> None:
+        slots: dict[DecodeProcess, tuple[Source, list[int]]] = {}
+        while self._returned:
+            source, process, slot = self._returned.popleft()
+            slots.setdefault(process, (source, []))[1].append(slot)
+        for process, (source, numbers) in slots.items():
+            source.released(process, numbers)
+            if process.is_behind and process is source.process:
+                self._wires.update(process, is_heard=source.watch.is_heard)

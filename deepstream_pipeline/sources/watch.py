@@ -1,0 +1,322 @@
+"""What is to be done about one source, and what is said of it. Sans-IO: every method is told the time.
+
+A decode process is started when `tick` says START and nobody waits for it: a camera that is silent, hangs or lies costs
+its process, which is killed, and another is started after a pause that doubles. A file that has given frames is not
+read a second time, which would count them twice: it fails, and says after how many. One that loops begins anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from deepstream_pipeline.sources.backoff import Backoff
+from deepstream_pipeline.sources.messages import EndReason
+from deepstream_pipeline.sources.pace import MARGIN_FPS, Pace, Stillness
+from deepstream_pipeline.types import SourceState
+
+START_MARGIN_S = 5.0  # for the process to begin, before it asks the source
+GRACE_S = 2.0  # for a process that was asked to end, or said its last
+WELL_S = 10.0  # a source that gave frames for so long fails for the first time again
+AUTH_RETRY_S = 60.0
+FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder once kills it again
+
+
+class Action(Enum):
+    """What the caller does now. start: a process, then `started`. stop: ask it to end. kill: end it.
+    hold, go_on: tell it to read nothing more, or to read again."""
+
+    NONE = "none"
+    START = "start"
+    STOP = "stop"
+    KILL = "kill"
+    HOLD = "hold"
+    GO_ON = "go_on"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """is_live, is_local: as the address has it; once it is open it is known better. The others: SourceConfig's."""
+
+    is_live: bool
+    is_local: bool = False
+    is_loop: bool = False
+    reconnect_interval_s: float = 10.0
+    reconnect_attempts: int = -1
+    open_timeout_s: float = 10.0
+    expected_fps: float | None = None
+    frozen_after_s: float = 30.0
+
+
+class _Phase(Enum):
+    """Of the process: none and none wanted, wanted, started, open, asked to end, killed, never again."""
+
+    IDLE = 0
+    WAITING = 1
+    OPENING = 2
+    OPEN = 3
+    ENDING = 4
+    KILLED = 5
+    OVER = 6
+
+
+class Watch:
+    """One source. jitter: a number in [0, 1) by chance.
+
+    state, reason: for people; the reason is empty while it runs. restarts: processes after the first. frames: that came
+    from all of them; decoded: these, and the lost ones. fps: decoded over the last seconds, as of the last tick.
+    """
+
+    def __init__(self, options: WatchOptions, now: float, jitter: Callable[[], float]) -> None:
+        self.state, self.reason = SourceState.CONNECTING, ""
+        self.restarts, self.frames, self.decoded, self.fps = 0, 0, 0, 0.0
+        self.is_live = options.is_live
+        self._options = options
+        self._jitter = jitter
+        self._backoff, self._slow = Backoff(), Backoff(AUTH_RETRY_S * 1.2, AUTH_RETRY_S * 1.2, chance=1 / 3)
+        self._phase, self._due = _Phase.WAITING, float(now)
+        self._failures, self._is_restart = 0, False
+        self._is_paused = self._is_removed = False
+        self._stillness = Stillness(options.frozen_after_s)
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        self._end: tuple[EndReason, str] | None = None
+        self._fault = ""  # why we ended it
+        self._is_asked = False  # to end, by pause
+        self._running_since: float | None = None
+        self._beats = 0
+        self._limit_fps = self._options.expected_fps
+        self._pace = Pace()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it has shown the same picture for frozen_after_s."""
+        return self._stillness.is_frozen
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more, and no process is left."""
+        return self._phase is _Phase.OVER
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether its frames are wanted: not of one that is being taken out, or whose process we ended."""
+        return self._phase is _Phase.OPEN
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether its process was started, and did not say yet that the source is open."""
+        return self._phase is _Phase.OPENING
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a process is there that is not killed: what it says counts."""
+        return self._phase in (_Phase.OPENING, _Phase.OPEN, _Phase.ENDING)
+
+    def next_wakeup(self) -> float | None:
+        """When `tick` is to be called at the latest, None for no such time."""
+        if self._phase in (_Phase.IDLE, _Phase.OVER, _Phase.KILLED):
+            return None
+        is_held = self._is_paused and self._phase in (_Phase.OPENING, _Phase.OPEN)
+        return None if is_held else self._due
+
+    def tick(self, now: float, *, is_ours: bool = False) -> Action:
+        """What time brings. is_ours: the parent holds what the process waits for, so that its silence is no fault."""
+        self.fps = self._pace.fps(now)
+        wakeup = self.next_wakeup()
+        if wakeup is None or now < wakeup:
+            return Action.NONE
+        options = self._options
+        if self._phase is _Phase.WAITING:
+            return Action.START
+        if self._phase is _Phase.OPENING:
+            return self._kill(f"not open after {options.open_timeout_s:g} s")
+        if self._phase is _Phase.ENDING:
+            is_meant = self._end is not None or self._is_asked or self._is_removed
+            return self._kill("" if is_meant else "its process hung up, and did not end")
+        if is_ours:
+            self._due = now + options.reconnect_interval_s
+            return Action.NONE
+        self.state = SourceState.STALLED
+        return self._kill(f"no frame for {options.reconnect_interval_s:g} s")
+
+    def started(self, now: float) -> None:
+        """START was done."""
+        self._forget_process()
+        self.restarts += int(self._is_restart)
+        self._phase, self._due = _Phase.OPENING, now + self._options.open_timeout_s + START_MARGIN_S
+        if self.state is SourceState.STALLED:
+            self.state = self._unconnected()
+
+    def opened(self, now: float, fps: float, *, is_live: bool) -> None:
+        """The process has opened the source, or it changed. fps: as the stream says, 0 where it does not."""
+        self.is_live = is_live
+        self._limit_fps = self._options.expected_fps or fps or None
+        if self._phase is _Phase.OPENING:
+            self._phase = _Phase.OPEN
+            self._due = now + self._options.reconnect_interval_s
+
+    def frame(self, now: float, digest: int, pts_s: float) -> Action:
+        """A frame came."""
+        self.frames += 1
+        self._stillness.see(now if self.is_live else pts_s, digest)
+        if self._running_since is None:
+            self._running_since = now
+        if not self._is_paused and self._phase is _Phase.OPEN:
+            self.state, self.reason = SourceState.RUNNING, ""
+        return self._count(now, 1)
+
+    def lost(self, now: float, count: int) -> Action:
+        """So many frames were decoded, and did not come."""
+        return self._count(now, count)
+
+    def beat(self, now: float, decoded: int) -> None:
+        """The process lives, and has decoded so many frames since its start."""
+        if decoded > self._beats:
+            self._beats = decoded
+            self._progress(now)
+
+    def said_end(self, now: float, reason: EndReason, text: str) -> None:
+        """The process says why it ends; it has a moment to do so."""
+        self._end = (reason, text)
+        self._await_exit(now)
+
+    def hung_up(self, now: float) -> None:
+        """The process has closed its socket; it has a moment to end."""
+        self._await_exit(now)
+
+    def broke_promise(self, text: str) -> Action:
+        """The process sent what it must not, or does not read."""
+        return self._kill(text)
+
+    def process_ended(self, now: float, text: str) -> None:
+        """The process is gone. text: how, as "was ended by SIGSEGV"."""
+        was_asked, end, fault = self._is_asked and not self._fault, self._end, self._fault
+        running_s = 0.0 if self._running_since is None else now - self._running_since
+        if running_s >= WELL_S:
+            self._failures = 0
+        self._phase, self.fps = _Phase.IDLE, 0.0
+        if self._is_removed:
+            self._finish(SourceState.ENDED, "taken out")
+        elif was_asked or (self._is_paused and self.is_live):
+            self._begin_anew(now)
+        elif end is not None and not fault:
+            self._by_reason(now, *end)
+        else:
+            self._retry(now, fault or f"the decode process {text}")
+
+    def pause(self, now: float) -> Action:
+        """A live source's process is asked to end; a file's is to wait where it is."""
+        if self._is_paused or self._is_removed or self.is_over:
+            return Action.NONE
+        self._is_paused = True
+        self.state, self.reason = SourceState.PAUSED, ""
+        if self._phase is _Phase.WAITING:
+            self._phase = _Phase.IDLE
+        if self._phase not in (_Phase.OPENING, _Phase.OPEN):
+            return Action.NONE
+        if not self.is_live:
+            return Action.HOLD
+        self._is_asked = True
+        self._await_exit(now)
+        return Action.STOP
+
+    def resume(self, now: float) -> Action:
+        """It goes on: a live source with another process."""
+        if not self._is_paused:
+            return Action.NONE
+        self._is_paused = False
+        if self.is_over:
+            return Action.NONE
+        self.state = SourceState.CONNECTING
+        if self._phase is _Phase.IDLE:
+            self._begin_anew(now)
+        if self._phase is _Phase.OPENING:
+            self._due = now + self._options.open_timeout_s + START_MARGIN_S
+        elif self._phase is _Phase.OPEN:
+            self.state = SourceState.CONNECTING if self._running_since is None else SourceState.RUNNING
+            self._due = now + self._options.reconnect_interval_s
+        return Action.GO_ON if self._phase in (_Phase.OPENING, _Phase.OPEN) else Action.NONE
+
+    def remove(self, now: float) -> Action:
+        """It is to go. It is over at once, or when its process is."""
+        self._is_removed = True
+        if self._phase in (_Phase.IDLE, _Phase.WAITING):
+            self._finish(SourceState.ENDED, "taken out")
+        if self._phase not in (_Phase.OPENING, _Phase.OPEN):
+            return Action.NONE
+        self._await_exit(now)
+        return Action.STOP
+
+    def _count(self, now: float, frames: int) -> Action:
+        self.decoded += frames
+        self._progress(now)
+        is_runaway = self._pace.count(now, frames, self._limit_fps if self.is_live else None)
+        if not is_runaway or self._phase is not _Phase.OPEN:
+            return Action.NONE
+        return self._kill(
+            f"{self._pace.fps(now):.0f} frames/s, where {self._limit_fps or 0:g} are expected "
+            f"(more than {MARGIN_FPS:g} above)"
+        )
+
+    def _progress(self, now: float) -> None:
+        if self._phase is _Phase.OPEN:
+            self._due = now + self._options.reconnect_interval_s
+
+    def _await_exit(self, now: float) -> None:
+        if self._phase in (_Phase.OPENING, _Phase.OPEN):
+            self._phase, self._due = _Phase.ENDING, now + GRACE_S
+
+    def _kill(self, fault: str) -> Action:
+        if self._phase not in (_Phase.OPENING, _Phase.OPEN, _Phase.ENDING):
+            return Action.NONE
+        self._phase, self._fault = _Phase.KILLED, fault
+        if fault and not self._is_paused:
+            self.reason = fault
+            if self.state is SourceState.RUNNING:
+                self.state = SourceState.RECONNECTING
+        return Action.KILL
+
+    def _by_reason(self, now: float, reason: EndReason, text: str) -> None:
+        """Three cases: over for good; its password is wrong, which is asked slowly; anything else, tried again."""
+        is_gone = reason is EndReason.UNAVAILABLE and self._options.is_local
+        is_unreadable = reason is EndReason.DECODE and not self.is_live
+        if reason is EndReason.EOF and not self.is_live:
+            self._finish(SourceState.ENDED, "")
+        elif reason is EndReason.NOT_ALLOWED or is_gone or is_unreadable:
+            self._finish(SourceState.FAILED, text or reason.value)
+        elif reason is EndReason.EOF:
+            self._retry(now, text or "the source hung up")
+        else:
+            self._retry(now, text or reason.value, is_auth=reason is EndReason.AUTH_FAILED)
+
+    def _retry(self, now: float, reason: str, *, is_auth: bool = False) -> None:
+        self._failures, self._is_restart = self._failures + 1, True
+        if not self.is_live and self.frames and not self._options.is_loop:
+            self._finish(SourceState.FAILED, f"{reason}, after {self.frames} frames; a file is not read twice")
+            return
+        limit = self._options.reconnect_attempts
+        if self._options.is_local and not self.is_live:
+            limit = FILE_ATTEMPTS if limit < 0 else min(limit, FILE_ATTEMPTS)
+        if 0 <= limit < self._failures:
+            self._finish(SourceState.FAILED, f"given up after {self._failures} attempts: {reason}")
+            return
+        self.reason = reason
+        if self._is_paused:
+            self._begin_anew(now)
+            return
+        if self.state is not SourceState.STALLED:
+            self.state = SourceState.AUTH_FAILED if is_auth else self._unconnected()
+        delay_s = (self._slow if is_auth else self._backoff).delay_s(1 if is_auth else self._failures, self._jitter())
+        self._phase, self._due = _Phase.WAITING, now + delay_s
+
+    def _begin_anew(self, now: float) -> None:
+        """With a new process, now; or once it is resumed."""
+        self._failures, self._is_restart = 0, False
+        self._phase, self._due = (_Phase.IDLE if self._is_paused else _Phase.WAITING), now
+
+    def _unconnected(self) -> SourceState:
+        return SourceState.RECONNECTING if self.frames else SourceState.CONNECTING
+
+    def _finish(self, state: SourceState, reason: str) -> None:
+        self.state, self.reason, self._phase = state, reason, _Phase.OVER

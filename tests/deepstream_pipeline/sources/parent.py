@@ -1,0 +1,124 @@
+"""The parent's side with the fake decode process, and a listener that writes down what it is told."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourceSnapshot, SourcesOptions
+from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
+from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
+
+PATIENCE_S = 30.0
+COMMAND = (sys.executable, str(Path(__file__).with_name("fake_child.py")))
+OPTIONS = SourcesOptions(command=COMMAND, max_pixels=640 * 480)
+NEEDS = SourceNeeds(b"", ROW_BYTES, np.uint8)
+
+
+@dataclass
+class Told:
+    """What a listener was told; frames are released at once, unless is_keeping."""
+
+    is_keeping: bool = False
+    events: list[tuple[str, str, object]] = field(default_factory=list)
+    frames: list[PreparedFrame] = field(default_factory=list)
+    on_frame_call: Callable[[PreparedFrame], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def _note(self, kind: str, source_id: str, what: object) -> None:
+        with self._changed:
+            self.events.append((kind, source_id, what))
+            self._changed.notify_all()
+
+    def on_frame(self, prepared: PreparedFrame) -> None:
+        if self.on_frame_call is not None:
+            self.on_frame_call(prepared)
+        if self.is_keeping:
+            self.frames.append(prepared)
+        self._note("frame", prepared.frame.source_id, prepared.frame)
+        if not self.is_keeping:
+            prepared.release()
+
+    def on_lost(self, source_id: str, reason: str, count: int) -> None:
+        self._note("lost", source_id, (reason, count))
+
+    def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
+        self._note("state", source_id, (state, reason))
+
+    def on_opened(self, source_id: str, opened: Opened) -> None:
+        self._note("opened", source_id, opened)
+
+    def on_beat(self, source_id: str, beat: Beat) -> None:
+        self._note("beat", source_id, beat)
+
+    def on_ended(self, source_id: str) -> None:
+        self._note("ended", source_id, None)
+
+    def on_recorded(self, source_id: str, path: str, error: str) -> None:
+        self._note("recorded", source_id, (path, error))
+
+    def of(self, kind: str, source_id: str = "a") -> list[object]:
+        """All of a kind so far."""
+        with self._changed:
+            return [what for told, source, what in self.events if (told, source) == (kind, source_id)]
+
+    def wait(self, is_so: Callable[[], bool]) -> None:
+        """Until it is so, asked after each event."""
+        until = time.monotonic() + PATIENCE_S
+        with self._changed:
+            while not is_so():
+                left = until - time.monotonic()
+                assert left > 0, [event for event in self.events if event[0] != "frame"][-20:]
+                self._changed.wait(min(left, 0.1))
+
+    def wait_for(self, kind: str, count: int = 1, source_id: str = "a") -> list[object]:
+        """Until it was told so many of a kind."""
+        self.wait(lambda: sum((told, source) == (kind, source_id) for told, source, _ in self.events) >= count)
+        return self.of(kind, source_id)
+
+    def wait_for_state(self, state: SourceState, source_id: str = "a") -> str:
+        """Until it was in that state; the reason."""
+        found: list[str] = []
+
+        def is_so() -> bool:
+            states = (what for told, source, what in self.events if (told, source) == ("state", source_id))
+            found[:] = [what[1] for what in states if isinstance(what, tuple) and what[0] is state]
+            return bool(found)
+
+        self.wait(is_so)
+        return found[0]
+
+
+def camera(mode: str, source_id: str = "a", **changes: object) -> SourceConfig:
+    """A live source that behaves so."""
+    return replace(SourceConfig(f"rtsp://fake/{mode}", source_id), **changes)  # type: ignore[arg-type]
+
+
+def clip(mode: str, source_id: str = "a", **changes: object) -> SourceConfig:
+    """A file that behaves so."""
+    return replace(SourceConfig(f"file:///{mode}", source_id), **changes)  # type: ignore[arg-type]
+
+
+@contextmanager
+def running(told: Told, options: SourcesOptions = OPTIONS) -> Iterator[Sources]:
+    """Sources that are closed in the end, whatever happens."""
+    sources = Sources(options, told)
+    sources.start()
+    try:
+        yield sources
+        assert sources.faults == 0
+    finally:
+        assert sources.close(10.0)
+
+
+def one(sources: Sources, source_id: str = "a") -> SourceSnapshot:
+    """What is known of one source."""
+    return next(snapshot for snapshot in sources.snapshot() if snapshot.source_id == source_id)
