@@ -71,6 +71,12 @@ class RuleRefused(PipelineError):
     reason = "bad_rule"
 
 
+class RecordingUnreadable(PipelineError):
+    """A line of recorded objects that is none. By replay; the text names the line's number."""
+
+    reason = "bad_recording"
+
+
 class UnknownSource(PipelineError):
     """No source of that id. By the runner."""
 

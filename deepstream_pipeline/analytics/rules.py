@@ -13,7 +13,11 @@ Segment = tuple[Point, Point]
 
 
 class LineMode(StrEnum):
-    """What counts as a crossing of a line: nvdsanalytics' modes."""
+    """How closely an object's motion must follow a direction: nvdsanalytics' modes, with our angles.
+
+    The motion is that of the last second. loose: up to 90 degrees off: any crossing to the direction's side of a line,
+    anything that does not move backwards. balanced: up to 60. strict: up to 30.
+    """
 
     LOOSE = "loose"
     BALANCED = "balanced"
@@ -32,23 +36,26 @@ class RoiFiltering:
 
 @dataclass(frozen=True, slots=True)
 class Overcrowding:
-    """object_threshold objects or more in the polygon, for time_threshold_s."""
+    """object_threshold objects or more in the polygon, for time_threshold_s. Breaks of under 0.5 s do not end it."""
 
     name: str
     polygon: Polygon
     object_threshold: int
-    time_threshold_s: float = 0.0
+    time_threshold_s: float = 2.0
     class_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LineCrossing:
-    """Objects that cross the line the way that direction points; None: either way. is_extended: it has no ends."""
+    """Objects that cross the line the way that direction points; None: either way, whatever the mode.
+
+    is_extended: it has no ends.
+    """
 
     name: str
     line: Segment
     direction: Segment | None = None
-    mode: LineMode = LineMode.BALANCED
+    mode: LineMode = LineMode.LOOSE
     is_extended: bool = False
     class_ids: tuple[int, ...] = ()
 

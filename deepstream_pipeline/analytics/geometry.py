@@ -1,0 +1,57 @@
+"""Where points are: in polygons, beside lines. Arrays are float64, places in pixels."""
+
+import numpy as np
+import numpy.typing as npt
+
+from deepstream_pipeline.analytics.rules import LineMode, Point
+
+Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+Scale = tuple[float, float]
+
+MOST_DEGREES = {LineMode.LOOSE: 90.0, LineMode.BALANCED: 60.0, LineMode.STRICT: 30.0}
+
+_JITTER = 0.05  # of a box's diagonal: so far its foot may tremble without having moved
+
+
+def places(xyxy: npt.NDArray[np.float32]) -> tuple[Array, Array]:
+    """Of each box its foot, the middle of its lower edge, (n, 2), and the slack within which that is uncertain, (n,).
+
+    From places rounded to a thousandth of a pixel, as they are recorded: a replay sees what was seen live.
+    """
+    boxes = np.rint(xyxy.astype(np.float64) * 1000) / 1000
+    sides = boxes[:, 2:] - boxes[:, :2]
+    feet = np.stack(((boxes[:, 0] + boxes[:, 2]) / 2, boxes[:, 3]), axis=1)
+    return feet, _JITTER * np.sqrt(sides[:, 0] ** 2 + sides[:, 1] ** 2)
+
+
+def scaled(points: tuple[Point, ...], scale: Scale) -> Array:
+    """(m, 2), in the source's pixels."""
+    return np.array(points, np.float64) * scale
+
+
+class Area:
+    """A polygon; it may cross itself: inside is where a ray to its outside crosses its edges an odd number of times."""
+
+    def __init__(self, corners: Array) -> None:
+        self._x, self._y = corners.T
+        self._next_x, self._next_y = np.roll(corners, -1, axis=0).T
+        self._edge_x, self._edge_y = self._next_x - self._x, self._next_y - self._y
+        height = np.where(self._edge_y == 0, 1, self._edge_y)  # a level edge is never crossed
+        self._slope = self._edge_x / height
+        self._squares = self._edge_x**2 + self._edge_y**2
+        self._squares[self._squares == 0] = 1
+
+    def holds(self, points: Array) -> BoolArray:
+        """(n,) of (n, 2) points."""
+        x, y = points[:, :1], points[:, 1:]
+        is_beside = (self._y > y) != (self._next_y > y)
+        is_crossed = is_beside & (x < self._x + (y - self._y) * self._slope)
+        odd: BoolArray = np.bitwise_xor.reduce(is_crossed, axis=1)
+        return odd
+
+    def distance(self, x: float, y: float) -> float:
+        """Of a point to the nearest edge."""
+        to_x, to_y = x - self._x, y - self._y
+        along = ((to_x * self._edge_x + to_y * self._edge_y) / self._squares).clip(0, 1)
+        return float(np.sqrt(((to_x - along * self._edge_x) ** 2 + (to_y - along * self._edge_y) ** 2).min()))

@@ -1,0 +1,238 @@
+"""The analytics section of a configuration, in nvdsanalytics' words, to rules and back.
+
+    config-width: 1920                  # of the picture that the points are drawn in; scaled to the source's own
+    config-height: 1080
+    roi-filtering: [{name, roi, inverse-roi: false, class-id}]
+    overcrowding: [{name, roi, object-threshold, time-threshold: 2000 (ms), class-id}]
+    line-crossing: [{name, line, direction, mode: loose | balanced | strict, extended: false, class-id}]
+    direction-detection: [{name, direction, mode: balanced, class-id}]
+    dwell: [{name, roi, time-threshold: 0 (ms), class-id}]
+
+roi, line and direction are lists of [x, y], or "x;y;x;y" as nvdsanalytics writes them; line also its eight numbers, the
+direction's two points first. class-id: a number, a label, or a list of them; -1 or nothing for all.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deepstream_pipeline.analytics.rules import (
+    DirectionDetection,
+    Dwell,
+    LineCrossing,
+    LineMode,
+    Overcrowding,
+    RoiFiltering,
+    Rules,
+    Segment,
+)
+from deepstream_pipeline.analytics.shapes import Canvas, number, refused, split_numbers
+from deepstream_pipeline.analytics.writing import section_of
+from deepstream_pipeline.errors import RuleRefused
+
+__all__ = ["rules_from", "section_of"]
+
+R = TypeVar("R", RoiFiltering, Overcrowding, LineCrossing, DirectionDetection, Dwell)
+
+_SECTION = ("config-width", "config-height")
+_LISTS: dict[str, tuple[str, ...]] = {
+    "roi-filtering": ("name", "roi", "inverse-roi", "class-id"),
+    "overcrowding": ("name", "roi", "object-threshold", "time-threshold", "class-id"),
+    "line-crossing": ("name", "line", "direction", "mode", "extended", "class-id"),
+    "direction-detection": ("name", "direction", "mode", "class-id"),
+    "dwell": ("name", "roi", "time-threshold", "class-id"),
+}
+_MOST_NAME = 64
+
+
+def rules_from(section: object, labels: Sequence[str], *, where: str = "analytics") -> Rules:
+    """The rules of a section as YAML or JSON gives it; None for none. labels: of the model, by class_id; empty where it
+    is not known, and then class-id takes numbers only. where: the section's key path. Raises RuleRefused.
+    """
+    if section is None:
+        return Rules()
+    keys = _mapping(section, where, (*_SECTION, *_LISTS))
+    width, height = (_size(keys.get(key, 0), f"{where}.{key}") for key in _SECTION)
+    if bool(width) != bool(height):
+        raise refused(where, dict(zip(_SECTION, (width, height), strict=True)), "give both, or none")
+    reading = _Reading(keys, where, Canvas(width, height), tuple(labels))
+    return Rules(
+        config_width=width,
+        config_height=height,
+        roi_filtering=reading.rules("roi-filtering", _roi),
+        overcrowding=reading.rules("overcrowding", _overcrowding),
+        line_crossing=reading.rules("line-crossing", _line),
+        direction_detection=reading.rules("direction-detection", _direction),
+        dwell=reading.rules("dwell", _dwell),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One rule of a list, and where it stands."""
+
+    keys: Mapping[str, object]
+    where: str
+    canvas: Canvas
+    labels: tuple[str, ...]
+
+    def path(self, key: str) -> str:
+        return f"{self.where}.{key}"
+
+    def has(self, key: str) -> bool:
+        return self.keys.get(key) is not None
+
+    def get(self, key: str) -> object:
+        if not self.has(key):
+            raise RuleRefused(f"{self.where}: {key} is missing")
+        return self.keys[key]
+
+    @property
+    def name(self) -> str:
+        value, where = self.get("name"), self.path("name")
+        if not isinstance(value, str):
+            raise refused(where, value, "a name is text; put it in quotes")
+        if not value.strip() or len(value) > _MOST_NAME or not value.isprintable() or "/" in value:
+            raise refused(where, value, f'a name has 1 to {_MOST_NAME} printable characters, and no "/"')
+        return value
+
+    @property
+    def class_ids(self) -> tuple[int, ...]:
+        value, where = self.keys.get("class-id"), self.path("class-id")
+        if value is None:
+            return ()
+        if isinstance(value, str) and ";" in value:
+            listed: list[object] = [int(one) for one in split_numbers(value, where)]
+        else:
+            listed = list(value) if isinstance(value, list | tuple) else [value]
+        class_ids = sorted({self._class_id(one, where) for one in listed})
+        return () if -1 in class_ids else tuple(class_ids)
+
+    def _class_id(self, value: object, where: str) -> int:
+        if isinstance(value, str):
+            if value in self.labels:
+                return self.labels.index(value)
+            if not self.labels:
+                raise refused(where, value, "the model's labels are not known here; give the class's number")
+            raise refused(where, value, f"the model has no such class{_nearest(value, self.labels)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+            raise refused(where, value, "a class is its number or its label, -1 stands for all")
+        if self.labels and value >= len(self.labels):
+            raise refused(where, value, f"the model has classes 0 to {len(self.labels) - 1}")
+        return value
+
+    def mode(self, default: LineMode) -> LineMode:
+        value = self.keys.get("mode", default)
+        if value not in tuple(LineMode):
+            raise refused(self.path("mode"), value, f"modes are loose, balanced, strict{_nearest(value, LineMode)}")
+        return LineMode(str(value))
+
+    def is_true(self, key: str) -> bool:
+        value = self.keys.get(key, False)
+        if value not in (True, False):  # and so 0 and 1
+            raise refused(self.path(key), value, "this takes true or false")
+        return bool(value)
+
+    def seconds(self, key: str, default_s: float) -> float:
+        milliseconds = number(self.keys.get(key, default_s * 1000), self.path(key))
+        if milliseconds < 0:
+            raise refused(self.path(key), milliseconds, "this takes milliseconds, 0 or more")
+        return milliseconds / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    keys: Mapping[str, object]
+    where: str
+    canvas: Canvas
+    labels: tuple[str, ...]
+
+    def rules(self, kind: str, read: Callable[[_Entry], R]) -> tuple[R, ...]:
+        listed, where = self.keys.get(kind), f"{self.where}.{kind}"
+        if listed is None:
+            return ()
+        if not isinstance(listed, list | tuple):
+            raise refused(where, listed, "this takes a list of rules, each with a name")
+        rules: list[R] = []
+        for place, entry in enumerate(listed):
+            at = f"{where}[{place}]"
+            rule = read(_Entry(_mapping(entry, at, _LISTS[kind]), at, self.canvas, self.labels))
+            if any(rule.name == other.name for other in rules):
+                raise refused(f"{at}.name", rule.name, f"another rule of {kind} has that name; names tell them apart")
+            rules.append(rule)
+        return tuple(rules)
+
+
+def _roi(entry: _Entry) -> RoiFiltering:
+    polygon = entry.canvas.polygon(entry.get("roi"), entry.path("roi"))
+    return RoiFiltering(entry.name, polygon, entry.is_true("inverse-roi"), entry.class_ids)
+
+
+def _overcrowding(entry: _Entry) -> Overcrowding:
+    threshold, where = entry.get("object-threshold"), entry.path("object-threshold")
+    if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
+        raise refused(where, threshold, "this takes a whole number, 1 or more")
+    polygon = entry.canvas.polygon(entry.get("roi"), entry.path("roi"))
+    return Overcrowding(entry.name, polygon, threshold, entry.seconds("time-threshold", 2.0), entry.class_ids)
+
+
+def _line(entry: _Entry) -> LineCrossing:
+    line, direction = _line_and_direction(entry)
+    if direction is not None and _is_parallel(line, direction):
+        fix = "the direction runs along the line; nothing can cross it that way"
+        raise refused(entry.path("direction"), direction, fix)
+    mode, is_extended = entry.mode(LineMode.LOOSE), entry.is_true("extended")
+    return LineCrossing(entry.name, line, direction, mode, is_extended, entry.class_ids)
+
+
+def _line_and_direction(entry: _Entry) -> tuple[Segment, Segment | None]:
+    value, where = entry.get("line"), entry.path("line")
+    numbers = split_numbers(value, where) if isinstance(value, str) else []
+    if len(numbers) == 8:
+        if entry.has("direction"):
+            raise refused(where, value, "eight numbers hold the direction, too; leave the key direction out")
+        arrow, line = (";".join(map(repr, part)) for part in (numbers[:4], numbers[4:]))
+        return entry.canvas.segment(line, where), entry.canvas.segment(arrow, where, may_leave=True)
+    arrow_at = entry.path("direction")
+    direction = (
+        entry.canvas.segment(entry.get("direction"), arrow_at, may_leave=True) if entry.has("direction") else None
+    )
+    return entry.canvas.segment(value, where), direction
+
+
+def _is_parallel(line: Segment, direction: Segment) -> bool:
+    """Within a degree."""
+    (ax, ay), (bx, by) = ((end[0] - start[0], end[1] - start[1]) for start, end in (line, direction))
+    return abs(ax * by - ay * bx) < 0.0175 * math.hypot(ax, ay) * math.hypot(bx, by)
+
+
+def _direction(entry: _Entry) -> DirectionDetection:
+    direction = entry.canvas.segment(entry.get("direction"), entry.path("direction"), may_leave=True)
+    return DirectionDetection(entry.name, direction, entry.mode(LineMode.BALANCED), entry.class_ids)
+
+
+def _dwell(entry: _Entry) -> Dwell:
+    polygon = entry.canvas.polygon(entry.get("roi"), entry.path("roi"))
+    return Dwell(entry.name, polygon, entry.seconds("time-threshold", 0.0), entry.class_ids)
+
+
+def _mapping(value: object, where: str, known: Sequence[str]) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise refused(where, value, f"this takes keys and values: {', '.join(known)}")
+    for key in value:
+        if key not in known:
+            raise RuleRefused(f"{where}: there is no key {key!r}{_nearest(key, known)}; keys: {', '.join(known)}")
+    return value
+
+
+def _nearest(value: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(value).lower().replace("_", "-"), list(known), n=1)
+    return f"; did you mean {str(near[0])!r}?" if near else ""
+
+
+def _size(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65_536:
+        raise refused(where, value, "this takes a number of pixels, 0 for the source's own")
+    return value

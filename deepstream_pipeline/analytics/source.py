@@ -1,0 +1,95 @@
+"""A source's analytics: its rules, in order, over its frames."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from deepstream_pipeline.analytics.direction_detection import DirectionWatch
+from deepstream_pipeline.analytics.dwell import DwellWatch
+from deepstream_pipeline.analytics.line_crossing import LineWatch
+from deepstream_pipeline.analytics.overcrowding import CrowdWatch
+from deepstream_pipeline.analytics.roi_filtering import RoiWatch
+from deepstream_pipeline.analytics.rules import (
+    DirectionDetection,
+    Dwell,
+    LineCrossing,
+    Overcrowding,
+    RoiFiltering,
+    Rules,
+)
+from deepstream_pipeline.analytics.scene import Presence
+from deepstream_pipeline.analytics.watch import Watch
+from deepstream_pipeline.types import AnalyticsEvent, AnalyticsKind, Frame, FrameAnalytics, Tracks
+
+Rule = RoiFiltering | Overcrowding | LineCrossing | DirectionDetection | Dwell
+
+
+class SourceAnalytics:
+    """The rules of one source; see interfaces.Analytics. For one thread. labels: by class_id, for the counts' names.
+
+    Events come in the order of the kinds in Rules, and of a kind's rules in theirs. counts: "KIND/RULE" for every rule
+    (line-crossing: so far; else who is there now), "KIND/RULE/LABEL" for each class that is not 0, and "objects/LABEL"
+    for what the frame shows.
+    """
+
+    def __init__(self, rules: Rules, labels: Sequence[str], *, presence: Presence | None = None) -> None:
+        self._rules, self.labels = rules, tuple(labels)
+        self._presence = presence or Presence()
+        self._watches: list[tuple[Rule, str, Watch]] = [
+            (rule, f"{kind}/{rule.name}", watch) for kind, rule, watch in _watches(rules)
+        ]
+        self._size = (0, 0)
+
+    def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
+        """What came true with this frame, and what is counted so far."""
+        if (frame.width, frame.height) != self._size:
+            self._fit(frame)
+        scene = self._presence.see(frame, tracks)
+        counts: dict[str, int] = {}
+        self._count_classes(counts, "objects", Counter(scene.everybody.class_ids))
+        events: list[AnalyticsEvent] = []
+        names: list[list[str]] = [[] for _ in range(len(tracks))] if self._watches else []
+        for rule, key, watch in self._watches:
+            said = watch.observe(scene)
+            events += said.events
+            counts[key] = said.total
+            self._count_classes(counts, key, said.by_class)
+            for row in said.rows:
+                names[row].append(rule.name)
+        return FrameAnalytics(tuple(events), counts, tuple(map(tuple, names)))
+
+    def changed(self, rules: Rules) -> "SourceAnalytics":
+        """Other rules from the next frame on, in place of this one. A rule that stays as it is goes on counting."""
+        changed = SourceAnalytics(rules, self.labels, presence=self._presence)
+        if (rules.config_width, rules.config_height) == (self._rules.config_width, self._rules.config_height):
+            known = {rule: watch for rule, _, watch in self._watches}
+            changed._watches = [(rule, key, known.get(rule, watch)) for rule, key, watch in changed._watches]
+        return changed
+
+    def _fit(self, frame: Frame) -> None:
+        self._size = (frame.width, frame.height)
+        configured = (self._rules.config_width or frame.width, self._rules.config_height or frame.height)
+        for _, _, watch in self._watches:
+            watch.fit((frame.width / configured[0], frame.height / configured[1]))
+
+    def _count_classes(self, counts: dict[str, int], key: str, by_class: Counter[int]) -> None:
+        for class_id, count in by_class.items():
+            is_named = 0 <= class_id < len(self.labels)
+            counts[f"{key}/{self.labels[class_id] if is_named else f'class {class_id}'}"] = count
+
+
+def new_analytics(rules: Rules, labels: Sequence[str]) -> SourceAnalytics:
+    """One source's. labels: by class_id, for the names of the counts."""
+    return SourceAnalytics(rules, labels)
+
+
+def _watches(rules: Rules) -> Iterator[tuple[AnalyticsKind, Rule, Watch]]:
+    for roi in rules.roi_filtering:
+        yield AnalyticsKind.ROI_FILTERING, roi, RoiWatch(roi)
+    for crowd in rules.overcrowding:
+        yield AnalyticsKind.OVERCROWDING, crowd, CrowdWatch(crowd)
+    for line in rules.line_crossing:
+        yield AnalyticsKind.LINE_CROSSING, line, LineWatch(line)
+    for direction in rules.direction_detection:
+        yield AnalyticsKind.DIRECTION_DETECTION, direction, DirectionWatch(direction)
+    for dwell in rules.dwell:
+        yield AnalyticsKind.DWELL, dwell, DwellWatch(dwell)

@@ -1,0 +1,187 @@
+"""The analytics section: what it may say, and what is told to who writes something else."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepstream_pipeline.analytics.reading import rules_from, section_of
+from deepstream_pipeline.analytics.rules import (
+    NO_RULES,
+    DirectionDetection,
+    Dwell,
+    LineCrossing,
+    LineMode,
+    Overcrowding,
+    RoiFiltering,
+    Rules,
+)
+from deepstream_pipeline.errors import RuleRefused
+
+LABELS = ("person", "bicycle", "car", "traffic light")
+SQUARE = [[10, 10], [90, 10], [90, 90], [10, 90]]
+CORNERS = ((10.0, 10.0), (90.0, 10.0), (90.0, 90.0), (10.0, 90.0))
+LINE = [[10, 50], [90, 50]]
+DOWN = [[50, 40], [50, 60]]
+SIZE = {"config-width": 100, "config-height": 100}
+
+
+def test_section_of_everything_is_read() -> None:
+    """Each key in DeepStream's words, points as pairs."""
+    section = SIZE | {
+        "roi-filtering": [{"name": "Yard", "roi": SQUARE, "inverse-roi": True, "class-id": "car"}],
+        "overcrowding": [
+            {"name": "Stage", "roi": SQUARE, "object-threshold": 5, "time-threshold": 1500, "class-id": ["person", 1]}
+        ],
+        "line-crossing": [
+            {"name": "In", "line": LINE, "direction": DOWN, "mode": "strict", "extended": True, "class-id": 0}
+        ],
+        "direction-detection": [{"name": "South", "direction": DOWN, "mode": "loose", "class-id": -1}],
+        "dwell": [{"name": "Bench", "roi": SQUARE, "time-threshold": 30000}],
+    }
+    line, down = ((10.0, 50.0), (90.0, 50.0)), ((50.0, 40.0), (50.0, 60.0))
+    assert rules_from(section, LABELS) == Rules(
+        100,
+        100,
+        (RoiFiltering("Yard", CORNERS, True, (2,)),),
+        (Overcrowding("Stage", CORNERS, 5, 1.5, (0, 1)),),
+        (LineCrossing("In", line, down, LineMode.STRICT, True, (0,)),),
+        (DirectionDetection("South", down, LineMode.LOOSE),),
+        (Dwell("Bench", CORNERS, 30.0),),
+    )
+
+
+def test_section_as_nvdsanalytics_writes_it_is_read() -> None:
+    """Points with semicolons, the line's eight numbers with the direction first, class ids with semicolons, 0 and 1."""
+    section = {
+        "roi-filtering": [{"name": "Y", "roi": "10;10;90;10;90;90;10;90;", "inverse-roi": 0, "class-id": "0;2"}],
+        "line-crossing": [{"name": "Exit", "line": "789;672;1084;900;851;773;1203;732", "extended": 1}],
+    }
+    rules = rules_from(section, LABELS)
+    assert rules.roi_filtering == (RoiFiltering("Y", CORNERS, False, (0, 2)),)
+    line = LineCrossing("Exit", ((851, 773), (1203, 732)), ((789, 672), (1084, 900)), LineMode.LOOSE, True)
+    assert rules.line_crossing == (line,)
+
+
+@pytest.mark.parametrize("section", [None, {}, {"line-crossing": None}, {"roi-filtering": []}])
+def test_section_of_nothing_has_no_rules(section: object) -> None:
+    """Nothing said, nothing ruled."""
+    assert rules_from(section, LABELS) == NO_RULES
+
+
+def roi(**more: object) -> dict[str, object]:
+    return SIZE | {
+        "roi-filtering": [{"name": "Yard", "roi": SQUARE} | {k.replace("_", "-"): v for k, v in more.items()}]
+    }
+
+
+def line(**more: object) -> dict[str, object]:
+    return SIZE | {"line-crossing": [{"name": "In", "line": LINE} | more]}
+
+
+def crowd(**more: object) -> dict[str, object]:
+    entry = {"name": "S", "roi": SQUARE, "object-threshold": 2} | {k.replace("_", "-"): v for k, v in more.items()}
+    return {"overcrowding": [entry]}
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ([], r"analytics: \[\].*keys and values"),
+        ({"line-crosing": []}, r"analytics: there is no key 'line-crosing'; did you mean 'line-crossing'\?"),
+        ({"roi_filtering": []}, r"did you mean 'roi-filtering'\?"),
+        ({"roi-filtering": {"name": "a"}}, r"analytics\.roi-filtering: .*a list of rules"),
+        ({"roi-filtering": ["Yard"]}, r"analytics\.roi-filtering\[0\]: 'Yard'.*keys and values: name, roi"),
+        ({"config-width": 100}, r"analytics: .*give both, or none"),
+        ({"config-width": "100"}, r"analytics\.config-width: '100': .*pixels"),
+        (SIZE | {"dwell": [{"roi": SQUARE}]}, r"analytics\.dwell\[0\]: name is missing"),
+        (roi(name=5), r"roi-filtering\[0\]\.name: 5: .*quotes"),
+        (roi(name="a/b"), r"roi-filtering\[0\]\.name: 'a/b': .*no \"/\""),
+        (roi(name=" "), r"name: ' ': "),
+        (roi(roi=None), r"roi-filtering\[0\]: roi is missing"),
+        (roi(roi=5), r"roi-filtering\[0\]\.roi: 5: points are written"),
+        (roi(roi=[[1, 2], [3, 4]]), r"roi: .*three corners"),
+        (roi(roi=[[1, 1], [2, 2], [3, 3]]), r"roi: .*no area"),
+        (roi(roi=[[5, 5]] * 4), r"roi: .*no area"),
+        (roi(roi=[[1, 1], [2, 2, 2], [3, 3]]), r"roi\[1\]: \[2, 2, 2\]: a point is \[x, y\]"),
+        (roi(roi=[[1, 1], [2, "x"], [3, 3]]), r"roi\[1\]: 'x': .*a number"),
+        (roi(roi=[[1, 1], [2, float("nan")], [3, 3]]), r"roi\[1\]: nan: .*finite"),
+        (roi(roi=[[1, 1], [2, 10**400], [3, 3]]), r"roi\[1\]: 1000.*finite"),
+        (roi(roi=[[1, 1], [True, 9], [3, 3]]), r"roi\[1\]: True: .*a number"),
+        (roi(roi=[[1, 1], [101, 1], [50, 50]]), r"roi\[1\]: \[101, 1\]: that is outside the 100 x 100 picture"),
+        (roi(roi=[[1, 1], [9, -1], [50, 50]]), r"roi\[1\]: \[9, -1\]: that is outside"),
+        (roi(roi="1;2;3"), r"roi: '1;2;3': 3 numbers are no pairs"),
+        (roi(roi="1;2;x;4;5;6"), r"numbers with \";\" between"),
+        (roi(roi="1;2;inf;4;5;6"), r"roi: inf: .*finite"),
+        (roi(inverse_roi="maybe"), r"inverse-roi: 'maybe': this takes true or false"),
+        (roi(inverse_rio=True), r"no key 'inverse-rio'; did you mean 'inverse-roi'"),
+        (roi(class_id="perzon"), r"class-id: 'perzon': the model has no such class; did you mean 'person'\?"),
+        (roi(class_id=4), r"class-id: 4: the model has classes 0 to 3"),
+        (roi(class_id=[0, -2]), r"class-id: -2: a class is its number or its label"),
+        (roi(class_id=True), r"class-id: True: "),
+        (line(line=[[5, 5], [5, 5]]), r"line-crossing\[0\]\.line: .*put them apart"),
+        (line(line=SQUARE), r"line: .*two points"),
+        (line(direction=[[5, 5], [5, 5.5]]), r"direction: .*put them apart"),
+        (line(direction=[[5, 5], [50, 5]]), r"direction: .*along the line"),
+        (line(line="1;2;3;4;5;6;7;8", direction=DOWN), r"line: .*eight numbers hold the direction"),
+        (line(mode="strickt"), r"mode: 'strickt': modes are loose, balanced, strict; did you mean 'strict'\?"),
+        (line(mode=[1]), r"mode: \[1\]: modes are"),
+        (crowd(object_threshold=0), r"object-threshold: 0: .*1 or more"),
+        (crowd(object_threshold=2.5), r"object-threshold: 2.5: .*whole number"),
+        (crowd(object_threshold=None), r"overcrowding\[0\]: object-threshold is missing"),
+        (crowd(time_threshold=-1), r"time-threshold: -1.*milliseconds, 0 or more"),
+        (crowd(time_threshold="2s"), r"time-threshold: '2s': .*a number"),
+        ({"dwell": [{"name": "a", "roi": SQUARE}] * 2}, r"dwell\[1\]\.name: 'a': another rule of dwell has that name"),
+    ],
+)  # fmt: skip
+def test_section_that_cannot_be_meant_is_refused(section: object, words: str) -> None:
+    """With the key's path, the value and the fix."""
+    with pytest.raises(RuleRefused) as caught:
+        rules_from(section, LABELS)
+    assert re.search(words, caught.value.message), caught.value.message
+
+
+def test_section_refused_names_where_it_stands() -> None:
+    """The path begins where the section does."""
+    with pytest.raises(RuleRefused, match=r"^source\[2\]\.analytics\.dwel"):
+        rules_from({"dwell": 5}, LABELS, where="source[2].analytics.dwel")
+    with pytest.raises(RuleRefused, match="labels are not known here"):
+        rules_from(roi(class_id="person"), ())
+
+
+def test_section_without_labels_takes_numbers() -> None:
+    """Where the model is not known yet, its classes are numbers."""
+    assert rules_from(roi(class_id=[90, 1]), ()).roi_filtering[0].class_ids == (1, 90)
+
+
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="/", exclude_categories=("C", "Z")), min_size=1, max_size=9
+)
+coordinate = st.integers(0, 400).map(lambda n: n / 4)
+points = st.tuples(coordinate, coordinate)
+class_ids = st.lists(st.integers(0, 3), unique=True, max_size=3).map(lambda ids: tuple(sorted(ids)))
+times = st.integers(0, 10**6).map(lambda ms: ms / 1000)
+segments = st.tuples(points, points).filter(lambda two: abs(two[0][0] - two[1][0]) + abs(two[0][1] - two[1][1]) > 2)
+lines = st.builds(
+    LineCrossing, names, segments, st.none(), st.sampled_from(LineMode), st.booleans(), class_ids
+)  # fmt: skip
+rule_sets = st.builds(
+    Rules,
+    st.just(100),
+    st.just(100),
+    st.lists(st.builds(RoiFiltering, names, st.just(CORNERS), st.booleans(), class_ids), max_size=2),
+    st.lists(st.builds(Overcrowding, names, st.just(CORNERS), st.integers(1, 99), times, class_ids), max_size=2),
+    st.lists(lines, max_size=2),
+    st.lists(st.builds(DirectionDetection, names, segments, st.sampled_from(LineMode), class_ids), max_size=2),
+    st.lists(st.builds(Dwell, names, st.just(CORNERS), times, class_ids), max_size=2),
+)
+
+
+@given(rules=rule_sets)
+def test_section_of_rules_reads_as_the_same_rules(rules: Rules) -> None:
+    """section_of is rules_from's inverse, in plain JSON."""
+    kinds = {kind: getattr(rules, kind) for kind in Rules.__dataclass_fields__ if not kind.startswith("config")}
+    unique = {kind: tuple({rule.name: rule for rule in listed}.values()) for kind, listed in kinds.items()}
+    rules = Rules(100, 100, **unique)
+    assert rules_from(section_of(rules), LABELS) == rules

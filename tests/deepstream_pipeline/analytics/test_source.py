@@ -1,0 +1,93 @@
+"""A source's analytics as a whole: directions, scaling, changes of rules, and what it remembers."""
+
+import pytest
+
+from deepstream_pipeline.analytics import scene
+from deepstream_pipeline.analytics.rules import DirectionDetection, LineCrossing, LineMode, RoiFiltering, Rules
+from deepstream_pipeline.analytics.source import new_analytics
+from deepstream_pipeline.types import no_tracks
+from tests.deepstream_pipeline.analytics.scenes import LABELS, frame_at, observe, straight, told, tracks_at
+
+LINE = LineCrossing("Gate", ((500.0, 0.0), (500.0, 1000.0)))
+NORTH = ((500.0, 500.0), (500.0, 400.0))
+
+
+@pytest.mark.parametrize(
+    ("end", "mode", "degrees"),
+    [
+        ((500, 300), LineMode.STRICT, 90.0),
+        ((600, 300), LineMode.STRICT, 63.435),
+        ((650, 300), LineMode.STRICT, None),
+        ((650, 300), LineMode.BALANCED, 53.13),
+        ((350, 300), LineMode.BALANCED, 126.87),
+        ((900, 300), LineMode.BALANCED, None),
+        ((900, 300), LineMode.LOOSE, 26.565),
+        ((900, 520), LineMode.LOOSE, None),
+        ((500, 700), LineMode.LOOSE, None),
+        ((500, 500), LineMode.LOOSE, None),
+    ],
+)
+def test_direction_of_a_walk_is_told_as_its_mode_allows(end, mode: LineMode, degrees: float | None) -> None:
+    """Once, when it begins, with the direction in degrees: 0 to the right, 90 up."""
+    rules = Rules(direction_detection=(DirectionDetection("North", NORTH, mode),))
+    said = observe(rules, {1: straight((500, 500), end, 11)})
+    found = told(said)
+    if degrees is None:
+        assert found == []
+    else:
+        assert [(track_id, value) for _, track_id, value in found] == [(1, pytest.approx(degrees, abs=0.01))]
+        assert said[-1].counts["direction-detection/North/person"] == 1
+
+
+def test_direction_of_one_who_stops_and_goes_on_is_told_again() -> None:
+    """Standing still ends it; trembling does not begin it."""
+    rules = Rules(direction_detection=(DirectionDetection("North", NORTH),))
+    still = [(500, 300 + tremble) for tremble in [1, -1] * 10]
+    said = observe(rules, {1: [*straight((500, 500), (500, 300), 11), *still, *straight((500, 300), (500, 100), 11)]})
+    assert [number for number, _, _ in told(said)] == [1, 32]
+    assert [said[number].counts["direction-detection/North"] for number in (10, 25, 40)] == [1, 0, 1]
+
+
+def test_counts_of_a_frame_without_rules_are_its_objects_by_class() -> None:
+    """What is there now, also where nothing is asked of it."""
+    said = observe(Rules(), {1: [(10, 50)], 2: [(90, 50)], 3: [(200, 50)], 4: [(300, 50)]}, class_ids={2: 1, 3: 7})
+    assert said[0].counts == {"objects/person": 2, "objects/car": 1, "objects/class 7": 1}
+    assert new_analytics(Rules(), LABELS).observe(frame_at(0), no_tracks()).counts == {}
+
+
+def test_rules_are_scaled_to_the_sources_size_and_at_its_change() -> None:
+    """config-width and -height: a line at a quarter of the picture is there in every resolution."""
+    rules = Rules(400, 100, line_crossing=(LineCrossing("Gate", ((100.0, 0.0), (100.0, 100.0))),))
+    analytics = new_analytics(rules, LABELS)
+    assert len(told(observe(analytics, {1: [(220, 500), (280, 500)]}))) == 1
+    assert len(told(observe(analytics, {2: [(220, 500), (280, 500)]}, first=2, size=(2000, 1000)))) == 0
+    assert len(told(observe(analytics, {3: [(470, 500), (530, 500)]}, first=4, size=(2000, 1000)))) == 1
+
+
+def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
+    """A rule that is the same goes on counting and knows who is where; another of its name begins at 0."""
+    other = LineCrossing("Other", ((700.0, 0.0), (700.0, 1000.0)))
+    analytics = new_analytics(Rules(line_crossing=(LINE, other)), LABELS)
+    observe(analytics, {1: [(400, 500), (800, 500)], 2: [(400, 500), (450, 500)]})
+    moved = LineCrossing("Other", ((701.0, 0.0), (701.0, 1000.0)))
+    changed = analytics.changed(Rules(line_crossing=(moved, LINE)))
+    said = observe(changed, {2: [(800, 500)]}, first=2)[0]
+    assert said.counts["line-crossing/Gate"] == 2
+    assert said.counts["line-crossing/Other"] == 0
+
+
+def test_rules_changed_in_their_picture_begin_anew() -> None:
+    """The same points of another configured picture are another place."""
+    analytics = new_analytics(Rules(line_crossing=(LINE,)), LABELS)
+    observe(analytics, {1: [(400, 500), (800, 500)]})
+    said = observe(analytics.changed(Rules(2000, 2000, line_crossing=(LINE,))), {1: [(800, 500)]}, first=2)
+    assert said[0].counts["line-crossing/Gate"] == 0
+
+
+def test_objects_beyond_all_measure_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many identities a tracker makes in a second, what is remembered has a bound."""
+    monkeypatch.setattr(scene, "MOST_OBJECTS", 50)
+    analytics = new_analytics(Rules(roi_filtering=(RoiFiltering("All", ((0, 0), (1000, 0), (1000, 1000))),)), LABELS)
+    for number in range(100):
+        analytics.observe(frame_at(number, fps=100), tracks_at({number * 10 + one: (900, 500) for one in range(10)}))
+        assert len(analytics._presence) <= 60
