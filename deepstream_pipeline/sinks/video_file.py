@@ -1,0 +1,246 @@
+"""annotated.mp4: what was seen, drawn, as H.264.
+
+It is written in fragments, so that what a killed run or a full disk leaves behind plays, and made a plain MP4 when it
+is finished. A time in it is pts_s less that of its first frame. Another resolution, or FRAMES_A_FILE frames, begin
+annotated-2.mp4 and so on; a file that an earlier run left is kept once, as annotated.previous.mp4.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import structlog
+from av.container import OutputContainer
+from av.error import FFmpegError
+from av.video.stream import VideoStream
+
+from deepstream_pipeline.errors import SinkFailed
+from deepstream_pipeline.sinks.encoder import Pictures, Quality, even, set_up
+from deepstream_pipeline.sinks.folders import SourceFolders, made_folder
+from deepstream_pipeline.sinks.osd import Osd
+from deepstream_pipeline.sinks.outage import Outage
+from deepstream_pipeline.types import ByteArray, FrameResult
+
+RETRY_S = 10.0
+FRAMES_A_FILE = 200_000  # the index of a file in progress takes about 100 bytes of memory a frame
+MIN_FREE_BYTES = 64 * 1024 * 1024  # of the disk, before another file is begun on one that was full
+_MOVFLAGS = "hybrid_fragmented+frag_keyframe+default_base_moof"
+
+log = structlog.get_logger(component="video")
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedOptions:
+    """folder: of the files, or of the sources' folders. crf: of x264, less is better."""
+
+    folder: Path
+    crf: int = 23
+
+
+class AnnotatedSink:
+    """A video file for each source. Raises SinkFailed at once where the folder cannot be written to.
+
+    When a disk is full, write raises SinkFailed once; what was written plays, and another file is begun when there is
+    room again. `lost` counts the pictures that are in none. Frames without a picture are passed over.
+    """
+
+    def __init__(
+        self,
+        options: AnnotatedOptions,
+        osd: Osd,
+        *,
+        is_single: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._osd = osd
+        self._clock = clock
+        self._quality = Quality(crf=options.crf)
+        self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
+        self._began_unix_s = time.time() - 0.05  # a file system's clock may be a tick behind
+        self._files: dict[str, VideoFile] = {}
+        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+
+    @property
+    def lost(self) -> int:
+        """Pictures that are in no file."""
+        return self._outage.lost
+
+    def write(self, result: FrameResult) -> None:
+        """Add the frame's picture to its source's file."""
+        picture = self._osd.draw(result)
+        if picture is None:
+            return
+        now = self._clock()
+        try:
+            if not self._may_write(now):
+                self._outage.lost += 1
+                return
+            self._file_for(result).write(picture, result.frame.pts_s)
+        except (OSError, FFmpegError) as error:
+            self._failed(result.frame.source_id, error, now)
+            return
+        lost = self._outage.worked()
+        if lost is not None:
+            log.info("annotated video is written again", lost_frames=lost)
+
+    def end_source(self, source_id: str) -> None:
+        """The source's file is finished."""
+        self._osd.forget(source_id)
+        self._finish(source_id)
+
+    def close(self) -> None:
+        """Every file is finished. Twice does nothing."""
+        failures = []
+        for source_id in list(self._files):
+            try:
+                self._finish(source_id)
+            except SinkFailed as failure:
+                failures.append(failure.message)
+        if failures:
+            raise SinkFailed("; ".join(failures))
+
+    def _may_write(self, now: float) -> bool:
+        if not self._outage.is_open:
+            return True
+        return self._outage.may_try(now) and _free_bytes(self._folders.folder) >= MIN_FREE_BYTES
+
+    def _file_for(self, result: FrameResult) -> "VideoFile":
+        source_id, size = result.frame.source_id, (result.frame.width, result.frame.height)
+        file = self._files.get(source_id)
+        if file is not None and file.is_for(size):
+            return file
+        self._finish(source_id)
+        folder = self._folders.of(source_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = VideoFile(_free_path(folder, self._began_unix_s), size, self._quality)
+        self._files[source_id] = file
+        return file
+
+    def _failed(self, source_id: str, error: Exception, now: float) -> None:
+        file = self._files.pop(source_id, None)
+        path = file.path if file is not None else self._folders.of(source_id)
+        if file is not None:
+            file.abandon()
+        self._outage.lost += 1
+        if self._outage.failed(now):
+            raise SinkFailed(f"{path}: {_why(error)}; annotated video is off until there is room again") from error
+
+    def _finish(self, source_id: str) -> None:
+        file = self._files.pop(source_id, None)
+        if file is None:
+            return
+        try:
+            file.close()
+        except (OSError, FFmpegError) as error:
+            file.abandon()
+            raise SinkFailed(f"{file.path}: {_why(error)}; it plays up to its last fragment") from error
+
+
+class VideoFile:
+    """One MP4 in the making. Raises OSError and FFmpegError; then only `abandon` may be called."""
+
+    def __init__(self, path: Path, size: tuple[int, int], quality: Quality) -> None:
+        self.path = path
+        self._size = size
+        self._frames = 0
+        self._pictures = Pictures(even(*size), key_every_s=quality.key_every_s)
+        self._file = _Output(path)
+        try:
+            container = av.open(self._file, "w", format="mp4", container_options={"movflags": _MOVFLAGS})
+            self._container: OutputContainer = container
+            self._stream: VideoStream = container.add_stream("libx264", options=quality.options())
+            set_up(self._stream.codec_context, self._pictures.size)
+        except (OSError, FFmpegError):
+            self._file.close()
+            raise
+
+    def is_for(self, size: tuple[int, int]) -> bool:
+        """Whether pictures of that size go on in this file."""
+        return size == self._size and self._frames < FRAMES_A_FILE
+
+    def write(self, picture: ByteArray, pts_s: float) -> None:
+        """Encode and add a picture."""
+        self._container.mux(self._pictures.timed(self._stream.encode(self._pictures.frame(picture, pts_s))))
+        self._frames += 1
+
+    def close(self) -> None:
+        """What waits in the encoder is written, and the file becomes a plain MP4."""
+        self._container.mux(self._pictures.timed(self._stream.encode(None)))
+        self._container.close()
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Leave on the disk what is there: whole fragments, which play."""
+        self._file.discard()
+        try:
+            self._container.close()
+        except (OSError, FFmpegError) as error:
+            log.debug("abandoned file did not close", path=str(self.path), why=_why(error))
+        self._file.close()
+
+
+class _Output:
+    """The file as FFmpeg sees it. After `discard` what is written to it goes nowhere: nothing is overwritten."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._is_discarding = False
+
+    def write(self, block: bytes) -> int:
+        """All of it, or OSError."""
+        view = memoryview(block)
+        while len(view) and not self._is_discarding:
+            view = view[os.write(self._descriptor, view) :]
+        return len(block)
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        """The new position."""
+        return os.lseek(self._descriptor, position, whence)
+
+    def tell(self) -> int:
+        """The position."""
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
+
+    def read(self, count: int) -> bytes:
+        """What is there already."""
+        return os.read(self._descriptor, count)
+
+    def discard(self) -> None:
+        """From now on nothing is written."""
+        self._is_discarding = True
+
+    def close(self) -> None:
+        """Twice does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _free_path(folder: Path, began_unix_s: float) -> Path:
+    """The first of annotated.mp4, annotated-2.mp4, … that this run has not written; an earlier run's is moved aside."""
+    number = 1
+    while True:
+        path = folder / ("annotated.mp4" if number == 1 else f"annotated-{number}.mp4")
+        try:
+            written_unix_s = path.stat().st_mtime
+        except FileNotFoundError:
+            return path
+        if written_unix_s < began_unix_s:
+            path.replace(path.with_suffix(".previous.mp4"))
+            return path
+        number += 1
+
+
+def _free_bytes(folder: Path) -> int:
+    free = os.statvfs(folder)
+    return free.f_bavail * free.f_frsize
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else os.strerror(error.errno)
+    return str(error)
