@@ -1,0 +1,228 @@
+"""A gateway's core on a thread of its own, over a real socket and slab; and an engine whose answers are collected."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from deepstream_pipeline.infer.answer import Answer
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.types import RowArray
+from server.backends.watch import KnownModel
+from server.core.errors import InferenceError, ModelNotFound
+from server.core.infer import InferRequest, InferResponse, Timings
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from server.local.core_server import CoreServer
+from server.local.guests import GuestRoom
+from server.local.lent_slab import Lender
+from server.local.slab import SharedSlab
+from server.local.slab_memory import nameless_memory
+
+SIDE = 64  # of a row: 48 KiB, enough for the slab
+PART = 4 << 20
+CLASSIFIER = {"network-type": "1", "labels": "dark;bright"}
+DETECTOR = {"network-type": "0", "parse-bbox-func-name": "boxes", "labels": "person;bicycle"}
+BOXES = (
+    TensorSpec("boxes", Datatype.FP32, (-1, 4)),
+    TensorSpec("scores", Datatype.FP32, (-1,)),
+    TensorSpec("class_ids", Datatype.INT64, (-1,)),
+)
+
+
+def classifier(name: str, max_batch_size: int, shape: tuple[int, ...] = (3, SIDE, SIDE)) -> ModelConfig:
+    inputs = (TensorSpec("x", Datatype.FP32, shape),)
+    return ModelConfig(name, "python", max_batch_size, inputs, (TensorSpec("y", Datatype.FP32, (2,)),), CLASSIFIER)
+
+
+def keeper() -> ModelConfig:
+    """Takes pictures at their own size, one a call."""
+    parameters = DETECTOR | {"network-input-order": "NHWC", "max-side": "320"}
+    return ModelConfig("keeper", "python", 0, (TensorSpec("x", Datatype.UINT8, (-1, -1, 3)),), BOXES, parameters)
+
+
+CONFIGS = (
+    classifier("owned", 4),
+    classifier("lone", 0, (1, 3, SIDE, SIDE)),
+    keeper(),
+    ModelConfig("tensors", "python", 4, (TensorSpec("x", Datatype.FP32, (3,)),), (), {}),
+    ModelConfig("wrong", "python", 4, (TensorSpec("x", Datatype.FP32, (3, 8, 8)),), BOXES, DETECTOR | {"offsets": "a"}),
+)
+
+
+@dataclass
+class FakeCore:
+    """EngineWatch, Backend and Batching at once. error: what every inference fails with. holds: nothing is answered."""
+
+    folder: Path
+    is_up: bool = True
+    reason: str = ""
+    generation: int = 1
+    error: InferenceError | None = None
+    holds: bool = False
+    fails_row: float | None = None
+    asked: list[InferRequest] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    cancelled: int = 0
+    suspicions: int = 0
+    models: dict[str, KnownModel] = field(
+        default_factory=lambda: {config.name: KnownModel(config.name, True, config=config) for config in CONFIGS}
+    )
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._task: asyncio.Task[None] | None = None
+        self.run(self._open())
+
+    # what the server asks
+
+    def owns(self, model_name: str) -> bool:
+        return model_name == "owned"
+
+    async def find(self, model_name: str) -> ModelConfig:
+        known = self.models.get(model_name)
+        if known is None or known.config is None:
+            raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
+        return known.config
+
+    def note_served(self, model_name: str) -> None:
+        self.served.append(model_name)
+
+    def suspect(self) -> None:
+        self.suspicions += 1
+
+    def note_late(self) -> None:
+        """Of no matter here."""
+
+    async def infer(self, request: InferRequest, *, client: str = "", priority: int = 0) -> InferResponse:
+        self.asked.append(request)
+        self.clients.append(client)
+        if self.holds:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        pixels = request.inputs[0].to_numpy()
+        if self.error is not None and self.fails_row in (None, float(pixels.flat[0])):
+            raise self.error
+        timings = Timings(queue=0.25, infer=0.5)
+        return InferResponse(request.model_name, "1", self._outputs(request, pixels), timings=timings)
+
+    @staticmethod
+    def _outputs(
+        request: InferRequest, pixels: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
+    ) -> tuple[Tensor, ...]:
+        """Of a classifier, (mean, 1 - mean) a row; of the keeper, one box as large as the picture."""
+        if request.model_name == "keeper":
+            height, width = pixels.shape[:2]
+            return (
+                tensor_from_numpy("boxes", np.array([[0, 0, width, height]], np.float32)),
+                tensor_from_numpy("scores", np.array([0.75], np.float32)),
+                tensor_from_numpy("class_ids", np.array([1], np.int64)),
+            )
+        means = pixels.astype(np.float32).mean(axis=(1, 2, 3))
+        return (tensor_from_numpy("y", np.stack([1 - means, means], axis=1).astype(np.float32)),)
+
+    # what a test does with it
+
+    def run(self, work: "asyncio.coroutines.Coroutine[object, object, None]") -> None:  # type: ignore[name-defined]
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    async def _open(self) -> None:
+        self.slab = SharedSlab(self._loop.call_later)
+        self.slab.renew(nameless_memory(4 * PART))
+        lender = Lender(self.slab, PART, GuestRoom(PART))
+        self.server = CoreServer(self.folder, self, self, self, lender=lender)  # type: ignore[arg-type]
+        self._task = self._loop.create_task(self.server.run())
+
+    async def _close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.sleep(0)
+
+    def die(self) -> None:
+        """As a core that is killed: its connections end."""
+        self.run(self._close())
+
+    def revive(self) -> None:
+        """Another core in its place."""
+        self.run(self._open())
+
+    def cut(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self.server.cut, reason)
+
+    def end(self) -> None:
+        self.die()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Asked:
+    """One submission: what was called, in order, and from which thread."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.threads: set[str] = set()
+        self._answers: list[Answer] = []
+        self._done = threading.Event()
+
+    def taken(self) -> None:
+        self.calls.append("taken")
+        self.threads.add(threading.current_thread().name)
+
+    def done(self, answer: Answer) -> None:
+        self.calls.append("done")
+        self.threads.add(threading.current_thread().name)
+        self._answers.append(answer)
+        self._done.set()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def answer(self, timeout_s: float = 20.0) -> Answer:
+        assert self._done.wait(timeout_s), "no answer came"
+        (answer,) = self._answers
+        return answer
+
+
+def submit(engine: Engine, network: Network, rows: Sequence[RowArray], *, within_s: float = 20.0) -> Asked:
+    asked = Asked()
+    deadline = time.monotonic() + within_s
+    engine.submit(network, rows, deadline=deadline, client="camera", taken=asked.taken, done=asked.done)
+    return asked
+
+
+def row(value: float) -> RowArray:
+    """Of the classifiers: their mean is the value."""
+    return np.full((3, SIDE, SIDE), value, np.float32)
+
+
+@contextlib.contextmanager
+def engine_at(place: EnginePlace) -> Iterator[Engine]:
+    engine = Engine(place)
+    engine.start(20)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)

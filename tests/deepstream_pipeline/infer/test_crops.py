@@ -1,0 +1,164 @@
+"""Which objects a secondary model looks at, and what it is given of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.infer.crops import (
+    AGAIN_AFTER_FRAMES,
+    FORGET_AFTER_FRAMES,
+    MAX_CROPS,
+    Crop,
+    SecondaryOptions,
+    SecondaryPlan,
+    crop_row,
+)
+from deepstream_pipeline.infer.network import Network, network_from
+from deepstream_pipeline.types import ByteArray, ClassScore, Detections, Frame, Tracks
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype
+from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec
+
+IMAGE = np.zeros((100, 200, 3), np.uint8)
+IMAGE[..., 0], IMAGE[..., 2] = 200, 20  # red, and a little blue
+RED = (ClassScore("colors", 0, "red", 0.9),)
+
+
+def network() -> Network:
+    inputs = (TensorSpec("x", Datatype.UINT8, (3, 8, 8)),)
+    parameters = {"network-type": "1", "model-color-format": "BGR"}
+    return network_from(
+        ModelConfig("colors", "onnxruntime", 8, inputs, (TensorSpec("y", Datatype.FP32, (2,)),), parameters)
+    )
+
+
+def frame(number: int, *, segment: int = 0) -> Frame:
+    return Frame("camera", number, number / 10, 0.0, 200, 100, IMAGE, segment=segment)
+
+
+def tracks(
+    *boxes: tuple[float, float, float, float], ids: tuple[int, ...] = (), classes: tuple[int, ...] = ()
+) -> Tracks:
+    count = len(boxes)
+    seen = Detections(
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.ones(count, np.float32),
+        np.array(classes or [0] * count, np.int64),
+    )
+    return Tracks(seen, np.array(ids or range(1, count + 1), np.int64), np.ones(count, np.int64))
+
+
+ONE = tracks((10, 10, 30, 50))
+
+
+def look(plan: SecondaryPlan, number: int, seen: Tracks = ONE, *, segment: int = 0) -> list[Crop]:
+    return plan.cut(network(), IMAGE, frame(number, segment=segment), seen)
+
+
+def test_object_is_looked_at_once_and_its_classes_stay() -> None:
+    """While its answer is awaited, and after it."""
+    plan = SecondaryPlan(SecondaryOptions())
+    (crop,) = look(plan, 0)
+    assert (crop.track_id, crop.row.shape, crop.row.dtype) == (1, (3, 8, 8), np.uint8)
+    assert look(plan, 1) == []
+    assert plan.attributes(ONE) == ((),)
+    plan.take(crop, RED)
+    assert look(plan, 2) == []
+    assert plan.attributes(ONE) == (RED,)
+    assert plan.attributes(tracks((0, 0, 9, 9), (10, 10, 30, 50), ids=(7, 1))) == ((), RED)
+
+
+def test_object_is_looked_at_again_after_the_interval_and_when_it_grew() -> None:
+    """Until the new answer comes, the former one is told."""
+    plan = SecondaryPlan(SecondaryOptions(reinfer_interval=5))
+    plan.take(look(plan, 0)[0], RED)
+    assert look(plan, 4) == []
+    (again,) = look(plan, 5)
+    assert plan.attributes(ONE) == (RED,)
+    plan.take(again, RED)
+    assert look(plan, 6, tracks((10, 10, 30, 60))) == []
+    assert len(look(plan, 7, tracks((10, 10, 30, 80)))) == 1
+
+
+def test_object_that_was_not_answered_is_looked_at_again_soon_and_not_in_every_frame() -> None:
+    """A model that fails is not asked with all objects each time."""
+    plan = SecondaryPlan(SecondaryOptions())
+    plan.take(look(plan, 0)[0], ())
+    assert [bool(look(plan, number)) for number in (1, AGAIN_AFTER_FRAMES - 1, AGAIN_AFTER_FRAMES)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        (SecondaryOptions(), [2, 3, 1]),
+        (SecondaryOptions(class_ids=frozenset((0,))), [2, 1]),
+        (SecondaryOptions(min_width=30), [2, 3]),
+        (SecondaryOptions(min_height=45), [2]),
+    ],
+)
+def test_objects_of_the_wanted_classes_and_sizes_are_looked_at_the_largest_first(
+    options: SecondaryOptions, ids: list[int]
+) -> None:
+    """operate-on-class-ids, input-object-min-width and -height."""
+    seen = tracks((0, 0, 20, 40), (0, 0, 60, 80), (0, 0, 40, 40), classes=(0, 0, 1))
+    assert [crop.track_id for crop in look(SecondaryPlan(options), 0, seen)] == ids
+
+
+def test_crowd_is_looked_at_in_turns() -> None:
+    """One frame asks for so many crops at most; the others come with the next."""
+    seen = tracks(*[(0.0, 0.0, 10.0, 10.0 + index / 10) for index in range(MAX_CROPS + 5)])
+    plan = SecondaryPlan(SecondaryOptions())
+    assert len(look(plan, 0, seen)) == MAX_CROPS
+    assert len(look(plan, 1, seen)) == 5
+
+
+def test_track_that_is_gone_is_forgotten() -> None:
+    """What is remembered of a source is bounded by what is seen in it, and ends with its segment."""
+    plan = SecondaryPlan(SecondaryOptions())
+    plan.take(look(plan, 0)[0], RED)
+    other = tracks((0, 0, 9, 9), ids=(2,))
+    look(plan, FORGET_AFTER_FRAMES, other)
+    assert plan.attributes(ONE) == (RED,)
+    look(plan, FORGET_AFTER_FRAMES + 1, other)
+    assert plan.attributes(ONE) == ((),)
+    plan.take(Crop(2, np.zeros((3, 8, 8), np.uint8)), RED)
+    look(plan, FORGET_AFTER_FRAMES + 2, tracks(), segment=1)
+    assert plan.attributes(other) == ((),)
+    plan.take(Crop(99, np.zeros((3, 8, 8), np.uint8)), RED)
+
+
+def test_box_that_lies_outside_the_picture_is_no_crop() -> None:
+    """A tracker's estimate may have left it; one that reaches over the edge is cut there."""
+    assert look(SecondaryPlan(SecondaryOptions()), 0, tracks((210, 10, 250, 50), (-40, -40, -2, -2))) == []
+    spec = PrepareSpec(0, 0, layout=Layout.NHWC, fit=Fit.KEEP, datatype=Datatype.UINT8)
+    cut = crop_row(IMAGE, (190.5, -5, 230, 20.2), spec)
+    assert cut is not None
+    assert cut.shape == (21, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("color", "pixel"), [(ColorFormat.RGB, [200, 0, 20]), (ColorFormat.BGR, [20, 0, 200]), (ColorFormat.GRAY, [62])]
+)
+def test_crop_has_the_networks_colours_and_size(color: ColorFormat, pixel: list[int]) -> None:
+    """Prepared as the gateway prepares a picture of that part alone."""
+    spec = PrepareSpec(8, 8, color=color, layout=Layout.NHWC, datatype=Datatype.UINT8)
+    cut = crop_row(IMAGE, (10, 10, 30, 50), spec)
+    assert cut is not None
+    assert cut.shape == (8, 8, len(pixel))
+    assert cut[4, 4].tolist() == pixel
+    scaled = crop_row(IMAGE, (10, 10, 30, 50), replace(spec, datatype=Datatype.FP32, scale=0.5))
+    assert scaled is not None
+    assert scaled[4, 4].tolist() == [value / 2 for value in pixel]
+
+
+def test_crop_leaves_the_picture_as_it_is() -> None:
+    """Frames are borrowed."""
+    image: ByteArray = IMAGE.copy()
+    image.flags.writeable = False
+    look_at = SecondaryPlan(SecondaryOptions()).cut(network(), image, frame(0), ONE)
+    assert len(look_at) == 1
