@@ -14,6 +14,7 @@ from deepstream_pipeline.decode.damage import Damage, Verdict
 from deepstream_pipeline.decode.failures import failure_of
 from deepstream_pipeline.decode.opening import DecodeOptions, open_container, pictures_of, set_threads
 from deepstream_pipeline.decode.pictures import upright_size
+from deepstream_pipeline.decode.recording import VideoPacket
 from deepstream_pipeline.decode.timeline import Timeline
 from deepstream_pipeline.decode.uri import UriKind, is_live, kind_of, redacted
 from deepstream_pipeline.errors import DecodeError, PipelineError, StreamEnded
@@ -75,7 +76,7 @@ class Decoder:
         """Of whose packets a copy can be written (a recording's template)."""
         return self._stream
 
-    def packets(self) -> Iterator["av.Packet[VideoStream]"]:
+    def packets(self) -> Iterator[VideoPacket]:
         """Each of the stream, until its end, the last ones empty. May be called again after an error.
 
         Raises SourceUnavailable when nothing comes in time, DecodeError when nothing can be read any more.
@@ -90,7 +91,7 @@ class Decoder:
                 raise failure_of(error, self._uri, self._kind, is_opening=False) from None
             return
 
-    def decode(self, packet: "av.Packet[VideoStream]") -> list[Picture]:
+    def decode(self, packet: VideoPacket) -> list[Picture]:
         """The pictures that came out with this packet, often none, or one. Raises DecodeError where none ever will."""
         if packet.is_corrupt:  # its frame, where one comes of it, is marked, too
             self._damage.bad_packets += 1

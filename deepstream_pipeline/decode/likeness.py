@@ -15,7 +15,7 @@ Plane = npt.NDArray[np.uint8]
 
 DEFAULT_CUT = 0.5
 _SIZE = (64, 18)
-_LINES = 90  # of a picture that are looked at
+_LINES = 36  # of a picture that are looked at, two for each of the thumbnail's
 _BINS = 16
 _LEAST_CHANGE = 24  # grey levels, on average: two dark pictures of one scene may differ in every bin
 _NOISE = 1  # grey levels: what a codec changes of a picture that stands still
@@ -51,8 +51,7 @@ class Likeness:
     def _is_cut(self, thumbnail: Plane) -> bool:
         if not self._cut or self._before is None:
             return False
-        change = float(np.mean(cv2.absdiff(thumbnail, self._before)))
-        if change < _LEAST_CHANGE:
+        if cv2.norm(thumbnail, self._before, cv2.NORM_L1) < _LEAST_CHANGE * thumbnail.size:
             return False
         return _histogram_difference(thumbnail, self._before) >= self._cut
 
@@ -64,7 +63,7 @@ def _thumbnail(luma: Plane) -> Plane:
 
 
 def _largest_difference(first: Plane, second: Plane) -> int:
-    return int(cv2.absdiff(first, second).max())
+    return int(cv2.norm(first, second, cv2.NORM_INF))
 
 
 def _histogram_difference(first: Plane, second: Plane) -> float:

@@ -32,7 +32,8 @@ class Start(Record, frozen=True, kw_only=True):
     spec: server.vision.spec.PrepareSpec.pack() of the network, empty for none. ring_frames, slot_bytes: of the ring
     whose descriptor came with the process; ring_bytes: how much of it may be used at once. interval: frames between two
     that are inferred. policy: of types.DropPolicy. wants_images: full frames travel, too. first_*: where the counting
-    goes on. threads: of the decoder, 0 for its own choice. max_pixels: larger frames are refused.
+    goes on. threads: of the decoder, 0 for its own choice. max_pixels: larger frames are refused. cut: how much
+    of a file's picture (0..1) must change its brightness at once for another segment to begin, 0 for never.
     """
 
     uri: str
@@ -53,6 +54,7 @@ class Start(Record, frozen=True, kw_only=True):
     first_frame_num: int = 0
     first_pts_s: float = 0.0
     first_segment: int = 0
+    cut: float = 0.5
 
 
 class Release(Record, frozen=True):

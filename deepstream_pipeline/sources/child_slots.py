@@ -1,0 +1,47 @@
+"""What stands in a slot of the ring: the network's row, and behind it the picture, where it travels."""
+
+import av
+import numpy as np
+
+from deepstream_pipeline.decode.pictures import Painter, Pixels
+from deepstream_pipeline.errors import DecodeError
+from deepstream_pipeline.preprocess.rows import PrepareSpec, prepare_row, row_bytes_of, wants_bgr
+from deepstream_pipeline.sources.messages import Start
+from deepstream_pipeline.sources.ring import Ring, image_offset
+
+_LEAST_SLOTS = 2  # one is written while the parent looks at another
+
+
+class SlotWriter:
+    """Converts frames straight into slots. painter: for who else looks at a frame."""
+
+    def __init__(self, ring: Ring, start: Start) -> None:
+        self.painter = Painter()
+        self._ring = ring
+        self._spec = PrepareSpec.unpack(start.spec) if start.spec else None
+        self._ring_bytes = start.ring_bytes
+
+    def most(self, width: int, height: int, has_image: bool) -> int:
+        """How many slots may be in use at once for pictures of that size. Raises DecodeError where none is enough."""
+        row_bytes = row_bytes_of(width, height, self._spec) if self._spec else 0
+        needed = max(image_offset(row_bytes) + width * height * 3 * has_image, 1)
+        size = self._ring.size
+        if needed > size.slot_bytes:
+            raise DecodeError(f"a picture of {width}x{height} needs {needed} bytes, and has room for {size.slot_bytes}")
+        return max(min(size.frames, self._ring_bytes // needed), _LEAST_SLOTS)
+
+    def write(self, slot: int, frame: av.VideoFrame, *, has_row: bool, has_image: bool) -> tuple[int, ...]:
+        """Into a free slot, what is asked for of it; the row's shape, empty without one."""
+        spec = self._spec if has_row else None
+        if spec is None and not has_image:
+            return ()
+        is_bgr = not has_image and spec is not None and wants_bgr(spec)
+        pixels = self.painter.bgr(frame) if is_bgr else self.painter.rgb(frame)
+        row_bytes, shape = (0, ()) if spec is None else self._write_row(slot, pixels, spec, is_bgr)
+        if has_image:
+            np.copyto(self._ring.array(slot, image_offset(row_bytes), pixels.shape, np.uint8), pixels)
+        return shape
+
+    def _write_row(self, slot: int, pixels: Pixels, spec: PrepareSpec, is_bgr: bool) -> tuple[int, tuple[int, ...]]:
+        row = prepare_row(pixels, spec, lambda shape, dtype: self._ring.array(slot, 0, shape, dtype), is_bgr=is_bgr)
+        return row.nbytes, row.shape

@@ -1,0 +1,255 @@
+"""What a decode process does: packets to pictures, pictures into the ring, and word of each to the parent."""
+
+import socket
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import cv2
+import msgspec
+
+from deepstream_pipeline.decode.decoder import Decoder, Picture, StreamFacts
+from deepstream_pipeline.decode.likeness import Likeness
+from deepstream_pipeline.decode.opening import DecodeOptions
+from deepstream_pipeline.decode.recording import Recorder
+from deepstream_pipeline.decode.uri import redacted
+from deepstream_pipeline.errors import (
+    DecodeError,
+    PipelineError,
+    SourceNotAllowed,
+    SourceRefused,
+    SourceUnavailable,
+    StreamEnded,
+)
+from deepstream_pipeline.sources.child_link import Link, ParentGone
+from deepstream_pipeline.sources.child_slots import SlotWriter
+from deepstream_pipeline.sources.messages import (
+    MESSAGE_BYTES,
+    Beat,
+    Ended,
+    EndReason,
+    FrameReady,
+    Lost,
+    Opened,
+    Recorded,
+    Start,
+    decode_down,
+)
+from deepstream_pipeline.sources.ring import Ring, RingSize
+from deepstream_pipeline.types import DropPolicy, DropReason
+
+_ERRAND_S = 0.2  # how often the parent's wishes are looked at while nothing is decoded
+_LOST_S = 0.2  # how late the parent hears of lost frames, at most, while more are lost
+
+_REASONS: tuple[tuple[type[PipelineError], EndReason], ...] = (
+    (SourceRefused, EndReason.AUTH_FAILED),
+    (SourceUnavailable, EndReason.UNAVAILABLE),
+    (SourceNotAllowed, EndReason.NOT_ALLOWED),
+    (DecodeError, EndReason.DECODE),
+    (StreamEnded, EndReason.EOF),
+)
+
+
+def serve(link: socket.socket, ring_descriptor: int) -> int:
+    """Do what the first message says until the source or the parent is over. The exit status."""
+    cv2.setNumThreads(1)
+    message = link.recv(MESSAGE_BYTES + 1)
+    try:
+        start = decode_down(message) if message else None
+    except msgspec.MsgspecError:
+        start = None
+    if not isinstance(start, Start):
+        return 2
+    ring = Ring(ring_descriptor, RingSize(start.ring_frames, start.slot_bytes))
+    work = Work(link, ring, start)
+    try:
+        return work.run()
+    finally:
+        ring.close()
+
+
+class Work:
+    """One run of one source."""
+
+    def __init__(self, link: socket.socket, ring: Ring, start: Start) -> None:
+        self._start = start
+        self._link = Link(link, start, self._beat)
+        self._slots = SlotWriter(ring, start)
+        self._policy = DropPolicy(start.policy)
+        self._recorder = Recorder(start.record_cache_s, self._tell_recorded)
+        self._likeness = Likeness(start.cut)
+        self._decoder: Decoder | None = None
+        self._told: StreamFacts | None = None
+        self._frame_num, self._segment = start.first_frame_num, start.first_segment
+        self._decoded = 0
+        self._since_row = start.interval
+        self._lost: dict[str, int] = {}
+        self._lost_at = 0.0
+        self._began_s = time.process_time()
+        self._prepare_s = 0.0
+
+    def run(self) -> int:
+        """Until its end, which the parent is told of where it still listens."""
+        self._link.begin()
+        try:
+            ended = self._run()
+        except ParentGone:
+            ended = None
+        except PipelineError as error:
+            ended = Ended(_reason_of(error), redacted(error.message))
+        except Exception as error:  # noqa: BLE001 - the process's root: whatever it is, it ends this source and is told
+            ended = Ended(EndReason.INTERNAL, _where(error))
+        return self._finish(ended)
+
+    def _finish(self, ended: Ended | None) -> int:
+        with suppress(ParentGone):
+            self._recorder.close()
+        with suppress(ParentGone):
+            if ended is not None:
+                self._tell_lost()
+                self._link.send(self._beat())
+                self._link.send(ended)
+        if self._decoder is not None:
+            self._decoder.close()
+        self._link.end()
+        return 1 if ended is not None and ended.reason is EndReason.INTERNAL else 0
+
+    def _run(self) -> Ended:
+        start = self._start
+        options = DecodeOptions(
+            open_timeout_s=start.open_timeout_s,
+            read_timeout_s=start.read_timeout_s,
+            is_udp=start.is_udp,
+            threads=start.threads,
+            max_pixels=start.max_pixels,
+        )
+        decoder = self._decoder = Decoder(start.uri, options, start.first_pts_s)
+        self._tell_opened(decoder)
+        while True:
+            decoded = self._decoded
+            self._read(decoder)
+            if self._decoded == decoded:
+                raise DecodeError(f"{redacted(start.uri)} has no picture in it that can be decoded")
+            if not start.is_loop:
+                return Ended(EndReason.EOF, f"{redacted(start.uri)} is over")
+            decoder.rewind()
+
+    def _read(self, decoder: Decoder) -> None:
+        for packet in decoder.packets():
+            self._errands()
+            self._recorder.push(packet, time.monotonic())
+            for picture in decoder.decode(packet):
+                self._take(decoder, picture)
+
+    def _take(self, decoder: Decoder, picture: Picture) -> None:
+        captured_at, captured_unix_s = time.monotonic(), time.time()
+        frame_num = self._frame_num
+        self._frame_num, self._decoded = frame_num + 1, self._decoded + 1
+        if picture.is_new:
+            self._segment += 1
+            self._likeness.begin()
+        if decoder.facts != self._told:
+            self._tell_opened(decoder)
+        self._since_row += 1
+        if picture.is_dropped:
+            return self._lose(DropReason.CORRUPT)
+        slot = self._slot(decoder.facts)
+        if slot is None:
+            return self._lose(DropReason.RING_FULL)
+        began_s = time.thread_time()
+        digest = self._look(decoder, picture)
+        has_row, has_image = self._since_row > self._start.interval, self._link.wants_images
+        row_shape = self._slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
+        if has_row:
+            self._since_row = 0
+        self._prepare_s += time.thread_time() - began_s
+        self._tell_lost()
+        return self._link.send(
+            FrameReady(
+                slot=slot,
+                frame_num=frame_num,
+                pts_s=picture.pts_s,
+                captured_at=captured_at,
+                captured_unix_s=captured_unix_s,
+                width=decoder.facts.width,
+                height=decoder.facts.height,
+                row_shape=row_shape,
+                has_image=has_image,
+                segment=self._segment,
+                is_corrupt=picture.is_corrupt,
+                digest=digest,
+            )
+        )
+
+    def _look(self, decoder: Decoder, picture: Picture) -> int:
+        """The picture's digest. A file's cut begins another segment; a camera has none, only a light that goes on."""
+        digest, is_cut = self._likeness.look(self._slots.painter.luma(picture.frame))
+        if is_cut and not decoder.facts.is_live and not picture.is_corrupt:
+            self._segment += 1
+        return digest
+
+    def _slot(self, facts: StreamFacts) -> int | None:
+        """One to write into; None where there is none and the policy is not to wait for it."""
+        most = self._slots.most(facts.width, facts.height, self._link.wants_images)
+        if self._policy is not DropPolicy.BLOCK:
+            return self._link.take_slot(most)
+        while True:
+            slot = self._link.wait_for_slot(most, _ERRAND_S)
+            if slot is not None:
+                return slot
+            self._errands()
+
+    def _errands(self) -> None:
+        """Begin the recordings that were asked for, and wait while it is held. Raises ParentGone."""
+        while True:
+            for cut in self._link.cuts():
+                self._recorder.cut(cut.path, cut.before_s, cut.after_s, time.monotonic())
+            self._recorder.look(time.monotonic())
+            if not self._link.wait_while_held(_ERRAND_S):
+                return
+
+    def _lose(self, reason: DropReason) -> None:
+        self._lost[reason] = self._lost.get(reason, 0) + 1
+        if time.monotonic() - self._lost_at >= _LOST_S:
+            self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        if not self._lost:
+            return
+        lost, self._lost, self._lost_at = self._lost, {}, time.monotonic()
+        for reason, count in lost.items():
+            self._link.send(Lost(reason, count))
+
+    def _tell_opened(self, decoder: Decoder) -> None:
+        facts = self._told = decoder.facts
+        self._recorder.begin(decoder.stream)
+        self._link.send(
+            Opened(
+                width=facts.width,
+                height=facts.height,
+                fps=facts.fps,
+                codec=facts.codec,
+                is_live=facts.is_live,
+                frames_total=facts.frames_total,
+                duration_s=facts.duration_s,
+            )
+        )
+
+    def _tell_recorded(self, path: str, error: str) -> None:
+        self._link.send(Recorded(path, error))
+
+    def _beat(self) -> Beat:
+        decode_s = max(time.process_time() - self._began_s - self._prepare_s, 0.0)
+        bad_packets = self._decoder.bad_packets if self._decoder is not None else 0
+        return Beat(self._decoded, bad_packets, decode_s, self._prepare_s)
+
+
+def _reason_of(error: PipelineError) -> EndReason:
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), EndReason.INTERNAL)
+
+
+def _where(error: Exception) -> str:
+    """What happened, and where: an error's own text may hold the address with its password."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}"
