@@ -53,7 +53,8 @@ class Feed:
                 raise ValueError(f"a picture of {ready.width}x{ready.height}")
             if ready.captured_at > now + _CLOCKS_S:
                 raise ValueError("a frame of the future")
-            row, image = self._row(ready), self._image(ready)
+            row = self._row(ready)
+            image = self._image(ready, 0 if row is None else row.nbytes)
             pts_s = timeline.place(ready, is_live=is_live)
         except ValueError as error:
             raise BrokenPromise(f"its process sent a frame that cannot be: {error}") from error
@@ -82,10 +83,10 @@ class Feed:
         row.flags.writeable = False
         return row  # type: ignore[return-value]  # its dtype is the network's
 
-    def _image(self, ready: FrameReady) -> ByteArray | None:
+    def _image(self, ready: FrameReady, row_bytes: int) -> ByteArray | None:
         if not ready.has_image:
             return None
         shape = (ready.height, ready.width, 3)
-        image = self._ring.array(ready.slot, image_offset(self._needs.row_bytes), shape, np.uint8)
+        image = self._ring.array(ready.slot, image_offset(row_bytes), shape, np.uint8)
         image.flags.writeable = False
         return image  # type: ignore[return-value]  # uint8 was asked for

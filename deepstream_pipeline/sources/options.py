@@ -28,7 +28,7 @@ class SourcesOptions:
     ring_bytes: int = 64 << 20
     max_pixels: int = 3840 * 2160
     max_opening: int = max(2, min(8, os.cpu_count() or 2))
-    decoder_threads: int = 1
+    decoder_threads: int = 0
     command: tuple[str, ...] = DECODER
 
 

@@ -29,11 +29,11 @@ class Pace:
         return self._runs_away(now - self._begun_at, frames, limit_fps)
 
     def fps(self, now: float) -> float:
-        """Over the last WINDOW_S, or since the first frame."""
+        """Over about the last WINDOW_S, or since the first frame."""
         self._forget(now)
-        if self._begun_at is None or not self._buckets:
+        if not self._buckets:
             return 0.0
-        return sum(count for _, count in self._buckets) / min(WINDOW_S, max(now - self._begun_at, 1.0))
+        return sum(count for _, count in self._buckets) / max(now - self._buckets[0][0], 1.0)
 
     def _runs_away(self, age_s: float, frames: int, limit_fps: float | None) -> bool:
         second = int(age_s)
