@@ -26,6 +26,7 @@ COMMANDS = {
     "up": Command("server.commands.up", "up", "Start the engine and the gateway; Ctrl-C drains and stops them."),
     "infer": Command("server.commands.infer", "infer", "Send pictures to a model of the running gateway."),
     "models": Command("server.commands.models", "app", "List, pull, load, unload, check and optimise models."),
+    "video": Command("server.commands.video", "app", "Watch cameras and files: detect, track, count, record."),
     "keys": Command("server.commands.keys", "app", "Make API keys for a gateway that asks for them."),
     "load": Command("server.commands.load", "app", "Run load tests with a verdict against documented targets."),
     "plan": Command("server.commands.plan", "plan", "Say what an engine can serve inside an SLO, replayed."),

@@ -21,7 +21,11 @@ from server.logs import LogFormat
 
 PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
-OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID", "PENSTOCK_API_KEY"}  # the last: what commands send
+OTHER_VARIABLES = {
+    *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
+    "PENSTOCK_API_KEY",  # what commands send
+    *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY"),  # the video program's
+}
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LISTS = ("model_repository", "models", "anonymous", "batching")

@@ -1,0 +1,154 @@
+"""The sections streammux, primary-gie, secondary-gie, tracker, osd, engine and api."""
+
+import re
+from urllib.parse import urlsplit
+
+from deepstream_pipeline.settings.records import (
+    ApiSettings,
+    EngineChoice,
+    EngineSettings,
+    MuxSettings,
+    PrimarySettings,
+    SecondarySettings,
+)
+from deepstream_pipeline.settings.section import Section
+from deepstream_pipeline.sinks.osd import OsdOptions
+from deepstream_pipeline.track.options import TrackerOptions, TrackerType
+
+MODEL_PATTERN, MODEL_FORM = r"[^\s/\\]{1,255}", "a model's name is needed, as `penstock models list` shows it"
+_GRPC_ADDRESS = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@]+):\d{1,5}"
+MAX_BATCH, MAX_INTERVAL = 1024, 10_000
+
+
+def read_mux(section: Section) -> MuxSettings:
+    """streammux. Times in DeepStream's µs (batched-push-timeout; -1 and 0: at once) and in ms (max-latency)."""
+    default = MuxSettings()
+    settings = MuxSettings(
+        batch_size=section.optional_whole("batch-size", 1, MAX_BATCH),
+        push_timeout_s=max(section.whole("batched-push-timeout", 0, -1, 60_000_000), 0) / 1e6,
+        max_same_source=section.whole("max-same-source-frames", default.max_same_source, 0, MAX_BATCH),
+        max_latency_s=section.number("max-latency", default.max_latency_s * 1e3, 1, 600_000) / 1e3,
+    )
+    section.close()
+    return settings
+
+
+def read_primary(section: Section) -> PrimarySettings:
+    """primary-gie; without a name where it has none."""
+    settings = PrimarySettings(
+        model=_model(section),
+        version=_version(section),
+        interval=section.whole("interval", 0, 0, MAX_INTERVAL),
+        operate_on_class_ids=section.ids_or_labels("operate-on-class-ids"),
+        threshold=section.optional_number("pre-cluster-threshold", 0, 1),
+    )
+    section.close()
+    return settings
+
+
+def read_secondary(section: Section) -> SecondarySettings:
+    """One of secondary-gie."""
+    section.require("model")
+    settings = SecondarySettings(
+        model=_model(section),
+        version=_version(section),
+        operate_on_class_ids=section.ids_or_labels("operate-on-class-ids"),
+        threshold=section.number("classifier-threshold", 0.0, 0, 1),
+        reinfer_interval=section.whole("secondary-reinfer-interval", 0, 0, 1_000_000),
+        min_width=section.whole("input-object-min-width", 0, 0, 65_535),
+        min_height=section.whole("input-object-min-height", 0, 0, 65_535),
+    )
+    section.close()
+    return settings
+
+
+def read_tracker(section: Section) -> TrackerOptions:
+    """tracker, in nvtracker's words."""
+    default = TrackerOptions()
+    options = TrackerOptions(
+        type=section.choice("type", TrackerType, TrackerType.BYTETRACK),
+        probation_age=section.whole("probationAge", default.probation_age, 1, 1000),
+        max_shadow_tracking_age=section.whole("maxShadowTrackingAge", default.max_shadow_tracking_age, 0, 100_000),
+        minimum_iou=section.number("minMatchingScore4Iou", default.minimum_iou, 0.001, 1),
+        activation_threshold=section.number("minDetectorConfidence", default.activation_threshold, 0, 1),
+        high_threshold=section.number("highThreshold", default.high_threshold, 0, 1),
+    )
+    section.close()
+    return options
+
+
+def read_engine(section: Section) -> EngineSettings:
+    """engine: which, or the gateway elsewhere; a key by the name of its variable only."""
+    default = EngineSettings()
+    gateway = section.text("gateway", is_secret=True)
+    if gateway and (fault := gateway_fault(gateway)):
+        section.complain(section["gateway"], section.at("gateway"), fault)
+    settings = EngineSettings(
+        choice=section.choice("type", EngineChoice, default.choice),
+        gateway=gateway,
+        grpc=section.text("gateway-grpc", pattern=_GRPC_ADDRESS, form="HOST:PORT is needed"),
+        api_key_variable=section.text(
+            "api-key-variable",
+            default.api_key_variable,
+            pattern=r"[A-Za-z_][A-Za-z0-9_]*",
+            form="the name of an environment variable is needed, never the key itself",
+        ),
+    )
+    if "type" in section and gateway and settings.choice is not EngineChoice.AUTO:
+        section.complain(
+            section["type"], section.at("type"), f"{settings.choice} and a gateway exclude each other; leave one out"
+        )
+    section.close()
+    return settings
+
+
+def read_api(section: Section) -> ApiSettings:
+    """api: where the control API listens."""
+    default = ApiSettings()
+    settings = ApiSettings(
+        host=section.text("host", default.host, pattern=r"[A-Za-z0-9.:_-]+", form="an address to listen on is needed"),
+        port=section.whole("port", default.port, 0, 65_535),
+        is_enabled=section.flag("enable", default.is_enabled),
+    )
+    section.close()
+    return settings
+
+
+def read_osd(section: Section) -> OsdOptions:
+    """osd: what is drawn, in DeepStream's words where it has them."""
+    default = OsdOptions()
+    options = OsdOptions(
+        has_boxes=section.flag("display-bbox", default.has_boxes),
+        has_labels=section.flag("display-text", default.has_labels),
+        has_scores=section.flag("display-score", default.has_scores),
+        has_trails=section.flag("display-trail", default.has_trails),
+        has_rules=section.flag("display-rules", default.has_rules),
+        has_title=section.flag("display-title", default.has_title),
+        is_coloured_by_class=section.flag("color-by-class", default.is_coloured_by_class),
+        trail_s=section.number("trail-duration", default.trail_s, 0, 60),
+    )
+    section.close()
+    return options
+
+
+def gateway_fault(url: str) -> str:
+    """Why the text is no gateway's address; empty where it is one."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or re.search(r"\s", url):
+        return "a gateway's address is needed, such as http://127.0.0.1:8000"
+    if parts.username is not None or parts.query:
+        return "a key stands in an environment variable (api-key-variable), not in the address"
+    return ""
+
+
+def _model(section: Section) -> str:
+    return section.text("model", pattern=MODEL_PATTERN, form=MODEL_FORM)
+
+
+def _version(section: Section) -> str:
+    found = section.optional_whole("version", 1, 2**31)
+    return "" if found is None else str(found)

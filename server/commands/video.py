@@ -1,0 +1,131 @@
+"""`penstock video`: cameras and files in, tracked objects and events out."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.complaints import SettingsRefused
+from deepstream_pipeline.settings.flags import Flags
+from deepstream_pipeline.settings.reading import read_settings
+from deepstream_pipeline.settings.records import EngineChoice, VideoSettings
+from server.commands.terminal import fail
+from server.commands.video_check import check
+from server.commands.video_complaints import refuse
+from server.commands.video_engine import engine_for
+from server.commands.video_replay import replay
+from server.commands.video_run import RunningProgram, run_to_its_end
+from server.commands.video_watch import watch_for
+from server.logs import LogFormat, configure_logs
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="settings; flags win over it")]
+SourceFlag = Annotated[
+    list[str] | None,
+    typer.Option("--source", metavar="URI", help="file, folder, 'pattern*', rtsp://, http://, /dev/video0; repeatable"),
+]
+ModelFlag = Annotated[str, typer.Option("--model", help="who looks at every picture, of `penstock models list`")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="folder of results; without --sink annotated.mp4, objects.jsonl and events.jsonl"),
+]
+RulesFile = Annotated[Path | None, typer.Option("--rules", dir_okay=False, help="a YAML file of analytics rules")]
+Line = Annotated[
+    list[str] | None,
+    typer.Option("--line", metavar="NAME=x1,y1,x2,y2", help="count who crosses it, in pixels; repeatable"),
+]
+SinkFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sink",
+        metavar="SINK",
+        help="jsonl, mp4, hls, preview, rtsp://HOST/PATH, kafka://BROKER/TOPIC, mqtt://HOST/TOPIC, "
+        "redis://HOST?stream=NAME, webhook=https://…; repeatable",
+    ),
+]
+Engine = Annotated[
+    EngineChoice | None,
+    typer.Option(help="auto: the stack that runs here, else our own; triton, embedded: our own, of that kind"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="progress and summary as JSON lines, and nothing else")]
+
+
+@app.command("run", short_help="Read videos, infer, track, apply rules, write results.")
+def run(
+    config: Config = None,
+    source: SourceFlag = None,
+    model: ModelFlag = "",
+    out: Out = None,
+    interval: Annotated[int | None, typer.Option(min=0, help="frames that are skipped between two inferred")] = None,
+    rules: RulesFile = None,
+    line: Line = None,
+    sink: SinkFlag = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
+    shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
+    gateway: Annotated[str, typer.Option(metavar="URL", help="infer at a gateway elsewhere, by gRPC")] = "",
+    engine: Engine = None,
+    no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
+    api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
+    loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end")] = False,
+    as_json: AsJson = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="say nothing while it runs")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error", show_default=False)] = None,
+) -> None:
+    """Read videos, infer, track, apply rules and write results, until the last file ends or Ctrl-C.
+
+    Frames are inferred by the stack that runs on this host (`penstock up`), else by an engine of this command's own,
+    on free ports. A gateway's API key comes from PENSTOCK_API_KEY, or the variable that the settings name.
+
+    Ctrl-C finishes what was decoded and leaves whole files; a second one ends it at once. Exit code 0: all ended well.
+    1: a source or the engine failed. 2: the settings are wrong. 130: stopped by Ctrl-C.
+    """
+    flags = Flags(
+        sources=tuple(source or ()),
+        model=model,
+        out=out,
+        interval=interval,
+        rules=rules,
+        lines=tuple(line or ()),
+        sinks=tuple(sink or ()),
+        batch_size=batch_size,
+        shard=shard,
+        gateway=gateway,
+        engine=engine.value if engine is not None else "",
+        api_port=api_port,
+        has_api=not no_api,
+        is_loop=loop,
+    )
+    try:
+        settings = read_settings(config, flags)
+    except SettingsRefused as refused:
+        refuse(refused, as_json=as_json)
+    watch = watch_for(is_json=as_json, has_progress=not no_progress)
+    level = log_level or ("warning" if watch.has_table else "info")
+    if level not in ("debug", "info", "warning", "error"):
+        fail(f"--log-level {level!r}: it takes debug, info, warning, error")
+    configure_logs(log_format, level, stream=watch.log_stream)
+    models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
+    code = run_to_its_end(
+        settings,
+        watch,
+        engine=partial(engine_for, settings.engine, models, os.environ),
+        program_of=program_of,
+        is_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
+app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
+
+
+def program_of(settings: VideoSettings, place: EnginePlace) -> RunningProgram:
+    """The program; what decodes and draws is imported only now."""
+    from deepstream_pipeline.main import Program
+
+    return Program(settings, place)

@@ -1,0 +1,177 @@
+"""Who infers for `penstock video`: the gateway that is named, the stack that runs on this host, or one of our own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.records import EngineChoice, EngineSettings
+from server.catalogue.catalogue import read_catalogue
+from server.commands.defaults import settings_or_fail
+from server.commands.gateway import Gateway, GatewayError
+from server.commands.local_models import installed_models, unknown_model
+from server.commands.terminal import one_line
+from server.core.address import authority
+from server.local.running import RunningStack, running_stacks
+
+BOND = "server.commands.video_bond"
+START_TIMEOUT_S, STOP_TIMEOUT_S = 180.0, 45.0
+_LOOK_S = 0.1
+_LINES_SHOWN = 12
+_FREE_PORTS = [
+    word
+    for flag in ("http", "grpc", "metrics", "engine-http", "engine-grpc", "engine-metrics")
+    for word in (f"--{flag}-port", "0")
+]
+
+
+class EngineUnavailable(Exception):
+    """Nobody infers. The text is one sentence with what to do; lines: the engine's last words."""
+
+    def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.lines = tuple(map(one_line, lines))
+
+
+@contextmanager
+def engine_for(settings: EngineSettings, models: Sequence[str], environ: Mapping[str, str]) -> Iterator[EnginePlace]:
+    """The engine, with the models in it, until the block ends. Raises EngineUnavailable."""
+    api_key = environ.get(settings.api_key_variable, "")
+    if settings.gateway:
+        place = EnginePlace(None, settings.gateway, settings.grpc or grpc_beside(settings.gateway), api_key)
+        require_models(Gateway(place.http_url, api_key), models)
+        yield place
+        return
+    stack = joinable(running_stacks()) if settings.choice is EngineChoice.AUTO else None
+    if stack is not None:
+        require_models(Gateway(stack.http_url, api_key), models)
+        yield EnginePlace(stack.run_dir, stack.http_url, stack.grpc_address, api_key)
+        return
+    require_installed(models)
+    with OwnEngine(settings.choice, models, environ) as own:
+        yield EnginePlace(own.stack.run_dir, own.stack.http_url, own.stack.grpc_address, api_key)
+
+
+def grpc_beside(gateway: str) -> str:
+    """HOST:PORT of its gRPC, one port above, as everywhere here."""
+    parts = urlsplit(gateway)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return authority(parts.hostname or "", port + 1)
+
+
+def joinable(stacks: Sequence[RunningStack]) -> RunningStack | None:
+    """The newest that is not another command's own engine, which ends with that command."""
+    return next((stack for stack in stacks if not _is_bound(stack.process_id)), None)
+
+
+def require_models(gateway: Gateway, models: Sequence[str]) -> None:
+    """Raises EngineUnavailable with what to do where the gateway does not serve one of them."""
+    try:
+        rows = gateway.repository_index()
+    except GatewayError as error:
+        raise EngineUnavailable(str(error)) from error
+    ready = {row.name for row in rows if row.state == "READY"}
+    reasons = {row.name: row.reason for row in rows}
+    for name in models:
+        if name in ready:
+            continue
+        if name not in reasons:
+            raise EngineUnavailable(unknown_model(name, ready, f"at {gateway.url}"))
+        why = f" ({reasons[name]})" if reasons[name] else ""
+        raise EngineUnavailable(
+            f"{name} is not loaded at {gateway.url}{why}: load it with `penstock models load {name}`"
+        )
+
+
+def require_installed(models: Sequence[str]) -> None:
+    """Raises EngineUnavailable with what to do where this machine's folders have no such model."""
+    settings = settings_or_fail()
+    there = {model.name for model in installed_models(settings)}
+    for name in models:
+        if name not in there:
+            hint = " (or --from a file that you have)" if name in read_catalogue() else ""
+            raise EngineUnavailable(unknown_model(name, there, "on this machine") + hint)
+
+
+class OwnEngine:
+    """`penstock up` as our child, on free ports of loopback, with only the models asked for. Ends with the block.
+
+    Made in the main thread: the bond ends it when the thread that started it dies.
+    """
+
+    stack: RunningStack
+
+    def __init__(self, choice: EngineChoice, models: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._choice, self._models, self._environ = choice, models, environ
+        self._lines: deque[str] = deque(maxlen=200)
+
+    def __enter__(self) -> "OwnEngine":
+        """Returns when it is ready. Raises EngineUnavailable with its last lines where it does not get so far."""
+        self._process = subprocess.Popen(
+            own_engine_command(self._choice, self._models),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", env=dict(self._environ), start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        threading.Thread(target=self._collect, args=(self._process.stdout,), name="engine-log", daemon=True).start()
+        try:
+            self.stack = self._ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _collect(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._lines.append(line.rstrip("\n"))
+
+    def _ready(self) -> RunningStack:
+        until = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < until:
+            if (code := self._process.poll()) is not None:
+                time.sleep(_LOOK_S)  # its last words are on their way
+                raise EngineUnavailable(f"the engine ended at once, with code {code}; it said:", self._last_lines())
+            found = [stack for stack in running_stacks() if stack.process_id == self._process.pid]
+            if found:
+                return found[0]
+            time.sleep(_LOOK_S)
+        raise EngineUnavailable(f"the engine was not ready within {START_TIMEOUT_S:g} s; it said:", self._last_lines())
+
+    def _last_lines(self) -> list[str]:
+        return list(self._lines)[-_LINES_SHOWN:]
+
+    def _stop(self) -> None:
+        """In order, then by force; its children with it, by their bonds. Ctrl-C meanwhile ends it at once."""
+        try:
+            self._process.terminate()
+            self._process.wait(STOP_TIMEOUT_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(STOP_TIMEOUT_S)
+
+
+def own_engine_command(choice: EngineChoice, models: Sequence[str]) -> list[str]:
+    """The command line of our own engine."""
+    bond = [sys.executable, "-m", BOND, str(os.getpid()), "up", "--host", "127.0.0.1", *_FREE_PORTS]
+    return [*bond, "--engine", choice.value, "--models", ",".join(models)]
+
+
+def _is_bound(process_id: int) -> bool:
+    try:
+        return BOND.encode() in Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

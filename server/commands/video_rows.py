@@ -1,0 +1,181 @@
+"""A running video program in figures for a person: a row a source, the sums, and one line of it all."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from deepstream_pipeline.types import SourceState, SourceStatistics
+from server.commands.terminal import one_line
+
+MAX_ROWS = 12
+COLOURS = {
+    SourceState.RUNNING: "green",
+    SourceState.ENDED: "dim",
+    SourceState.PAUSED: "dim",
+    SourceState.FAILED: "red",
+    SourceState.AUTH_FAILED: "red",
+}
+FAILED = (SourceState.FAILED, SourceState.AUTH_FAILED)
+_WAITING = (SourceState.CONNECTING, SourceState.STALLED, SourceState.RECONNECTING)
+_BAR_WIDTH, _REASON_WIDTH = 16, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of all sources. left_s: until the last file ends at today's rate; None where nobody knows."""
+
+    sources: int
+    running: int
+    frames: int
+    inferred: int
+    dropped: int
+    fps: float
+    left_s: float | None
+
+
+def dropped(source: SourceStatistics) -> int:
+    """Of all reasons."""
+    return sum(source.drops.values())
+
+
+def left_s(source: SourceStatistics) -> float | None:
+    """Until the file's end at the rate of the last seconds; 0 when it is over, None where nobody knows."""
+    if source.state in (SourceState.ENDED, *FAILED):
+        return 0.0
+    if source.is_live or source.fps <= 0:
+        return None
+    if source.frames_total:
+        return max(source.frames_total - source.frames, 0) / source.fps
+    if source.duration_s and source.position_s > 0 and source.frames:
+        return max(source.duration_s - source.position_s, 0.0) * (source.frames / source.position_s) / source.fps
+    return None
+
+
+def share_done(source: SourceStatistics) -> float | None:
+    """Of a file, from 0 to 1; None where its length is not known."""
+    if source.frames_total:
+        return min(source.frames / source.frames_total, 1.0)
+    return min(source.position_s / source.duration_s, 1.0) if source.duration_s else None
+
+
+def sums(sources: Sequence[SourceStatistics]) -> Sums:
+    """Of all sources."""
+    left = [left_s(source) for source in sources]
+    return Sums(
+        sources=len(sources),
+        running=sum(source.state is SourceState.RUNNING for source in sources),
+        frames=sum(source.frames for source in sources),
+        inferred=sum(source.inferred for source in sources),
+        dropped=sum(map(dropped, sources)),
+        fps=sum(source.fps for source in sources if source.state is SourceState.RUNNING),
+        left_s=None if None in left else max((one for one in left if one is not None), default=None),
+    )
+
+
+def live_table(sources: Sequence[SourceStatistics]) -> Table:
+    """A row a source, those in trouble first where there are many, then the sums."""
+    shown = list(sources)
+    if len(shown) > MAX_ROWS:
+        shown = sorted(shown, key=lambda source: _trouble(source.state))[:MAX_ROWS]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("source", "state", "", "frames", "fps", "dropped", "latency", "left"):
+        table.add_column(title, justify="left" if title in ("source", "state", "") else "right", no_wrap=True)
+    for source in shown:
+        table.add_row(*_cells(source))
+    if len(sources) > 1:
+        table.add_row(*_total_cells(sums(sources), len(sources) - len(shown)))
+    return table
+
+
+def line_of(sources: Sequence[SourceStatistics], seconds: float) -> str:
+    """All of it in one line of a log, those in trouble by name."""
+    total = sums(sources)
+    left = f", {duration(total.left_s)} left" if total.left_s else ""
+    figures = f"{total.frames} frames, {total.fps:.1f} fps, {total.dropped} dropped{left}"
+    trouble = [
+        f"{source.source_id} {source.state}{_because(source)}"
+        for source in sources
+        if source.state in (*_WAITING, *FAILED)
+    ]
+    told = "; ".join([*trouble[:4], *([f"{len(trouble) - 4} more in trouble"] if len(trouble) > 4 else [])])
+    head = f"{duration(seconds)}: {total.running} of {total.sources} running, {figures}"
+    return one_line(f"{head}; {told}" if told else head)
+
+
+def record_of(source: SourceStatistics) -> dict[str, object]:
+    """For programs."""
+    known = {
+        "source_id": source.source_id,
+        "state": source.state.value,
+        "reason": source.reason,
+        "frames": source.frames,
+        "frames_total": source.frames_total,
+        "inferred": source.inferred,
+        "fps": round(source.fps, 3),
+        "dropped": dict(source.drops),
+        "restarts": source.restarts,
+        "latency_s": source.latency_s,
+        "left_s": left_s(source),
+        "counts": dict(source.counts),
+    }
+    return {name: value for name, value in known.items() if value is not None and value != ""}
+
+
+def duration(seconds: float | None) -> str:
+    """12 s, 3:05, 1:02:03."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def drops_in_words(drops: Iterable[tuple[str, int]]) -> str:
+    """3 too_old, 1 corrupt."""
+    return ", ".join(f"{count} {reason}" for reason, count in drops if count)
+
+
+def _cells(source: SourceStatistics) -> tuple[Text | ProgressBar, ...]:
+    done = share_done(source)
+    frames = f"{source.frames}/{source.frames_total}" if source.frames_total else str(source.frames)
+    state = Text(f"{source.state}{' (frozen)' if source.is_frozen else ''}", style=COLOURS.get(source.state, "yellow"))
+    if done is None or source.reason:
+        middle: Text | ProgressBar = Text(one_line(source.reason)[:_REASON_WIDTH])
+    else:
+        middle = ProgressBar(total=1.0, completed=done, width=_BAR_WIDTH)
+    latency = "" if source.latency_s is None else f"{source.latency_s * 1e3:.0f} ms"
+    left = left_s(source)
+    return (
+        Text(one_line(source.source_id)),
+        state,
+        middle,
+        Text(frames),
+        Text(f"{source.fps:.1f}"),
+        Text(str(dropped(source)), style="yellow" if dropped(source) else ""),
+        Text(latency),
+        Text(duration(left) if left else ""),
+    )
+
+
+def _total_cells(total: Sums, hidden: int) -> tuple[Text, ...]:
+    name = f"… and {hidden} more" if hidden else "all"
+    state = f"{total.running} of {total.sources} run"
+    figures = (str(total.frames), f"{total.fps:.1f}", str(total.dropped), "", duration(total.left_s or None))
+    return tuple(Text(cell, style="bold") for cell in (name, state, "", *figures))
+
+
+def _trouble(state: SourceState) -> int:
+    """Lower is shown first."""
+    if state in FAILED:
+        return 0
+    return 1 if state in _WAITING else 2 + (state is not SourceState.RUNNING)
+
+
+def _because(source: SourceStatistics) -> str:
+    return f" ({source.reason})" if source.reason else ""

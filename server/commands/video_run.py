@@ -1,0 +1,201 @@
+"""A run of `penstock video run` from its settings to its exit code."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NoReturn, Protocol, Self
+
+from deepstream_pipeline.errors import PipelineError
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.reading import is_endless
+from deepstream_pipeline.settings.records import VideoSettings
+from deepstream_pipeline.types import SourceStatistics
+from server.commands.terminal import fail, table_console
+from server.commands.video_engine import EngineUnavailable
+from server.commands.video_results import EarlierResults, written_files
+from server.commands.video_rows import FAILED
+from server.commands.video_summary import (
+    Summary,
+    is_failed,
+    say_summary,
+    summary_record,
+)
+from server.commands.video_watch import QuietWatch, write_json
+
+LOOK_S, GRACE_S = 0.25, 15.0
+_STOPPED, _TERMINATED = 130, 143  # 128 + the signal's number, as shells have it
+
+
+class RunningProgram(Protocol):
+    """deepstream_pipeline.main.Program, as it is used here. Calls raise PipelineError, with a text for a person."""
+
+    @property
+    def api_url(self) -> str: ...
+
+    def start(self) -> None: ...
+
+    def statistics(self) -> tuple[SourceStatistics, ...]: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether every source is over by then."""
+        ...
+
+    def stop(self, grace_s: float) -> None:
+        """What was decoded is finished, files are whole; returns when that is done."""
+        ...
+
+
+ProgramOf = Callable[[VideoSettings, EnginePlace], RunningProgram]
+EngineOf = Callable[[], AbstractContextManager[EnginePlace]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the loop came to its end. stopped_by: the signal's number, 0 for the sources' own end."""
+
+    sources: tuple[SourceStatistics, ...]
+    stopped_by: int = 0
+
+
+class Stopping:
+    """Ctrl-C and SIGTERM, heard as `asked_by`.
+
+    While the program runs (is_running) the first one asks for an orderly end; each other one raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.asked_by = 0
+        self.is_running = False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        is_first, self.asked_by = not self.asked_by, number
+        if not (is_first and self.is_running):
+            raise KeyboardInterrupt
+
+
+def run_to_its_end(
+    settings: VideoSettings, watch: QuietWatch, *, engine: EngineOf, program_of: ProgramOf, is_json: bool
+) -> int:
+    """The exit code: 0 all ended well, 1 a source or the engine failed, 130 after Ctrl-C, 143 after SIGTERM."""
+    stopping = Stopping()
+    earlier = EarlierResults(result_folders(settings), is_kept=is_endless(settings), note=watch.note)
+    try:
+        with stopping:
+            ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
+    except EngineUnavailable as error:
+        for line in error.lines:
+            sys.stderr.write(f"    {line}\n")
+        _give_up(str(error), is_json=is_json)
+    except PipelineError as error:
+        _give_up(error.message, is_json=is_json)
+    except KeyboardInterrupt:
+        cut = "at once: files that were being written may be cut short"
+        end_at_once(f"stopped {cut if stopping.is_running else 'before the first frame'}", stopping.asked_by)
+    summary = _summary(settings, ended, watch.seconds, earlier)
+    if is_json:
+        write_json(summary_record(summary))
+    else:
+        say_summary(summary, table_console())
+    return summary.code
+
+
+def end_at_once(sentence: str, stopped_by: int) -> NoReturn:
+    """Says so and ends this process; its threads are not waited for, its children see their sockets close."""
+    sys.stderr.write(f"penstock: {sentence}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_TERMINATED if stopped_by == signal.SIGTERM else _STOPPED)
+
+
+def exit_code(sources: Sequence[SourceStatistics], stopped_by: int) -> int:
+    """Of the whole command. SIGTERM is the ordinary end of what watches cameras, and cuts a file short."""
+    if stopped_by == signal.SIGINT:
+        return _STOPPED
+    if any(map(is_failed, sources)):
+        return 1
+    has_cut_a_file = not sources or not all(source.is_live for source in sources)
+    return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
+
+
+def _run(
+    settings: VideoSettings, watch: QuietWatch, stopping: Stopping, *, engine: EngineOf, program_of: ProgramOf
+) -> Ended:
+    with engine() as place:
+        program = program_of(settings, place)
+        with watch:
+            try:
+                program.start()
+                stopping.is_running = True
+                return _looked_after(program, settings, watch, stopping)
+            except PipelineError:
+                program.stop(0.0)
+                raise
+
+
+def _looked_after(program: RunningProgram, settings: VideoSettings, watch: QuietWatch, stopping: Stopping) -> Ended:
+    watch.note(_beginning(program, settings))
+    while not stopping.asked_by and not program.wait(LOOK_S):
+        watch.show(program.statistics())
+    before = program.statistics()
+    watch.show(before)
+    if stopping.asked_by:
+        watch.note("stopping: what was decoded is finished; Ctrl-C again ends at once")
+    program.stop(GRACE_S)
+    return Ended(_both(before, program.statistics()), stopping.asked_by)
+
+
+def _beginning(program: RunningProgram, settings: VideoSettings) -> str:
+    count = len(settings.sources)
+    elsewhere = f" ({settings.elsewhere} more on other shards than {settings.shard})" if settings.elsewhere else ""
+    api = f"; control API {program.api_url}" if settings.api.is_enabled else ""
+    return f"{count} source{'s' * (count != 1)}{elsewhere}, model {settings.primary.model}{api}"
+
+
+def _both(before: Sequence[SourceStatistics], after: Sequence[SourceStatistics]) -> tuple[SourceStatistics, ...]:
+    """What is known at the end; a source that had failed before is not said to have ended well."""
+    failed = {source.source_id: source for source in before if source.state in FAILED}
+    known = tuple(failed.get(source.source_id, source) for source in after)
+    return known or tuple(before)
+
+
+def result_folders(settings: VideoSettings) -> tuple[Path, ...]:
+    """Where its sinks write files."""
+    folders = (getattr(sink, "folder", None) for sink in settings.sinks)
+    return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
+
+
+def _summary(settings: VideoSettings, ended: Ended, seconds: float, earlier: EarlierResults) -> Summary:
+    folders = result_folders(settings)
+    return Summary(
+        sources=ended.sources,
+        files=written_files(_outermost(folders), seconds),
+        events=earlier.counted_events(),
+        seconds=seconds,
+        code=exit_code(ended.sources, ended.stopped_by),
+    )
+
+
+def _outermost(folders: Sequence[Path]) -> list[Path]:
+    """Without those that lie in another of them."""
+    return [folder for folder in folders if not any(other in folder.parents for other in folders)]
+
+
+def _give_up(sentence: str, *, is_json: bool) -> NoReturn:
+    if is_json:
+        write_json({"kind": "summary", "exit_code": 1, "error": sentence})
+    fail(sentence, code=1)

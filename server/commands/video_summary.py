@@ -1,0 +1,99 @@
+"""What `penstock video run` leaves on standard output at its end: per source what became of it, and the files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deepstream_pipeline.types import SourceStatistics
+from server.commands.terminal import one_line
+from server.commands.video_rows import COLOURS, FAILED, drops_in_words, duration, record_of
+
+MAX_FILES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How it went. files: path and size of what was written. events: by source. code: the exit code."""
+
+    sources: tuple[SourceStatistics, ...]
+    files: tuple[tuple[Path, int], ...]
+    events: dict[str, int]
+    seconds: float
+    code: int
+
+
+def is_failed(source: SourceStatistics) -> bool:
+    """Whether nothing, or not all, came of the source though nobody stopped it."""
+    got_no_answer = bool(source.frames and not source.inferred and source.drops.get("infer_failed"))
+    return source.state in FAILED or got_no_answer
+
+
+def say_summary(summary: Summary, console: Console) -> None:
+    """Tables: sources, rules, files, and one last line."""
+    if summary.sources:
+        console.print(_source_table(summary))
+    if counts := _counts(summary.sources):
+        table = Table("source", "rule", "count", header_style="bold")
+        for source_id, rule, count in counts:
+            table.add_row(Text(one_line(source_id)), Text(one_line(rule)), Text(str(count), justify="right"))
+        console.print(table)
+    for path, size_bytes in summary.files[:MAX_FILES_SHOWN]:
+        console.print(Text(f"{one_line(str(path))}  {in_bytes(size_bytes)}"), soft_wrap=True)
+    if (more := len(summary.files) - MAX_FILES_SHOWN) > 0:
+        console.print(Text(f"… and {more} files more"))
+    frames = sum(source.frames for source in summary.sources)
+    rate = f", {frames / summary.seconds:.1f} frames/s" if summary.seconds > 0 else ""
+    console.print(Text(f"{frames} frames in {duration(summary.seconds)}{rate}"), soft_wrap=True)
+    for source in summary.sources:
+        if is_failed(source):
+            reason = source.reason or "no frame got an answer from the engine"
+            console.print(Text(one_line(f"{source.source_id} failed: {reason}"), style="red"), soft_wrap=True)
+
+
+def summary_record(summary: Summary) -> dict[str, object]:
+    """For programs."""
+    return {
+        "kind": "summary",
+        "exit_code": summary.code,
+        "seconds": round(summary.seconds, 3),
+        "sources": [
+            record_of(source) | {"events": summary.events.get(source.source_id, 0)} for source in summary.sources
+        ],
+        "files": [{"path": str(path), "size_bytes": size} for path, size in summary.files],
+    }
+
+
+def in_bytes(size: int) -> str:
+    """1.2 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("the loop returns")
+
+
+def _source_table(summary: Summary) -> Table:
+    table = Table(header_style="bold")
+    for title in ("source", "state", "frames", "inferred", "dropped", "events", "restarts", "fps"):
+        table.add_column(title, justify="left" if title in ("source", "state", "dropped") else "right")
+    for source in summary.sources:
+        table.add_row(
+            Text(one_line(source.source_id)),
+            Text(source.state.value, style=COLOURS.get(source.state, "yellow")),
+            str(source.frames),
+            str(source.inferred),
+            Text(drops_in_words(source.drops.items()) or "0"),
+            str(summary.events.get(source.source_id, 0)),
+            str(source.restarts),
+            f"{source.frames / summary.seconds:.1f}" if summary.seconds > 0 else "",
+        )
+    return table
+
+
+def _counts(sources: Sequence[SourceStatistics]) -> list[tuple[str, str, int]]:
+    return [(source.source_id, rule, count) for source in sources for rule, count in sorted(source.counts.items())]

@@ -1,0 +1,105 @@
+"""A video program that decodes nothing: it says what a test tells it to say."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deepstream_pipeline.errors import PipelineError
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.records import VideoSettings
+from deepstream_pipeline.types import SourceState, SourceStatistics
+
+PLACE = EnginePlace(None, "http://127.0.0.1:9", "127.0.0.1:10")
+
+
+@dataclass
+class FakeProgram:
+    """Files end after `looks` looks; cameras never do. states: by source, instead of running. refusal: of start."""
+
+    settings: VideoSettings
+    looks: int = 3
+    look_s: float = 0.0
+    frames_each: int = 100
+    states: dict[str, tuple[SourceState, str]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    drops: dict[str, int] = field(default_factory=dict)
+    refusal: str = ""
+    hangs_at_stop: bool = False
+    api_url: str = "http://127.0.0.1:8010"
+    looked: int = 0
+    stopped: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        if self.refusal:
+            raise PipelineError(self.refusal)
+
+    def wait(self, timeout_s: float) -> bool:
+        time.sleep(self.look_s)
+        self.looked += 1
+        return self.looked >= self.looks
+
+    def stop(self, grace_s: float) -> None:
+        self.stopped.append(grace_s)
+        while self.hangs_at_stop:
+            time.sleep(0.05)
+        if self.settings.out is not None:
+            self.settings.out.mkdir(parents=True, exist_ok=True)
+            (self.settings.out / "annotated.mp4").write_bytes(b"x" * 4096)
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        return tuple(self._of(source.config.source_id, source.config.uri) for source in self.settings.sources)
+
+    def _of(self, source_id: str, uri: str) -> SourceStatistics:
+        is_over = self.looked >= self.looks or bool(self.stopped)
+        state, reason = self.states.get(source_id, (SourceState.ENDED if is_over else SourceState.RUNNING, ""))
+        is_live = uri.startswith("rtsp:")
+        known = SourceStatistics(
+            source_id, "", "", state, reason, is_live=is_live, counts=self.counts, drops=self.drops
+        )
+        if state in (SourceState.CONNECTING, SourceState.FAILED, SourceState.AUTH_FAILED):
+            return known
+        done = min(self.looked * self.frames_each // self.looks, self.frames_each)
+        total = None if is_live else self.frames_each
+        return replace(known, fps=25.0, frames=done, frames_total=total, inferred=done, latency_s=0.041)
+
+
+@contextmanager
+def no_engine() -> Iterator[EnginePlace]:
+    """A place where nobody infers."""
+    yield PLACE
+
+
+def main() -> None:
+    """For eyes: `python -m tests.commands.video_program run …` is `penstock video run …` with the fake."""
+    from server.commands import video
+
+    names = {
+        "gate": (SourceState.AUTH_FAILED, "the camera wants another password"),
+        "yard": (SourceState.RECONNECTING, "no frame for 10 s\x1b[31m; again in 4 s"),
+        "lobby": (SourceState.CONNECTING, ""),
+    }
+    looks = int(os.environ.get("LOOKS", "40"))
+    video.engine_for = lambda *_: no_engine()  # type: ignore[assignment]
+    video.program_of = lambda settings, place: FakeProgram(
+        settings,
+        looks=looks,
+        look_s=0.25,
+        frames_each=795,
+        states={one.config.source_id: found for one in settings.sources if (found := names.get(_name(one.config.uri)))},
+        counts={"line-crossing/Entry": 12, "line-crossing/Entry/person": 11},
+        drops={"too_old": 3},
+        hangs_at_stop=bool(os.environ.get("HANGS")),
+    )
+    video.app(sys.argv[1:], prog_name="penstock video")
+
+
+def _name(uri: str) -> str:
+    return Path(uri).name
+
+
+if __name__ == "__main__":
+    main()
