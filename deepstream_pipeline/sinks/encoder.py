@@ -64,6 +64,11 @@ class Pictures:
         self._next_key = 0
         self._step_ticks = _TICKS_PER_S // 25  # of a file with one frame
 
+    @property
+    def step_s(self) -> float:
+        """Between the last two frames."""
+        return self._step_ticks / _TICKS_PER_S
+
     def frame(self, picture: ByteArray, pts_s: float) -> VideoFrame:
         """The frame of an RGB picture of any size, at that time of its source."""
         if self._first_s is None:

@@ -1,0 +1,255 @@
+"""A live HLS playlist for each source: index.m3u8 and its MPEG-TS segments, as files that any web server may serve.
+
+A viewer that is slow or goes cannot matter. A segment is made in memory; it and the playlist come under their names
+when they are whole. Old segments are deleted; a source that is over leaves a playlist with an end. Another resolution,
+or a camera that was away, is a discontinuity in the playlist, which players know.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import structlog
+from av.container import OutputContainer
+from av.video.stream import VideoStream
+
+from deepstream_pipeline.errors import SinkFailed
+from deepstream_pipeline.sinks.encoder import Packets, Pictures, Quality, even, set_up
+from deepstream_pipeline.sinks.folders import SourceFolders, made_folder
+from deepstream_pipeline.sinks.hls_playlist import Playlist, Segment
+from deepstream_pipeline.sinks.osd import Osd
+from deepstream_pipeline.sinks.outage import Outage
+from deepstream_pipeline.sinks.schemas import iso_time
+from deepstream_pipeline.types import ByteArray, Frame, FrameResult
+
+RETRY_S = 10.0
+INDEX = "index.m3u8"
+_OURS = (f"{INDEX}*", "segment-*.ts*")
+_MUXER = {"mpegts_flags": "pat_pmt_at_frames", "flush_packets": "1"}  # a segment begins with its tables
+
+log = structlog.get_logger(component="video")
+
+
+@dataclass(frozen=True, slots=True)
+class HlsOptions:
+    """folder: of the playlists' folders. segment_s: how long a segment is; list_size: how many a playlist names."""
+
+    folder: Path
+    segment_s: float = 2.0
+    list_size: int = 6
+    crf: int = 25
+
+
+class HlsSink:
+    """A playlist in folder/hls of one source, folder/SOURCE_ID/hls of each of several.
+
+    Raises SinkFailed at once where the folder cannot be written to. When the disk is full, write raises SinkFailed
+    once, counts lost segments in `lost` and tries again after RETRY_S. Frames without a picture are passed over.
+    """
+
+    def __init__(
+        self, options: HlsOptions, osd: Osd, *, is_single: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._options = options
+        self._osd = osd
+        self._clock = clock
+        self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
+        self._streams: dict[str, LiveStream] = {}
+        self._lost_of_ended = 0
+
+    @property
+    def lost(self) -> int:
+        """Segments that are in no playlist."""
+        return self._lost_of_ended + sum(stream.lost for stream in self._streams.values())
+
+    def write(self, result: FrameResult) -> None:
+        """Add the frame's picture to its source's stream."""
+        picture = self._osd.draw(result)
+        if picture is None:
+            return
+        source_id = result.frame.source_id
+        stream = self._streams.get(source_id)
+        if stream is None:
+            stream = LiveStream(self._folders.of(source_id) / "hls", self._options)
+            self._streams[source_id] = stream
+        stream.write(picture, result.frame, self._clock())
+
+    def end_source(self, source_id: str) -> None:
+        """The source's playlist gets its end."""
+        self._osd.forget(source_id)
+        stream = self._streams.pop(source_id, None)
+        if stream is None:
+            return
+        try:
+            stream.close(self._clock())
+        finally:
+            self._lost_of_ended += stream.lost
+
+    def close(self) -> None:
+        """Every playlist gets its end. Twice does nothing."""
+        failures = []
+        for source_id in list(self._streams):
+            try:
+                self.end_source(source_id)
+            except SinkFailed as failure:
+                failures.append(failure.message)
+        if failures:
+            raise SinkFailed("; ".join(failures))
+
+
+class LiveStream:
+    """One source's stream. What an earlier one left in the folder is deleted. Raises SinkFailed when that is news."""
+
+    def __init__(self, folder: Path, options: HlsOptions) -> None:
+        self.folder = folder
+        self._options = options
+        self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
+        self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
+        self._is_clean = False
+        self._number = int(time.time())  # a restart's segments have names that no viewer has seen
+        self._has_gap = False
+        self._coder: _Coder | None = None
+
+    @property
+    def lost(self) -> int:
+        """Segments that are in no playlist."""
+        return self._outage.lost
+
+    def write(self, picture: ByteArray, frame: Frame, now: float) -> None:
+        """Encode a picture; where it begins a segment, the one before it is written."""
+        coder = self._coder
+        if coder is not None and not coder.takes(frame, self._options.segment_s):
+            self._end_coder(now)
+            self._has_gap = True
+            coder = None
+        if coder is None:
+            coder = self._coder = _Coder(frame, self._options)
+        segment = coder.write(picture, frame)
+        if segment is not None:
+            self._store(segment, now)
+
+    def close(self, now: float) -> None:
+        """The last segment and the end of the playlist."""
+        self._end_coder(now)
+        self._keep(now, lambda: self._put(INDEX, self._playlist.text(is_over=True).encode()))
+
+    def _end_coder(self, now: float) -> None:
+        coder, self._coder = self._coder, None
+        if coder is not None:
+            self._store(coder.close(), now)
+
+    def _store(self, made: "_Made", now: float) -> None:
+        segment = Segment(self._number, made.duration_s, made.time, self._has_gap)
+        self._number += 1
+        self._has_gap = not self._keep(now, lambda: self._publish(segment, made.content))
+
+    def _keep(self, now: float, write: Callable[[], None]) -> bool:
+        if not self._outage.may_try(now):
+            self._outage.lost += 1
+            return False
+        try:
+            write()
+        except OSError as error:
+            self._outage.lost += 1
+            if self._outage.failed(now):
+                why = error.strerror or str(error)
+                text = f"{self.folder}: {why}; HLS is off, tried again every {RETRY_S:g} s"
+                self._has_gap = True
+                raise SinkFailed(text) from error
+            return False
+        lost = self._outage.worked()
+        if lost is not None:
+            log.info("hls is written again", folder=str(self.folder), lost_segments=lost)
+        return True
+
+    def _publish(self, segment: Segment, content: bytes) -> None:
+        if not self._is_clean:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for pattern in _OURS:
+                for path in self.folder.glob(pattern):
+                    path.unlink(missing_ok=True)
+            self._is_clean = True
+        self._put(segment.name, content)
+        for name in self._playlist.add(segment):
+            (self.folder / name).unlink(missing_ok=True)
+        self._put(INDEX, self._playlist.text().encode())
+
+    def _put(self, name: str, content: bytes) -> None:
+        path, beside = self.folder / name, self.folder / f"{name}.tmp"
+        try:
+            beside.write_bytes(content)
+            os.replace(beside, path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    content: bytes
+    duration_s: float
+    time: str
+
+
+class _Coder:
+    """Pictures of one size in, whole segments out."""
+
+    def __init__(self, frame: Frame, options: HlsOptions) -> None:
+        self._shape = (frame.width, frame.height)
+        size = even(*self._shape)
+        self._pictures = Pictures(size, key_every_s=options.segment_s)
+        self._block = _Block()
+        quality = Quality(options.crf, is_live=True)
+        self._container: OutputContainer = av.open(self._block, "w", format="mpegts", container_options=_MUXER)
+        self._stream: VideoStream = self._container.add_stream("libx264", options=quality.options())
+        set_up(self._stream.codec_context, size)
+        self._first, self._last = frame, frame
+
+    def takes(self, frame: Frame, segment_s: float) -> bool:
+        """Whether the frame goes on from the last one."""
+        gap_s = frame.pts_s - self._last.pts_s
+        return (frame.width, frame.height) == self._shape and 0 < gap_s <= max(5.0, 3 * segment_s)
+
+    def write(self, picture: ByteArray, frame: Frame) -> _Made | None:
+        """Take the picture in. The segment before it, where it begins one."""
+        packets = self._encode(picture, frame)
+        made = None
+        if any(packet.is_keyframe for packet in packets) and self._block.has_content:
+            made = _Made(self._block.take(), frame.pts_s - self._first.pts_s, iso_time(self._first.captured_unix_s))
+            self._first = frame
+        self._container.mux(packets)
+        self._last = frame
+        return made
+
+    def close(self) -> _Made:
+        """The last segment."""
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        duration_s = self._last.pts_s - self._first.pts_s + self._pictures.step_s
+        return _Made(self._block.take(), duration_s, iso_time(self._first.captured_unix_s))
+
+    def _encode(self, picture: ByteArray, frame: Frame) -> Packets:
+        return self._pictures.timed(self._stream.encode(self._pictures.frame(picture, frame.pts_s)))
+
+
+class _Block:
+    """What the muxer has written since it was taken."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self._content)
+
+    def write(self, block: bytes) -> int:
+        self._content += block
+        return len(block)
+
+    def take(self) -> bytes:
+        content = bytes(self._content)
+        self._content.clear()
+        return content
