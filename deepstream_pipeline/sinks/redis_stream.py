@@ -55,7 +55,7 @@ class RedisLink:
         self._secrets = [word for raw in (parts.password, options.url) if raw for word in (raw, unquote(raw))]
         if parts.scheme not in SCHEMES:
             raise SinkFailed(f"a Redis URL begins with redis://, rediss:// or unix://, not with {parts.scheme!r}")
-        where = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+        where = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]
         self.place = f"redis {where}, stream {options.stream}"
         self._client: Redis | None = None
         self._asked_at = 0.0

@@ -17,7 +17,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 import structlog
@@ -129,7 +129,8 @@ class WebhookLink:
         self._options = options
         self.max_messages, self.max_bytes = options.batch, 4 * 2**20
         parts = urlsplit(options.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or options.batch < 1 or options.attempts < 1:
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and _has_port(parts)
+        if not is_address or options.batch < 1 or options.attempts < 1:
             raise SinkFailed(
                 "a webhook wants an address of http:// or https:// with a host, attempts and batch of 1 up"
             )
@@ -231,6 +232,14 @@ def retry_after_s(header: str, unix_s: float) -> float:
             return 0.0
         seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - unix_s
     return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S) if seconds == seconds else 0.0
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether its port is a number, or left out."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def _what_failed(error: Exception) -> str:

@@ -1,0 +1,283 @@
+"""What all brokers' sinks have in common, with a link that obeys the test."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from deepstream_pipeline.errors import SinkFailed
+from deepstream_pipeline.sinks.broker import Backoff, BrokerOptions, BrokerSink, What
+from deepstream_pipeline.sinks.link import LinkDown, Outcome, scrub
+from deepstream_pipeline.sinks.schemas import Schema
+from deepstream_pipeline.sinks.spool import Message
+from tests.deepstream_pipeline.brokers import until
+from tests.deepstream_pipeline.sinks.results import crossing, result
+
+
+class Scripted:
+    """A Link that does what `answers` says, one a send, and delivers when nothing is said."""
+
+    name, place = "scripted", "scripted, topic t"
+    max_messages, max_bytes = 10, 10_000
+
+    def __init__(self, *answers: Callable[[Sequence[Message]], Outcome]) -> None:
+        self.answers = list(answers)
+        self.calls: list[list[str]] = []
+        self.delivered: list[Message] = []
+        self.open_error = ""
+        self.opened = self.closed = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def open(self, timeout_s: float) -> bool:
+        self.opened += 1
+        if self.open_error:
+            raise LinkDown(self.open_error)
+        return True
+
+    def send(self, messages: Sequence[Message]) -> Outcome:
+        self.may_go_on.wait(30.0)
+        self.calls.append([one.id for one in messages])
+        outcome = self.answers.pop(0)(messages) if self.answers else Outcome(delivered=messages)
+        self.delivered += outcome.delivered
+        return outcome
+
+    def idle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Gauge:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.depths: list[tuple[int, int]] = []
+        self.drops = self.failures = 0
+
+    def depth(self, n: int, size_bytes: int) -> None:
+        self.depths.append((n, size_bytes))
+
+    def dropped(self, n: int) -> None:
+        self.drops += n
+
+    def failed(self) -> None:
+        self.failures += 1
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., BrokerSink]]:
+    """Sinks that are closed when the test ends."""
+    made: list[tuple[BrokerSink, Scripted]] = []
+
+    def sink(link: Scripted, gauge: Gauge | None = None, **options: Any) -> BrokerSink:
+        made.append((BrokerSink(link, BrokerOptions(**{"what": What.OBJECTS, **options}), gauge), link))
+        return made[-1][0]
+
+    yield sink
+    for one, link in made:
+        link.may_go_on.set()
+        link.open_error = ""
+        one.close()
+
+
+def frames(link: Scripted) -> list[int]:
+    """What was delivered, by frame number."""
+    return [int(one.id.split(":")[1]) for one in link.delivered]
+
+
+def test_sink_writing_while_its_broker_hangs_never_waits(make: Callable[..., BrokerSink]) -> None:
+    """1,000 writes into a link that answers nothing take a fraction of a second; nothing is lost."""
+    link = Scripted()
+    link.may_go_on.clear()
+    sink = make(link)
+    began = time.perf_counter()
+    for number in range(1_000):
+        sink.write(result(number, has_image=False, objects=1))
+    assert time.perf_counter() - began < 1.0
+    link.may_go_on.set()
+    assert until(lambda: len(link.delivered) == 1_000)
+    assert frames(link) == list(range(1_000))
+
+
+def test_sink_whose_link_is_lost_sends_what_was_left_again_in_order(make: Callable[..., BrokerSink]) -> None:
+    """What had no answer goes out again, before what came later, under the same id."""
+    link = Scripted(lambda batch: Outcome(delivered=batch[:2], left=batch[2:], trouble="gone"))
+    link.may_go_on.clear()
+    sink = make(link)
+    for number in range(20):
+        sink.write(result(number, has_image=False))
+    link.may_go_on.set()
+    assert until(lambda: len(link.delivered) == 20)
+    assert frames(link) == list(range(20))
+    first, again = link.calls[0][2:], link.calls[1]
+    assert again[: len(first)] == first
+    assert link.opened == 2
+    assert sink.statistics().errors == 1
+
+
+def test_sink_whose_link_keeps_messages_asks_it_again_without_new_ones(make: Callable[..., BrokerSink]) -> None:
+    """A link that goes on by itself (Kafka's) is not given others before it has settled those it has."""
+    kept: list[Message] = []
+
+    def keep(batch: Sequence[Message]) -> Outcome:
+        kept.extend(batch)
+        return Outcome(trouble="no answer yet")
+
+    link = Scripted(keep, lambda batch: Outcome(delivered=list(kept)))
+    sink = make(link)
+    sink.write(result(0, has_image=False))
+    assert until(lambda: sink.statistics().sent == 1)
+    assert link.calls[1] == []
+    assert link.opened == 1
+
+
+def test_sink_with_a_message_that_is_refused_counts_it_and_goes_on(make: Callable[..., BrokerSink]) -> None:
+    """One message that the broker will never take costs itself only."""
+    gauge = Gauge()
+    link = Scripted(lambda batch: Outcome(delivered=batch[1:], refused=batch[:1], refusal="too large"))
+    link.may_go_on.clear()
+    sink = make(link, gauge)
+    for number in range(15):
+        sink.write(result(number, has_image=False))
+    link.may_go_on.set()
+    assert until(lambda: sink.statistics().depth == 0)
+    said = sink.statistics()
+    assert (said.written, said.sent, said.refused, said.is_connected) == (15, 14, 1, True)
+    assert gauge.drops == 1
+    assert gauge.failures == 1
+
+
+def test_sink_whose_spool_is_full_tells_each_loss_to_its_gauge(make: Callable[..., BrokerSink]) -> None:
+    """Drops are counted exactly, in the statistics and in the gauge, and the depth never passes its bounds."""
+    gauge, link = Gauge(), Scripted()
+    link.open_error = "nobody there"
+    sink = make(link, gauge, spool_messages=40)
+    for number in range(100):
+        sink.write(result(number, has_image=False))
+    assert sink.statistics().dropped == gauge.drops == 60
+    assert max(depth for depth, _ in gauge.depths) == 40
+    assert sink.statistics().size_bytes == gauge.depths[-1][1]
+    link.open_error = ""
+    assert until(lambda: len(link.delivered) == 40)
+    assert frames(link) == list(range(60, 100))
+
+
+def test_sink_given_more_bytes_than_its_spool_holds_stays_within_them(make: Callable[..., BrokerSink]) -> None:
+    """Bytes are a bound of their own: memory does not grow with an outage."""
+    link = Scripted()
+    link.open_error = "nobody there"
+    sink = make(link, spool_bytes=20_000)
+    for number in range(300):
+        sink.write(result(number, has_image=False, objects=8))
+    said = sink.statistics()
+    assert 10_000 < said.size_bytes <= 20_000
+    assert said.written == 300 == said.dropped + said.depth
+
+
+def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: Callable[..., BrokerSink]) -> None:
+    """One log line as it goes, one as it comes, whatever number of attempts lies between."""
+    link = Scripted()
+    with capture_logs() as lines:
+        sink = make(link, spool_messages=5)
+        assert until(lambda: sink.statistics().is_connected)
+        link.open_error, link.answers = "nobody there", [lambda batch: Outcome(left=batch, trouble="nobody there")]
+        for number in range(20):
+            sink.write(result(number, has_image=False))
+        assert until(lambda: sink.statistics().errors >= 3)
+        assert sink.statistics().reason == "nobody there"
+        link.open_error = ""
+        assert until(lambda: sink.statistics().is_connected)
+    told = [line["event"] for line in lines]
+    assert told[0] == told[-1] == "sink connected"
+    assert sorted(told[1:-1]) == ["sink drops its oldest messages", "sink waits for its broker"]
+    assert lines[-1]["dropped"] == sink.statistics().dropped > 0
+
+
+def test_sink_that_is_closed_delivers_what_it_has_first(make: Callable[..., BrokerSink]) -> None:
+    """Closing flushes, and lets go of the connection."""
+    link = Scripted()
+    sink = make(link)
+    for number in range(100):
+        sink.write(result(number, has_image=False))
+    sink.close()
+    assert frames(link) == list(range(100))
+    assert link.closed == 1
+    with pytest.raises(SinkFailed, match="comes too late"):
+        sink.write(result(100, has_image=False))
+
+
+def test_sink_that_is_closed_while_its_broker_is_away_says_what_was_left() -> None:
+    """After five seconds it gives up, with the number of messages and the reason."""
+    link = Scripted()
+    link.open_error = "nobody there"
+    sink = BrokerSink(link, BrokerOptions(what=What.OBJECTS))
+    for number in range(7):
+        sink.write(result(number, has_image=False))
+    began = time.monotonic()
+    with pytest.raises(SinkFailed, match="7 messages for scripted, topic t were not delivered: nobody there"):
+        sink.close()
+    assert 4.0 < time.monotonic() - began < 6.5
+    sink.close()  # a second time is nothing
+
+
+def test_sink_whose_link_has_a_fault_of_its_own_goes_on(make: Callable[..., BrokerSink]) -> None:
+    """An exception that nobody expected costs an attempt, not the thread."""
+
+    def broken(batch: Sequence[Message]) -> Outcome:
+        raise ZeroDivisionError
+
+    link = Scripted(broken)
+    sink = make(link)
+    sink.write(result(0, has_image=False))
+    assert until(lambda: "ZeroDivisionError" in sink.statistics().reason)
+    assert until(lambda: sink.statistics().sent == 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "kinds"),
+    [(What.EVENTS, ["events"] * 2), (What.OBJECTS, ["objects"]), (What.BOTH, ["objects", "events", "events"])],
+)
+def test_sink_sends_what_it_is_asked_to(what: What, kinds: list[str], make: Callable[..., BrokerSink]) -> None:
+    """Events, objects or both; a message an event, each with the source as its key and an id of its own."""
+    link = Scripted()
+    sink = make(link, what=what, schema=Schema.MINIMAL)
+    sink.write(result(4, source_id="gate", has_image=False, events=(crossing(4), crossing(4, track_id=None))))
+    if what == What.EVENTS:
+        sink.write(result(5, source_id="gate", has_image=False))  # without one, nothing is sent
+    assert until(lambda: len(link.delivered) == len(kinds))
+    assert [one.kind for one in link.delivered] == kinds
+    assert {one.key for one in link.delivered} == {"gate"}
+    assert len({one.id for one in link.delivered}) == len(kinds)
+    assert all(one.id.startswith("gate:4:") and b'"version":"4.0"' in one.body for one in link.delivered)
+
+
+def test_sink_whose_source_comes_again_gives_new_ids(make: Callable[..., BrokerSink]) -> None:
+    """A source that was taken out and added again counts from 0; a consumer must not take that for repetitions."""
+    link = Scripted()
+    sink = make(link)
+    sink.write(result(0, has_image=False))
+    sink.end_source("cam")
+    sink.write(result(0, has_image=False))
+    assert until(lambda: len(link.delivered) == 2)
+    assert link.delivered[0].id != link.delivered[1].id
+
+
+def test_backoff_grows_to_its_bound_with_jitter_and_begins_anew() -> None:
+    """Never above the bound, never below half of what it is worth, small again once it works."""
+    backoff = Backoff(0.2, 5.0)
+    pauses = [backoff.next_s() for _ in range(60)]
+    assert 0.1 <= pauses[0] <= 0.2
+    assert all(2.5 <= pause <= 5.0 for pause in pauses[6:])
+    assert len(set(pauses[6:])) > 40
+    backoff.reset()
+    assert backoff.next_s() <= 0.2
+
+
+def test_scrub_leaves_no_secret_and_one_line() -> None:
+    """A library's text is not trusted with what it was told."""
+    assert scrub("login s3cret\nat host failed", ["s3cret", ""]) == "login *** at host failed"

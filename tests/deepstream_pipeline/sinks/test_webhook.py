@@ -1,0 +1,294 @@
+"""Posting to an address that answers, fails, waits, redirects or is not there. FAULTS 61."""
+
+import base64
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from deepstream_pipeline.errors import SinkFailed
+from deepstream_pipeline.sinks.broker import BrokerSink, What
+from deepstream_pipeline.sinks.spool import Message
+from deepstream_pipeline.sinks.webhook import (
+    BUDGET,
+    DeadLetters,
+    RetryBudget,
+    WebhookLink,
+    WebhookOptions,
+    retry_after_s,
+    webhook_sink,
+)
+from tests.deepstream_pipeline.brokers import free_port, until
+from tests.deepstream_pipeline.sinks.results import result
+from tests.web_server import serving
+
+SECRET = "s3cret"
+
+
+class Receiver:
+    """What an address was sent, and what it answers: a status, by frame number and try, 200 where nothing is said."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.status: dict[int, list[int]] = {}
+        self.headers: dict[str, str] = {}
+        self.delay_s = 0.0
+        self.is_over = threading.Event()
+
+    def answer(self, body: bytes) -> int:
+        """Of this request."""
+        said = json.loads(body)
+        number = said["frame_num"] if isinstance(said, dict) else said[0]["frame_num"]
+        waiting = self.status.get(number, [])
+        return waiting.pop(0) if len(waiting) > 1 else next(iter(waiting), 200)
+
+    def frames(self) -> list[int]:
+        """Of every request, in order."""
+        return [json.loads(body)["frame_num"] for _, body in self.requests]
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    """One for each test."""
+    return Receiver()
+
+
+@pytest.fixture
+def url(receiver: Receiver) -> Iterator[str]:
+    """Where it listens."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            receiver.requests.append(({name.title(): value for name, value in self.headers.items()}, body))
+            if receiver.delay_s:
+                receiver.is_over.wait(receiver.delay_s)
+            self.send_response(receiver.answer(body))
+            for name, value in receiver.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Handler) as address:
+        yield address
+        receiver.is_over.set()
+
+
+def options(url: str, **more: object) -> WebhookOptions:
+    """Of objects, a message a frame."""
+    return WebhookOptions(url, **{"what": What.OBJECTS, "timeout_s": 2.0, **more})  # type: ignore[arg-type]
+
+
+def write(sink: BrokerSink, count: int) -> None:
+    """So many frames."""
+    for number in range(count):
+        sink.write(result(number, has_image=False, objects=1))
+
+
+def letters(path: Path) -> list[tuple[str, int]]:
+    """(reason, frame) of each dead letter."""
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return [(line["reason"], line["message"]["frame_num"]) for line in lines]
+
+
+def test_webhook_posts_each_message_with_its_id_and_the_users_headers(receiver: Receiver, url: str) -> None:
+    """JSON, in order, over one connection, signed as the user says."""
+    login = url.replace("//", "//cam:s3cret@")
+    sink = webhook_sink(options(f"{login}/hook?x=1", headers=(("X-Token", "abc"),)))
+    write(sink, 20)
+    sink.close()
+    assert receiver.frames() == list(range(20))
+    headers = receiver.requests[0][0]
+    assert headers["Content-Type"] == "application/json"
+    assert headers["X-Token"] == "abc"
+    assert headers["Idempotency-Key"].startswith("cam:0:objects:0:")
+    assert headers["Authorization"] == "Basic " + base64.b64encode(b"cam:s3cret").decode()
+    assert sink.statistics().sent == 20
+
+
+def test_webhook_with_a_batch_posts_lists(receiver: Receiver, url: str) -> None:
+    """A list of what waits, up to the batch's size; each message once, in order."""
+    receiver.delay_s = 0.05
+    sink = webhook_sink(options(url, batch=8))
+    write(sink, 30)
+    sink.close()
+    lists = [json.loads(body) for _, body in receiver.requests]
+    assert [line["frame_num"] for one in lists for line in one] == list(range(30))
+    assert len(lists) < 30
+    assert max(len(one) for one in lists) == 8
+
+
+def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiver: Receiver, url: str) -> None:
+    """A fault that passes costs nothing: the same message, the same id, then the next."""
+    receiver.status = {1: [500, 503, 429, 200]}
+    sink = webhook_sink(options(url))
+    write(sink, 3)
+    assert until(lambda: sink.statistics().sent == 3)
+    sink.close()
+    assert receiver.frames() == [0, 1, 1, 1, 1, 2]
+    assert len({headers["Idempotency-Key"] for headers, _ in receiver.requests}) == 3
+    assert sink.statistics().errors == 3
+
+
+def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
+    receiver: Receiver, url: str, tmp_path: Path
+) -> None:
+    """One message that breaks the receiver goes to the dead letters with its reason; the next ones arrive."""
+    receiver.status = {1: [500]}
+    sink = webhook_sink(options(url, attempts=3, dead_letters=tmp_path / "dead.jsonl"))
+    write(sink, 4)
+    assert until(lambda: sink.statistics().depth == 0)
+    sink.close()
+    assert receiver.frames() == [0, 1, 1, 1, 2, 3]
+    assert letters(tmp_path / "dead.jsonl") == [("answered 500, at attempt 3 of 3", 1)]
+    assert (sink.statistics().sent, sink.statistics().refused) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(400, "answered 400"), (302, "answered 302: redirects are not followed")]
+)
+def test_webhook_answered_4xx_or_a_redirect_is_a_dead_letter_at_once(
+    status: int, reason: str, receiver: Receiver, url: str, tmp_path: Path
+) -> None:
+    """What would be refused again is not sent again, and nobody is led to another host."""
+    receiver.status, receiver.headers = {0: [status]}, {"Location": "/elsewhere"}
+    sink = webhook_sink(options(url, dead_letters=tmp_path / "dead.jsonl"))
+    write(sink, 2)
+    assert until(lambda: sink.statistics().depth == 0)
+    sink.close()
+    assert receiver.frames() == [0, 1]
+    assert letters(tmp_path / "dead.jsonl") == [(reason, 0)]
+
+
+def test_webhook_without_an_answer_in_time_tries_again(receiver: Receiver, url: str, tmp_path: Path) -> None:
+    """A receiver that hangs costs its time-out, never the writer; then it is a dead letter."""
+    receiver.delay_s = 20.0
+    sink = webhook_sink(options(url, timeout_s=0.2, attempts=2, dead_letters=tmp_path / "dead.jsonl"))
+    began = time.perf_counter()
+    write(sink, 1)
+    assert time.perf_counter() - began < 0.5
+    assert until(lambda: sink.statistics().refused == 1)
+    receiver.delay_s = 0.0
+    sink.close()
+    assert letters(tmp_path / "dead.jsonl") == [("no answer in time, at attempt 2 of 2", 0)]
+
+
+def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver, tmp_path: Path) -> None:
+    """An address that cannot be reached is waited for, as any broker; what fits the spool is not lost."""
+    port = free_port()
+    sink = webhook_sink(options(f"http://127.0.0.1:{port}", attempts=1, dead_letters=tmp_path / "dead.jsonl"))
+    write(sink, 5)
+    assert until(lambda: sink.statistics().errors >= 3)
+    said = sink.statistics()
+    assert (said.depth, said.refused, said.reason) == (5, 0, "cannot be reached")
+    with pytest.raises(SinkFailed, match="5 messages"):
+        sink.close()
+    assert not (tmp_path / "dead.jsonl").exists()
+
+
+def test_webhook_told_to_wait_waits(receiver: Receiver, url: str) -> None:
+    """Retry-After is obeyed."""
+    receiver.status, receiver.headers = {0: [503, 200]}, {"Retry-After": "1"}
+    sink = webhook_sink(options(url))
+    began = time.monotonic()
+    write(sink, 1)
+    assert until(lambda: sink.statistics().sent == 1)
+    assert time.monotonic() - began >= 1.0
+    sink.close()
+
+
+def test_webhook_that_fails_for_many_messages_spends_its_budget(
+    receiver: Receiver, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When many messages fail, second tries are few: the requests stay near the number of messages."""
+    monkeypatch.setattr("deepstream_pipeline.sinks.broker.Backoff.next_s", lambda _: 0.001)
+    receiver.status = {number: [500] for number in range(0, 200, 2)}
+    sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
+    write(sink, 200)
+    assert until(lambda: sink.statistics().depth == 0, 40.0)
+    sink.close()
+    assert (sink.statistics().sent, sink.statistics().refused) == (100, 100)
+    assert 200 < len(receiver.requests) <= 200 + BUDGET + 0.2 * 100 + 5
+    assert "budget of second tries is spent" in letters(tmp_path / "dead.jsonl")[-1][0]
+
+
+def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -> None:
+    """Neither logs, statistics, dead letters nor reprs hold what the address, its path or its headers keep."""
+    told = options(
+        url.replace("//", f"//cam:{SECRET}@") + f"/{SECRET}?key={SECRET}",
+        headers=(("X-Token", SECRET),),
+        dead_letters=tmp_path / "dead.jsonl",
+        attempts=1,
+    )
+    receiver.status = {0: [500], 1: [404]}
+    with capture_logs() as lines:
+        sink = webhook_sink(told)
+        write(sink, 3)
+        assert until(lambda: sink.statistics().depth == 0)
+        sink.close()
+    assert lines
+    assert SECRET not in repr(lines) + repr(told) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("", 0.0), ("7", 7.0), ("86400", 60.0), ("-3", 0.0), ("nan", 0.0), ("soon", 0.0),
+     ("Fri, 15 Jan 2027 08:00:05 GMT", 5.0), ("Fri, 15 Jan 2027 07:00:00 GMT", 0.0)],
+)  # fmt: skip
+def test_retry_after_is_seconds_or_a_date_and_bounded(header: str, seconds: float) -> None:
+    """Whatever a receiver says, the pause is between nothing and a minute."""
+    assert retry_after_s(header, 1_800_000_000.0) == seconds
+
+
+def test_retry_budget_fills_by_time_and_by_what_is_delivered() -> None:
+    """Twenty saved, one for five delivered, one for ten seconds."""
+    budget = RetryBudget()
+    assert [budget.take(0.0) for _ in range(21)] == [True] * 20 + [False]
+    budget.delivered(5)
+    assert [budget.take(0.0), budget.take(0.0)] == [True, False]
+    assert [budget.take(10.5), budget.take(10.5)] == [True, False]
+
+
+def test_dead_letters_that_are_full_or_cannot_be_written_lose_and_say_so_once(tmp_path: Path) -> None:
+    """The file is bounded, an unwritable place is no reason to stop, and each is logged once."""
+    one = [Message("cam", "1", "events", b'{"a":1}')]
+    with capture_logs() as lines:
+        small = DeadLetters(tmp_path / "dead.jsonl", max_bytes=250)
+        for _ in range(10):
+            small.add(one, "why")
+        nowhere = DeadLetters(tmp_path / "absent" / "dead.jsonl")
+        for _ in range(3):
+            nowhere.add(one, "why")
+    assert 0 < (tmp_path / "dead.jsonl").stat().st_size <= 250
+    assert json.loads((tmp_path / "dead.jsonl").read_bytes().splitlines()[0])["message"] == {"a": 1}
+    assert [line["event"] for line in lines] == ["dead letters are lost"] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"url": "ftp://host/"}, {"url": "http://"}, {"url": "http://host:port/"}, {"url": "http://host", "attempts": 0},
+     {"url": "http://host", "headers": (("X", "a\r\nY: b"),)}],
+)  # fmt: skip
+def test_webhook_option_that_cannot_be_meant_is_refused_at_the_start(wrong: dict[str, object]) -> None:
+    """A mistake is told before anything runs."""
+    with pytest.raises(SinkFailed):
+        webhook_sink(WebhookOptions(**wrong))  # type: ignore[arg-type]
+
+
+def test_webhook_sink_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, with the extra's name."""
+    monkeypatch.setitem(sys.modules, "urllib3", None)
+    with pytest.raises(SinkFailed, match=r"needs the library urllib3: install penstock\[video\]"):
+        WebhookLink(options("http://localhost"))
