@@ -1,0 +1,62 @@
+"""What the control API is started with. Exposed without a key it does not start."""
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+
+class ApiRefused(ValueError):
+    """The control API cannot be started so. The text says what to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Where the control API listens, and whom it lets in.
+
+    host, port: 127.0.0.1 answers this machine alone; port 0 lets the system pick one. api_key: what callers have to
+    present, as x-api-key, as Bearer, or as the password of Basic; empty for nobody has to. allow_files: whether callers
+    may add files and devices of this machine; None for whether only this machine can call. allowed_hosts: names, beside
+    those of this machine, that a browser may know it by. max_viewers: of moving previews, all sources together.
+    call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture that
+    a viewer is sent.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8010
+    api_key: str = field(default="", repr=False)
+    allow_files: bool | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    max_viewers: int = 16
+    max_connections: int = 256
+    max_body_bytes: int = 1024 * 1024
+    call_timeout_s: float = 10.0
+    client_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.is_local and not self.api_key:
+            raise ApiRefused(
+                f"the control API on {self.host} could be asked by others to open any address; give it an API key, "
+                "or let it listen on 127.0.0.1"
+            )
+        if self.api_key != self.api_key.strip() or not self.api_key.isascii():
+            raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether files and devices of this machine may be added."""
+        return self.is_local if self.allow_files is None else self.allow_files
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the name or address is this machine's own."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False

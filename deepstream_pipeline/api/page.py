@@ -1,0 +1,172 @@
+"""The one page for people: every stream with its state, figures and preview. Plain HTML, nothing from elsewhere.
+
+Without JavaScript it shows the same and is loaded anew every few seconds; with it the figures and pictures are.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse
+
+from deepstream_pipeline.api.asked_sources import stream_of
+from deepstream_pipeline.api.bodies import Stream
+from deepstream_pipeline.api.calls import Calls
+from deepstream_pipeline.interfaces import PipelineControl
+
+STYLE = """
+:root{color-scheme:light dark;--ground:#f4f5f7;--card:#fff;--text:#1b1f24;--faint:#5c6570;--line:#d9dde3;
+--good:#17693a;--warn:#8a5300;--bad:#b3261e;--calm:#4b5563;--void:#e6e9ee}
+@media(prefers-color-scheme:dark){:root{--ground:#111418;--card:#1a1e24;--text:#e6e9ee;--faint:#9aa4b0;--line:#2d343d;
+--good:#6fd39a;--warn:#f0b659;--bad:#ff8f85;--calm:#a7b0bc;--void:#0b0d10}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--ground);color:var(--text);font:15px/1.45 system-ui,sans-serif}
+header,main{max-width:1500px;margin:0 auto;padding:14px 20px}
+header{display:flex;flex-wrap:wrap;gap:4px 18px;align-items:baseline}
+h1{font-size:20px;margin:0}
+header span,header a,.id,dt,.counts th{color:var(--faint)}
+#streams{display:grid;grid-template-columns:repeat(auto-fill,minmax(300px,1fr));gap:16px}
+article{background:var(--card);border:1px solid var(--line);border-radius:8px;overflow:hidden}
+.picture{display:block;aspect-ratio:16/9;background:var(--void);color:var(--faint);font-size:13px;text-align:center}
+.picture img{width:100%;height:100%;object-fit:contain;display:block}
+.picture img.absent{object-fit:none;visibility:hidden}
+.picture{position:relative}.picture span{position:absolute;inset:0;display:grid;place-content:center}
+.picture img{position:relative;z-index:1}
+.body{padding:10px 14px 14px}
+h2{font-size:16px;margin:0;display:flex;justify-content:space-between;gap:10px;align-items:baseline}
+h2 .name{overflow-wrap:anywhere}
+.id{font-size:12.5px;overflow-wrap:anywhere}
+.state{font-size:12.5px;font-weight:600;border:1px solid currentColor;border-radius:99px;padding:1px 9px;
+white-space:nowrap;color:var(--calm)}
+.running{color:var(--good)}.connecting,.reconnecting,.stalled{color:var(--warn)}.auth_failed,.failed{color:var(--bad)}
+.reason{color:var(--bad);font-size:13px;min-height:1.45em;margin:3px 0;overflow-wrap:anywhere}
+dl{display:grid;grid-template-columns:auto 1fr auto 1fr;gap:2px 12px;margin:0;font-variant-numeric:tabular-nums}
+dt{font-size:13px}dd{margin:0;text-align:right}
+table{border-collapse:collapse;width:100%;margin-top:8px;font-size:13px;font-variant-numeric:tabular-nums}
+.counts th{font-weight:400;text-align:left;overflow-wrap:anywhere}
+.counts td{text-align:right}.counts td,.counts th{border-top:1px solid var(--line);padding:2px 0}
+code{font-size:13px}
+"""
+
+SCRIPT = """
+const cards=[...document.querySelectorAll('article')],seen=new Set(),byId=new Map(cards.map(c=>[c.dataset.id,c]));
+const watch=new IntersectionObserver(es=>es.forEach(e=>e.isIntersecting?seen.add(e.target):seen.delete(e.target)));
+cards.forEach(c=>watch.observe(c));
+const field=(card,name)=>card.querySelector('[data-f="'+name+'"]');
+const put=(card,name,text)=>{const e=field(card,name);if(e.textContent!==text)e.textContent=text};
+function show(card,s){
+ const state=card.querySelector('.state');state.textContent=s.state.replace('_',' ')+(s.is_frozen?' (frozen)':'');
+ state.className='state '+s.state;
+ put(card,'reason',s.reason);put(card,'fps',s.fps.toFixed(1));put(card,'frames',String(s.frames));
+ put(card,'inferred',String(s.inferred));put(card,'restarts',String(s.restarts));
+ put(card,'latency',s.latency_s===null?'–':Math.round(s.latency_s*1000)+' ms');
+ const drops=Object.entries(s.drops).filter(d=>d[1]);
+ put(card,'drops',String(drops.reduce((sum,d)=>sum+d[1],0)));
+ field(card,'drops').title=drops.map(d=>d[0]+' '+d[1]).join(', ');
+ const rows=Object.entries(s.counts).map(([name,n])=>{const r=document.createElement('tr');
+  r.append(document.createElement('th'),document.createElement('td'));
+  r.children[0].textContent=name;r.children[1].textContent=n;return r});
+ card.querySelector('.counts').replaceChildren(...rows);
+}
+async function figures(){
+ if(document.hidden)return;
+ const answer=await fetch('/v1/streams');if(!answer.ok)throw new Error(answer.status);
+ const streams=(await answer.json()).streams;
+ if(streams.length!==cards.length||streams.some(s=>!byId.has(s.source_id))){location.reload();return}
+ streams.forEach(s=>show(byId.get(s.source_id),s));
+ document.getElementById('fps').textContent=streams.reduce((sum,s)=>sum+s.fps,0).toFixed(1);
+}
+async function figuresAgain(){
+ const note=document.getElementById('note');
+ try{await figures();note.textContent=''}catch(e){note.textContent='no answer; these figures are old'}
+ setTimeout(figuresAgain,2000);
+}
+cards.forEach(card=>{
+ const image=card.querySelector('img');let n=0;
+ const again=(pause=1000)=>setTimeout(()=>{if(document.hidden||!seen.has(card)){again();return}
+  image.src=image.dataset.src+'?n='+(++n)},pause);
+ image.addEventListener('load',()=>{image.classList.remove('absent');again()});
+ image.addEventListener('error',()=>{image.classList.add('absent');again(5000)});
+ if(image.complete){if(!image.naturalWidth)image.classList.add('absent');again()}
+});
+setTimeout(figuresAgain,2000);
+"""
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+POLICY = (
+    "default-src 'none'; img-src 'self' data:; connect-src 'self'; "
+    f"style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def page_router(control: PipelineControl, calls: Calls) -> APIRouter:
+    """GET /"""
+    router = APIRouter()
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        streams = [stream_of(each) for each in await calls.run(control.statistics)]
+        return HTMLResponse(render(streams), headers={"content-security-policy": POLICY})
+
+    return router
+
+
+def render(streams: Sequence[Stream]) -> str:
+    """The page. Whatever a source is called, or says of itself, is text in it."""
+    cards = "".join(_card(stream) for stream in streams)
+    nothing = "<p>No streams. <code>POST /v1/streams</code> adds one.</p>"
+    fps = sum(stream.fps for stream in streams)
+    noun = "stream" if len(streams) == 1 else "streams"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>penstock video</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<noscript><meta http-equiv="refresh" content="5"></noscript>'
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><header><h1>penstock video</h1>'
+        f'<span>{len(streams)} {noun}, <b id="fps">{fps:.1f}</b> frames/s</span>'
+        '<a href="/metrics">metrics</a><a href="/v1/streams">JSON</a><a href="/openapi.json">API</a>'
+        f'<span id="note" role="status"></span></header><main>{nothing if not streams else ""}'
+        f'<div id="streams">{cards}</div></main><script>{SCRIPT}</script></body></html>'
+    )
+
+
+def _card(stream: Stream) -> str:
+    source_id, name = escape(stream.source_id), escape(stream.camera_name or stream.source_id)
+    way = f"/v1/streams/{source_id}"
+    state = stream.state.value.replace("_", " ") + (" (frozen)" if stream.is_frozen else "")
+    size = f"{stream.width}×{stream.height} {stream.codec}" if stream.width else ""
+    return (
+        f'<article data-id="{source_id}"><a class="picture" href="{way}/preview.mjpeg"><span>no picture</span>'
+        f'<img src="{way}/preview.jpg" data-src="{way}/preview.jpg" alt="" loading="lazy"></a>'
+        f'<div class="body"><h2><span class="name">{name}</span>'
+        f'<span class="state {stream.state.value}">{escape(state)}</span></h2>'
+        f'<div class="id" title="{escape(stream.uri)}">{source_id} {escape(size)}</div>'
+        f'<div class="reason" data-f="reason">{escape(stream.reason)}</div><dl>{_figures(stream)}</dl>'
+        f'<table><tbody class="counts">{_counts(stream.counts)}</tbody></table></div></article>'
+    )
+
+
+def _figures(stream: Stream) -> str:
+    dropped = ", ".join(f"{reason} {n}" for reason, n in stream.drops.items() if n)
+    latency = "–" if stream.latency_s is None else f"{stream.latency_s * 1000:.0f} ms"
+    rows = (
+        ("frames/s", "fps", f"{stream.fps:.1f}", ""),
+        ("latency", "latency", latency, ""),
+        ("decoded", "frames", str(stream.frames), ""),
+        ("inferred", "inferred", str(stream.inferred), ""),
+        ("dropped", "drops", str(sum(stream.drops.values())), dropped),
+        ("restarts", "restarts", str(stream.restarts), ""),
+    )
+    return "".join(
+        f'<dt>{label}</dt><dd data-f="{name}" title="{escape(title)}">{text}</dd>' for label, name, text, title in rows
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return "".join(f"<tr><th>{escape(name)}</th><td>{n}</td></tr>" for name, n in counts.items())

@@ -1,0 +1,146 @@
+"""The control API as main starts and stops it: uvicorn in a thread of its own."""
+
+import asyncio
+import socket
+import threading
+from functools import partial
+from typing import Any, Protocol, cast
+
+import structlog
+import uvicorn
+
+from deepstream_pipeline.api.app import ApiApp, create_app
+from deepstream_pipeline.api.connection import BoundedConnection
+from deepstream_pipeline.api.options import ApiOptions, ApiRefused
+from deepstream_pipeline.interfaces import PipelineControl, Previews
+from deepstream_pipeline.metrics import CONTENT_TYPE
+
+log = structlog.get_logger(component="video")
+
+_BACKLOG = 256
+_SEND_BUFFER_BYTES = 256 * 1024  # what a viewer that stops reading keeps in the kernel
+_KEEP_ALIVE_S = 15
+_START_TIMEOUT_S = 30.0
+
+
+class Page(Protocol):
+    """What the metrics are read from."""
+
+    def page(self) -> bytes: ...
+
+
+class ApiServer:
+    """Serves from `start` until `stop`. The pipeline's calls run on threads of the API's own."""
+
+    def __init__(self, control: PipelineControl, previews: Previews, metrics: Page, options: ApiOptions) -> None:
+        self._options = options
+        self._api: ApiApp = create_app(control, previews, metrics.page, options, CONTENT_TYPE)
+        self._listener: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """http:// and where it listens. After `start`."""
+        if self._listener is None:
+            raise RuntimeError("the control API was not started")
+        return self._url
+
+    def start(self) -> None:
+        """Serve, from when this returns. Raises ApiRefused where the address cannot be listened on."""
+        host = self._options.host
+        self._listener = _bound(host, self._options.port)
+        port = int(self._listener.getsockname()[1])
+        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._server = _Server(_config(self._api, self._options))
+        self._thread = threading.Thread(target=self._serve, name="api", daemon=True)
+        self._thread.start()
+        if not self._server.is_up.wait(_START_TIMEOUT_S):
+            raise ApiRefused(f"the control API did not start within {_START_TIMEOUT_S:g} s")
+        log.info("api_ready", url=self._url)
+
+    def stop(self, timeout_s: float) -> None:
+        """Take no more, let running requests end within the time, cut the others. Ends moving previews at once."""
+        loop, thread, server = self._loop, self._thread, self._server
+        if loop is None or thread is None or server is None:
+            return
+        try:
+            loop.call_soon_threadsafe(self._begin_stop, server, timeout_s)
+        except RuntimeError:  # it ended by itself
+            log.warning("api_was_down", reason="internal")
+        thread.join(timeout_s + 5.0)
+        self._thread = None
+        if thread.is_alive():
+            log.error("api_stuck", reason="internal", timeout_s=timeout_s)
+
+    def _begin_stop(self, server: "_Server", timeout_s: float) -> None:
+        self._api.close()
+        server.should_exit = True
+        asyncio.get_running_loop().call_later(timeout_s, server.cut)
+
+    def _serve(self) -> None:
+        assert self._listener is not None
+        assert self._server is not None
+        try:
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._server.serve(sockets=[self._listener]))
+        except Exception:  # the thread's root
+            log.exception("api_failed", reason="internal")
+        finally:
+            self._listener.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, that says when it serves, and can cut who does not end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.is_up.set()
+
+    def cut(self) -> None:
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            transport = cast("asyncio.WriteTransport | None", connection.transport)
+            if transport is not None:
+                transport.abort()
+
+
+def _config(api: ApiApp, options: ApiOptions) -> uvicorn.Config:
+    connection: Any = partial(
+        BoundedConnection, client_timeout_s=options.client_timeout_s, max_connections=options.max_connections
+    )
+    return uvicorn.Config(
+        api.app,
+        http=connection,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With its protocol named, or asyncio leaves Nagle's algorithm on: each answer would take 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        text = f"the control API cannot listen on {host}, port {port} ({error.strerror}); choose another, or port 0"
+        raise ApiRefused(text) from error
+    return listener

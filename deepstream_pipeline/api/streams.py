@@ -1,0 +1,82 @@
+"""The plain API: /v1/streams, one resource a source."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Path, Response
+
+from deepstream_pipeline.api.answers import Refusal
+from deepstream_pipeline.api.asked_sources import check_address, stream_of
+from deepstream_pipeline.api.bodies import (
+    SOURCE_ID,
+    Added,
+    ErrorAnswer,
+    NewStream,
+    Recording,
+    RecordingFile,
+    Stream,
+    Streams,
+)
+from deepstream_pipeline.api.calls import Calls
+from deepstream_pipeline.interfaces import PipelineControl
+
+SourceId = Annotated[str, Path(pattern=SOURCE_ID, description="The source's id: DeepStream's camera_id.")]
+ERRORS: dict[int | str, dict[str, object]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
+
+
+def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool) -> APIRouter:
+    """List, add, remove, pause, record, and the rules of each."""
+    router = APIRouter(prefix="/v1/streams", tags=["streams"])
+
+    @router.get("", summary="Every source, with its statistics.")
+    async def list_streams() -> Streams:
+        return Streams(streams=[stream_of(each) for each in await calls.run(control.statistics)])
+
+    @router.post("", status_code=201, summary="Add a source.")
+    async def add_stream(new: NewStream, response: Response) -> Added:
+        check_address(new.uri, takes_files=takes_files)
+        config = new.config()
+        await calls.run(lambda: control.add(config))
+        response.headers["location"] = f"/v1/streams/{new.source_id}"
+        return Added(source_id=new.source_id)
+
+    @router.get("/{source_id}", summary="One source, with its statistics.")
+    async def read_stream(source_id: SourceId) -> Stream:
+        for each in await calls.run(control.statistics):
+            if each.source_id == source_id:
+                return stream_of(each)
+        raise Refusal(404, f"no source {source_id!r}")
+
+    @router.delete("/{source_id}", status_code=204, summary="Take a source out.")
+    async def remove_stream(source_id: SourceId) -> None:
+        await calls.run(lambda: control.remove(source_id))
+
+    @router.post("/{source_id}/pause", status_code=204, summary="Read nothing of it until it is resumed.")
+    async def pause_stream(source_id: SourceId) -> None:
+        await calls.run(lambda: control.pause(source_id))
+
+    @router.post("/{source_id}/resume", status_code=204, summary="Read on.")
+    async def resume_stream(source_id: SourceId) -> None:
+        await calls.run(lambda: control.resume(source_id))
+
+    _add_recording_and_rules(router, control, calls)
+    return router
+
+
+def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls: Calls) -> None:
+    @router.post("/{source_id}/record", status_code=202, summary="Begin a recording, from before now to after now.")
+    async def record_stream(source_id: SourceId, recording: Recording) -> RecordingFile:
+        before_s, after_s = recording.before_s, recording.after_s
+        path = await calls.run(lambda: control.record(source_id, before_s=before_s, after_s=after_s))
+        return RecordingFile(path=path)
+
+    @router.get("/{source_id}/rules", summary="Its analytics section, as PUT takes it.")
+    async def read_rules(source_id: SourceId) -> object:
+        return await calls.run(lambda: control.rules(source_id))
+
+    @router.put("/{source_id}/rules", summary="Another analytics section, from its next frame on.")
+    async def change_rules(source_id: SourceId, section: Annotated[dict[str, object], Body()]) -> object:
+        def change() -> object:
+            control.set_rules(source_id, section)
+            return control.rules(source_id)
+
+        return await calls.run(change)

@@ -1,0 +1,112 @@
+"""A pipeline that is none: what the control API asks of one, kept in dicts."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from deepstream_pipeline.api.options import ApiOptions
+from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.errors import RuleRefused, SourceExists, TooManySources, UnknownSource
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.types import SourceConfig, SourceState, SourceStatistics
+
+JPEG = b"\xff\xd8\xff\xe0 not really a picture \xff\xd9"
+
+
+class FakePipeline:
+    """PipelineControl and Previews in one. before: called first by each of its calls, with the call's name."""
+
+    def __init__(self, limit: int = 200) -> None:
+        self.sources: dict[str, SourceStatistics] = {}
+        self.configs: dict[str, SourceConfig] = {}
+        self.sections: dict[str, object] = {}
+        self.recordings: list[tuple[str, float, float]] = []
+        self.healthy = True
+        self.before: Callable[[str], None] = lambda _: None
+        self.pictures = True
+        self.picture_bytes = JPEG
+        self.picture_interval_s = 0.02
+        self.waits = 0
+        self._limit = limit
+        self._lock = threading.Lock()
+
+    def add(self, source: SourceConfig) -> None:
+        self.before("add")
+        with self._lock:
+            if source.source_id in self.sources:
+                raise SourceExists(f"there is a source {source.source_id!r} already")
+            if len(self.sources) >= self._limit:
+                raise TooManySources(f"{self._limit} sources are there, the limit")
+            self.configs[source.source_id] = source
+            self.sources[source.source_id] = SourceStatistics(
+                source.source_id, source.camera_name, source.uri, SourceState.CONNECTING
+            )
+
+    def remove(self, source_id: str) -> None:
+        self.before("remove")
+        with self._lock:
+            self._known(source_id)
+            del self.sources[source_id], self.configs[source_id]
+
+    def pause(self, source_id: str) -> None:
+        self.before("pause")
+        self.sources[source_id] = replace(self._known(source_id), state=SourceState.PAUSED)
+
+    def resume(self, source_id: str) -> None:
+        self.before("resume")
+        self.sources[source_id] = replace(self._known(source_id), state=SourceState.RUNNING)
+
+    def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
+        self.before("record")
+        self._known(source_id)
+        self.recordings.append((source_id, before_s, after_s))
+        return f"/recordings/{source_id}.mp4"
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        self.before("statistics")
+        with self._lock:
+            return tuple(self.sources.values())
+
+    def rules(self, source_id: str) -> object:
+        self.before("rules")
+        self._known(source_id)
+        return self.sections.get(source_id, {})
+
+    def set_rules(self, source_id: str, section: object) -> None:
+        self.before("set_rules")
+        self._known(source_id)
+        if isinstance(section, dict) and "line-crosing" in section:
+            raise RuleRefused("analytics.line-crosing: there is no such rule; did you mean line-crossing?")
+        self.sections[source_id] = section
+
+    def is_healthy(self) -> bool:
+        self.before("is_healthy")
+        return self.healthy
+
+    def wait(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
+        self.before("wait")
+        self.waits += 1
+        if not self.pictures or source_id not in self.sources:
+            time.sleep(timeout_s)
+            return None
+        if after >= 0:
+            time.sleep(self.picture_interval_s)
+        return after + 1, self.picture_bytes
+
+    def _known(self, source_id: str) -> SourceStatistics:
+        if source_id not in self.sources:
+            raise UnknownSource(f"no source {source_id!r}")
+        return self.sources[source_id]
+
+
+@contextmanager
+def serving(pipeline: FakePipeline, options: ApiOptions | None = None) -> Iterator[ApiServer]:
+    """A server over the pipeline, on a port that is free, until the block ends."""
+    server = ApiServer(pipeline, pipeline, VideoMetrics(), options or ApiOptions(port=0))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(2.0)

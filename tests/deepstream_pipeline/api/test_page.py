@@ -1,0 +1,131 @@
+"""The page for people, and the description for programs."""
+
+import base64
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.types import SourceConfig, SourceState
+from tests.conftest import CHECKOUT
+from tests.deepstream_pipeline.api.asking import ask
+from tests.deepstream_pipeline.api.pipeline import FakePipeline
+
+
+class Outline(HTMLParser):
+    """What a page is made of: its tags, their attributes, the text of each kind."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self._open = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data: str) -> None:
+        self.text[self._open] = self.text.get(self._open, "") + data
+
+
+def outline_of(api: ApiServer) -> Outline:
+    answer = ask(api.url, "GET", "/")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    return Outline(answer.body.decode())
+
+
+def test_page_without_a_stream_says_how_to_add_one(api: ApiServer) -> None:
+    """It is not blank."""
+    assert outline_of(api).text["code"].startswith("POST /v1/streams")
+
+
+def test_page_shows_each_stream_with_its_figures(api: ApiServer, pipeline: FakePipeline) -> None:
+    """State, reason, rates, drops, counts and a picture, without JavaScript."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door", "Front door"))
+    pipeline.sources["door"] = replace(
+        pipeline.sources["door"],
+        state=SourceState.AUTH_FAILED,
+        reason="another password is wanted",
+        fps=24.96,
+        drops={"too_old": 3, "ring_full": 4},
+        counts={"line-crossing/Entry": 17},
+        latency_s=0.0839,
+    )
+    page = ask(api.url, "GET", "/").body.decode()
+    for text in ("Front door", "auth failed", "another password is wanted", ">25.0<", ">7<", ">17<", ">84 ms<"):
+        assert text in page, text
+    assert 'title="too_old 3, ring_full 4"' in page
+    assert 'src="/v1/streams/door/preview.jpg"' in page
+
+
+def test_page_takes_a_streams_words_for_text(api: ApiServer, pipeline: FakePipeline) -> None:
+    """A camera's name, reason, address, codec and rules cannot put anything into the page."""
+    bad = "\"><script>alert(1)</script>'&"
+    pipeline.add(SourceConfig(f"rtsp://camera/{bad}", "door", bad))
+    pipeline.sources["door"] = replace(
+        pipeline.sources["door"], reason=bad, codec=bad, width=1, counts={bad: 1}, drops={bad: 1}
+    )
+    outline = outline_of(api)
+    assert [tag for tag, _ in outline.tags].count("script") == 1
+    assert "alert" not in outline.text["script"]
+    assert outline.text["th"] == bad
+
+
+def test_page_takes_nothing_from_elsewhere_and_says_so(api: ApiServer, pipeline: FakePipeline) -> None:
+    """Its policy allows its own style and script by their hashes, its own pictures and figures, and nothing else."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    answer = ask(api.url, "GET", "/")
+    policy, page = answer.headers["content-security-policy"], answer.body.decode()
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    outline = Outline(page)
+    for tag in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(outline.text[tag].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    for _, attributes in outline.tags:
+        assert "style" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "/").startswith(("/", "data:,"))
+    assert not re.search(r"https?://", outline.text["script"] + outline.text["style"])
+
+
+def test_description_names_no_default_of_the_framework(api: ApiServer) -> None:
+    """Every operation answers errors in our form; nothing says 422 or HTTPValidationError."""
+    answer = ask(api.url, "GET", "/openapi.json")
+    assert answer.status == 200
+    assert b"HTTPValidationError" not in answer.body
+    assert b'"422"' not in answer.body
+    assert b"/v1/streams/{source_id}/rules" in answer.body
+    assert b"/api/v1/stream/get-stream-info" in answer.body
+
+
+def test_description_is_what_the_api_does(api: ApiServer, pipeline: FakePipeline, tmp_path: Path) -> None:
+    """schemathesis asks everything that the description holds and much that it forbids, and finds no surprise."""
+    pytest.importorskip("schemathesis")
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    checks = (
+        "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+        "unsupported_method"
+    )
+    arguments = ["run", f"{api.url}/openapi.json", "--phases", "examples,coverage,fuzzing", "--checks", checks]
+    arguments += ["--max-examples", "8", "--seed", "7", "--no-color", "--continue-on-failure", "--warnings", "off"]
+    arguments += ["--request-timeout", "20", "--exclude-path-regex", r"preview\.mjpeg$"]
+    done = subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", *arguments],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=str(CHECKOUT), PYTHONWARNINGS="ignore"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -1,0 +1,191 @@
+"""/v1/streams: sources are listed, added, taken out, paused and recorded, and given rules."""
+
+import threading
+import time
+
+import pytest
+
+from deepstream_pipeline.api.options import ApiOptions
+from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.types import DropPolicy, SourceConfig, SourceState
+from tests.deepstream_pipeline.api.asking import Client, ask
+from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
+
+DOOR = {"uri": "rtsp://camera/1", "source_id": "door"}
+
+
+def test_stream_that_is_added_is_listed_and_read(api: ApiServer, pipeline: FakePipeline) -> None:
+    """What was added is there, under its own address, with the configuration that was given."""
+    added = ask(api.url, "POST", "/v1/streams", {**DOOR, "camera_name": "Front", "policy": "drop-oldest"})
+    assert (added.status, added.json, added.headers["location"]) == (201, {"source_id": "door"}, "/v1/streams/door")
+    assert pipeline.configs["door"] == SourceConfig("rtsp://camera/1", "door", "Front", policy=DropPolicy.DROP_OLDEST)
+    listed = ask(api.url, "GET", "/v1/streams")
+    read = ask(api.url, "GET", "/v1/streams/door")
+    assert listed.json == {"streams": [read.json]}
+    assert (read.json["source_id"], read.json["state"], read.json["drops"]) == ("door", "connecting", {})
+
+
+def test_stream_that_is_deleted_is_gone(api: ApiServer, pipeline: FakePipeline) -> None:
+    """Taking out answers 204 once, and 404 after that."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    assert ask(api.url, "DELETE", "/v1/streams/door").status == 204
+    assert pipeline.sources == {}
+    assert ask(api.url, "DELETE", "/v1/streams/door").status == 404
+
+
+def test_stream_is_paused_and_resumed(api: ApiServer, pipeline: FakePipeline) -> None:
+    """Both verbs reach the pipeline."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    assert ask(api.url, "POST", "/v1/streams/door/pause").status == 204
+    assert pipeline.sources["door"].state is SourceState.PAUSED
+    assert ask(api.url, "POST", "/v1/streams/door/resume").status == 204
+    assert pipeline.sources["door"].state is SourceState.RUNNING
+
+
+def test_recording_is_begun_with_its_seconds(api: ApiServer, pipeline: FakePipeline) -> None:
+    """The answer says where the file will be."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    answer = ask(api.url, "POST", "/v1/streams/door/record", {"before_s": 2, "after_s": 3.5})
+    assert (answer.status, answer.json) == (202, {"path": "/recordings/door.mp4"})
+    assert pipeline.recordings == [("door", 2.0, 3.5)]
+
+
+def test_rules_that_are_put_are_read_back(api: ApiServer, pipeline: FakePipeline) -> None:
+    """The section goes to the pipeline as it is, and the answer is what holds now."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    section = {"line-crossing": [{"name": "Entry", "line": [[0, 1], [2, 3]]}]}
+    put = ask(api.url, "PUT", "/v1/streams/door/rules", section)
+    assert (put.status, put.json) == (200, section)
+    assert ask(api.url, "GET", "/v1/streams/door/rules").json == section
+
+
+def test_rules_that_cannot_be_meant_are_refused_with_the_fix(api: ApiServer, pipeline: FakePipeline) -> None:
+    """The text of the analytics comes to the caller, and what held before holds on."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    answer = ask(api.url, "PUT", "/v1/streams/door/rules", {"line-crosing": []})
+    assert answer.status == 400
+    assert answer.error == "analytics.line-crosing: there is no such rule; did you mean line-crossing?"
+
+
+BAD_BODIES = [
+    (b"{", "the body is not JSON"),
+    (b"", "the body: Field required"),
+    (b"[1]", "the body: "),
+    (b"\xff\xfe", "the body"),
+    (b'{"uri": "rtsp://camera/1"}', "source_id: Field required"),
+    (b'{"uri": 7, "source_id": "door"}', "uri: Input should be a valid string"),
+    (b'{"uri": "rtsp://c/1", "source_id": "../x"}', "source_id: String should match"),
+    (b'{"uri": "rtsp://c/1", "source_id": ".."}', "source_id: String should match"),
+    (b'{"uri": "rtsp://c/1", "source_id": "a", "polcy": "block"}', "polcy: there is no such field"),
+    (b'{"uri": "rtsp://c/1", "source_id": "a", "policy": "none"}', "policy: Input should be"),
+    (b'{"uri": "rtsp://c/1", "source_id": "a", "expected_fps": -1}', "expected_fps: Input should be greater"),
+    (b'{"uri": "rtsp://c/1", "source_id": "a", "open_timeout_s": 1e999}', "open_timeout_s: "),
+    (b'{"uri": "gopher://c/1", "source_id": "a"}', "'gopher'"),
+    (b"[" * 100_000, "the body"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), BAD_BODIES, ids=range(len(BAD_BODIES)))
+def test_body_that_is_wrong_is_refused_by_its_field(
+    api: ApiServer, pipeline: FakePipeline, body: bytes, text: str
+) -> None:
+    """400, the field and what is wrong with it, and nothing is added."""
+    answer = ask(api.url, "POST", "/v1/streams", body)
+    assert answer.status == 400
+    assert text in answer.error
+    assert pipeline.sources == {}
+
+
+def test_refusal_of_an_address_does_not_tell_its_password(api: ApiServer) -> None:
+    """Neither a field's fault nor the pipeline's shows what was sent."""
+    for uri in ("rtsp://ann:hunter2@camera:x/1", "gopher://ann:hunter2@camera/1", "rtsp://ann:hunter2@\x01/1"):
+        answer = ask(api.url, "POST", "/v1/streams", {"uri": uri, "source_id": "a", "is_loop": "hunter2"})
+        assert answer.status == 400
+        assert b"hunter2" not in answer.body
+        answer = ask(api.url, "POST", "/v1/streams", {"uri": uri, "source_id": "a"})
+        assert answer.status == 400
+        assert b"hunter2" not in answer.body
+
+
+def test_user_and_password_of_a_stream_are_shown_nowhere(api: ApiServer, pipeline: FakePipeline) -> None:
+    """They reach the pipeline, and no answer, not even of a pipeline that forgets to hide them."""
+    ask(api.url, "POST", "/v1/streams", {"uri": "rtsp://ann:hunter2@camera/1", "source_id": "door"})
+    assert pipeline.configs["door"].uri == "rtsp://ann:hunter2@camera/1"
+    for path in ("/v1/streams", "/v1/streams/door", "/", "/api/v1/stream/get-stream-info", "/metrics"):
+        answer = ask(api.url, "GET", path)
+        assert answer.status == 200
+        assert b"hunter2" not in answer.body
+        assert b"ann:" not in answer.body
+
+
+def test_stream_that_is_there_already_is_a_conflict(api: ApiServer) -> None:
+    """409, with its id."""
+    assert ask(api.url, "POST", "/v1/streams", DOOR).status == 201
+    answer = ask(api.url, "POST", "/v1/streams", DOOR)
+    assert (answer.status, answer.error) == (409, "there is a source 'door' already")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/streams/nobody"),
+        ("DELETE", "/v1/streams/nobody"),
+        ("POST", "/v1/streams/nobody/pause"),
+        ("POST", "/v1/streams/nobody/resume"),
+        ("GET", "/v1/streams/nobody/rules"),
+        ("GET", "/v1/streams/nobody/preview.jpg"),
+        ("GET", "/v1/streams/nobody/preview.mjpeg"),
+        ("GET", "/nothing"),
+    ],
+)
+def test_what_is_not_there_is_not_found(api: ApiServer, method: str, path: str) -> None:
+    """404, and the text names it."""
+    answer = ask(api.url, method, path)
+    assert answer.status == 404
+    assert "nobody" in answer.error or "/nothing" in answer.error
+
+
+def test_method_that_is_not_served_is_refused(api: ApiServer) -> None:
+    """405."""
+    answer = ask(api.url, "DELETE", "/v1/streams", headers={})
+    assert (answer.status, "DELETE" in answer.error) == (405, True)
+
+
+def test_one_source_too_many_is_refused() -> None:
+    """429, with the limit."""
+    with serving(FakePipeline(limit=1)) as api:
+        ask(api.url, "POST", "/v1/streams", DOOR)
+        answer = ask(api.url, "POST", "/v1/streams", {**DOOR, "source_id": "yard"})
+        assert (answer.status, answer.error) == (429, "1 sources are there, the limit")
+        assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize("uri", ["/etc/passwd", "file:///etc/passwd", "clip.mp4", "/dev/video0"])
+def test_file_of_this_machine_is_added_only_where_that_is_allowed(uri: str) -> None:
+    """Whoever reaches the API from elsewhere cannot make it read files."""
+    pipeline = FakePipeline()
+    with serving(pipeline, ApiOptions(port=0, allow_files=False)) as api:
+        for path, body in (
+            ("/v1/streams", {"uri": uri, "source_id": "a"}),
+            ("/api/v1/stream/add", {"value": {"camera_id": "a", "camera_url": uri, "change": "camera_add"}}),
+        ):
+            answer = ask(api.url, "POST", path, body)
+            assert answer.status == 403
+            assert "files and devices" in answer.error
+    assert pipeline.sources == {}
+    with serving(pipeline) as api:
+        assert ask(api.url, "POST", "/v1/streams", {"uri": uri, "source_id": "a"}).status == 201
+
+
+def test_thousand_streams_come_and_go_in_seconds(api: ApiServer, pipeline: FakePipeline) -> None:
+    """One connection, 1,000 adds and removes, and no thread is left."""
+    before = threading.active_count()
+    client, began = Client(api.url), time.monotonic()
+    for number in range(1000):
+        assert client.ask("POST", "/v1/streams", {**DOOR, "source_id": f"c{number}"}).status == 201
+        assert client.ask("DELETE", f"/v1/streams/c{number}").status == 204
+    took_s = time.monotonic() - began
+    client.close()
+    assert pipeline.sources == {}
+    assert took_s < 30.0
+    assert threading.active_count() <= before + 1  # the last call's thread may still be ending
