@@ -81,6 +81,7 @@ def with_lines(flags: Flags, section: Plain | None, reading: Reading) -> Plain |
     lines = content.get("line-crossing") or []
     lines = lines if isinstance(lines, list) else [lines]
     where = dict(section.where) if section is not None else {"analytics": "--line"}
+    where |= {f"analytics.line-crossing[{len(lines) + number}]": "--line" for number in range(len(rows))}
     return replace(
         section or Plain({}, "analytics"), content={**content, "line-crossing": [*lines, *rows]}, where=where
     )

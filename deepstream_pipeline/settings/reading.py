@@ -1,16 +1,19 @@
 """From a YAML file and flags to VideoSettings, or to every fault at once."""
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deepstream_pipeline.decode.uri import is_live
-from deepstream_pipeline.settings.complaints import Complaints
+from deepstream_pipeline.settings.complaints import Complaints, shown
 from deepstream_pipeline.settings.document import read_document
 from deepstream_pipeline.settings.flags import Flags, drafts_of, sinks_of, with_lines
 from deepstream_pipeline.settings.networks import (
+    MODEL_FORM,
+    MODEL_PATTERN,
     gateway_fault,
     read_api,
     read_engine,
@@ -105,6 +108,8 @@ def _primary(root: Section, flags: Flags) -> PrimarySettings:
         name = f"{place}.model: is missing; name a model" if place else "is missing; name a model"
         root.reading.complaints.add(where, f"{name} of `penstock models list`, such as people")
     primary = read_primary(section)
+    if flags.model and not re.fullmatch(MODEL_PATTERN, flags.model):
+        root.reading.complaints.add("--model", f"{shown(flags.model)}: {MODEL_FORM}")
     if flags.model:
         primary = replace(primary, model=flags.model)
     return primary if flags.interval is None else replace(primary, interval=flags.interval)

@@ -77,7 +77,7 @@ class Section:
 
     def require(self, *keys: str) -> None:
         """Complains where one of them is missing."""
-        for key in keys:
+        for key in keys if self._node is None or isinstance(self._node, yaml.MappingNode) else ():
             if key not in self._values:
                 self.complain(None, self.at(key), "is missing")
 

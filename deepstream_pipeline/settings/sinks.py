@@ -16,14 +16,14 @@ from deepstream_pipeline.sinks.schemas import Schema
 from deepstream_pipeline.types import AnalyticsKind
 
 if TYPE_CHECKING:
-    from deepstream_pipeline.sinks.annotated import AnnotatedOptions
     from deepstream_pipeline.sinks.hls import HlsOptions
     from deepstream_pipeline.sinks.kafka import KafkaOptions
     from deepstream_pipeline.sinks.mqtt import MqttOptions
     from deepstream_pipeline.sinks.preview import PreviewOptions
-    from deepstream_pipeline.sinks.record import RecordOptions
+    from deepstream_pipeline.sinks.recordings import RecordOptions
     from deepstream_pipeline.sinks.redis_stream import RedisOptions
     from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions
+    from deepstream_pipeline.sinks.video_file import AnnotatedOptions
     from deepstream_pipeline.sinks.webhook import WebhookOptions
 
     SinkOptions: TypeAlias = (
@@ -66,7 +66,7 @@ def _jsonl(section: Section, out: Path | None) -> SinkOptions:
 
 
 def _annotated(section: Section, out: Path | None) -> SinkOptions:
-    from deepstream_pipeline.sinks.annotated import AnnotatedOptions
+    from deepstream_pipeline.sinks.video_file import AnnotatedOptions
 
     return AnnotatedOptions(_folder(section, out), crf=section.whole("crf", 23, 0, 51))
 
@@ -78,6 +78,7 @@ def _hls(section: Section, out: Path | None) -> SinkOptions:
         _folder(section, out),
         segment_s=section.number("segment-duration", 2.0, 0.5, 60),
         list_size=section.whole("list-size", 6, 2, 10_000),
+        crf=section.whole("crf", 25, 0, 51),
     )
 
 
@@ -94,7 +95,7 @@ def _preview(section: Section, out: Path | None) -> SinkOptions:
 
 
 def _record(section: Section, out: Path | None) -> SinkOptions:
-    from deepstream_pipeline.sinks.record import RecordOptions
+    from deepstream_pipeline.sinks.recordings import RecordOptions
 
     words = tuple(kind.value for kind in AnalyticsKind)
     kinds = section.texts("kinds")
