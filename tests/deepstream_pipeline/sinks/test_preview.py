@@ -1,0 +1,155 @@
+"""Previews: encoded while somebody looks, and only then."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import simplejpeg
+
+from deepstream_pipeline.sinks import preview
+from deepstream_pipeline.sinks.osd import Osd
+from deepstream_pipeline.sinks.preview import LINGER_S, PreviewBoard, PreviewOptions
+from tests.deepstream_pipeline.sinks.results import result
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 50.0
+
+    def __call__(self) -> float:
+        """The time now."""
+        return self.now
+
+
+class Watches:
+    """Who was watched, and who no more."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bool]] = []
+
+    def __call__(self, source_id: str, is_watched: bool) -> None:
+        """Remember it."""
+        self.told.append((source_id, is_watched))
+
+
+def board_with(clock: Clock, watches: Watches | None = None, **options: float) -> PreviewBoard:
+    """A board with a manual clock."""
+    chosen = PreviewOptions(max_fps=options.get("max_fps", 5.0), width=int(options.get("width", 640)))
+    return PreviewBoard(chosen, Osd(), on_watch=watches or Watches(), clock=clock)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The widths of the pictures that were encoded."""
+    widths: list[int] = []
+    encode: Callable[..., bytes] = simplejpeg.encode_jpeg
+
+    def count(picture: object, **options: object) -> bytes:
+        widths.append(picture.shape[1])  # type: ignore[attr-defined]
+        return encode(picture, **options)
+
+    monkeypatch.setattr(preview.simplejpeg, "encode_jpeg", count)  # type: ignore[attr-defined]
+    return widths
+
+
+def test_preview_that_nobody_looks_at_is_not_encoded(encoded: list[int]) -> None:
+    """Without viewers no JPEG is made, and nobody is asked for pictures."""
+    watches = Watches()
+    board = board_with(Clock(), watches)
+    for number in range(10):
+        board.write(result(number))
+    assert (encoded, watches.told, board.is_watched("cam")) == ([], [], False)
+
+
+def test_preview_of_a_watched_source_is_a_jpeg_of_limited_width(encoded: list[int]) -> None:
+    """Who looks gets the newest annotated picture, not wider than was asked for."""
+    clock = Clock()
+    board = board_with(clock, width=200)
+    assert board.wait("cam", 0, 0.0) is None
+    board.write(result(1, size=(800, 600)))
+    got = board.wait("cam", 0, 0.0)
+    assert got is not None
+    assert simplejpeg.decode_jpeg(got[1]).shape == (150, 200, 3)
+    assert board.wait("cam", got[0], 0.0) is None
+    assert encoded == [200]
+
+
+def test_preview_is_encoded_no_faster_than_was_asked_for(encoded: list[int]) -> None:
+    """A camera of 30 frames a second costs 5 JPEGs a second."""
+    clock = Clock()
+    board = board_with(clock, max_fps=5.0)
+    for number in range(90):
+        if number % 10 == 0:
+            board.wait("cam", 10**9, 0.0)
+        board.write(result(number))
+        clock.now += 1 / 30
+    assert 14 <= len(encoded) <= 16
+
+
+def test_preview_tells_who_is_watched_and_when_that_ends(encoded: list[int]) -> None:
+    """The first viewer of a source is told once, the last one's going, too; then nothing is encoded any more."""
+    clock, watches = Clock(), Watches()
+    board = board_with(clock, watches)
+    for _ in range(3):
+        board.wait("cam", 0, 0.0)
+    assert watches.told == [("cam", True)]
+    clock.now += LINGER_S - 0.1
+    board.write(result(0))
+    assert board.is_watched("cam")
+    clock.now += 0.2
+    board.write(result(1, source_id="other"))
+    assert watches.told == [("cam", True), ("cam", False)]
+    board.write(result(2))
+    assert len(encoded) == 1
+    assert board.wait("cam", 0, 0.0) is None  # not the stale one
+
+
+def test_preview_wakes_a_waiting_viewer_with_the_picture() -> None:
+    """Who waits is given the picture as soon as it is there; while it waits it counts as looking."""
+    board = PreviewBoard(PreviewOptions(), Osd())
+    got: list[tuple[int, bytes] | None] = []
+    viewer = threading.Thread(target=lambda: got.append(board.wait("cam", 0, 30.0)))
+    viewer.start()
+    while not board.is_watched("cam"):
+        pass
+    board.write(result(0))
+    viewer.join(20)
+    assert got[0] is not None
+
+
+@pytest.mark.parametrize("ending", ["end_source", "close"])
+def test_preview_of_a_source_that_ends_lets_viewers_go(ending: str) -> None:
+    """A viewer does not wait for a source that is over."""
+    board = PreviewBoard(PreviewOptions(), Osd())
+    got: list[tuple[int, bytes] | None] = []
+    viewer = threading.Thread(target=lambda: got.append(board.wait("cam", 0, 60.0)))
+    viewer.start()
+    while not board.is_watched("cam"):
+        pass
+    board.end_source("cam") if ending == "end_source" else board.close()
+    viewer.join(20)
+    assert got == [None]
+    assert not board.is_watched("cam")
+
+
+def test_preview_watched_without_pictures_waits_for_them() -> None:
+    """Frames that came without pictures are passed over, until those with pictures come."""
+    board = board_with(Clock())
+    board.wait("cam", 0, 0.0)
+    board.write(result(0, has_image=False))
+    assert board.wait("cam", 0, 0.0) is None
+    board.write(result(1))
+    assert board.wait("cam", 0, 0.0) is not None
+
+
+def test_preview_remembers_no_source_for_ever() -> None:
+    """Viewers that ask for names leave nothing behind, and only so many at a time."""
+    clock = Clock()
+    board = board_with(clock)
+    for number in range(3000):
+        board.wait(f"nobody{number}", 0, 0.0)
+    assert len(board._boards) == 1024
+    clock.now += LINGER_S + 1
+    board.write(result(0))
+    assert board._boards == {}
