@@ -1,0 +1,76 @@
+"""Guests for the tests: rows as a decode process makes them, and a guest that is a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.types import ByteArray, RowArray
+from server.local.running import RunningStack as Found
+from server.local.running import stack_at
+from server.vision.decode import Decoded
+from server.vision.preprocess import prepare
+from server.vision.spec import ColorFormat
+from tests.conftest import CHECKOUT, RunningStack
+
+# A guest that asks for a slow model and says so when its rows are taken; it is killed in the middle.
+GUEST = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.place import EnginePlace
+
+engine = Engine(EnginePlace(Path(sys.argv[1]), "http://127.0.0.1:1", "127.0.0.1:1"))
+engine.start(20)
+network = engine.network(sys.argv[2], 20)
+rows = [np.zeros((3, 128, 128), np.float32)] * 4
+for number in range(6):
+    said = (lambda: print("taken", flush=True)) if number == 5 else (lambda: None)
+    engine.submit(network, rows, deadline=time.monotonic() + 60, client="c", taken=said, done=lambda answer: None)
+time.sleep(60)
+"""
+
+
+def found(stack: RunningStack) -> Found:
+    """As a program of this host finds it."""
+    seen = stack_at(stack.http_url)
+    assert seen is not None, "a stack that is ready is found"
+    return seen
+
+
+def local(stack: RunningStack) -> EnginePlace:
+    seen = found(stack)
+    return EnginePlace(seen.run_dir, seen.http_url, seen.grpc_address)
+
+
+def remote(stack: RunningStack, api_key: str = "") -> EnginePlace:
+    return EnginePlace(None, stack.http_url, stack.grpc_address, api_key)
+
+
+def row_of(network: Network, picture: ByteArray) -> RowArray:
+    """picture: (H, W, 3) uint8 BGR."""
+    spec = network.prepare_spec
+    pixels = picture if spec.color is ColorFormat.BGR else cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+    row, _ = prepare(Decoded(np.asarray(pixels, np.uint8), picture.shape[1], picture.shape[0]), spec)
+    return row
+
+
+def guest_process(run_dir: Path, model: str) -> subprocess.Popen[str]:
+    """Runs when this returns, with its rows at the engine."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GUEST, str(run_dir), model], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert "taken\n" in iter(process.stdout.readline, "")  # behind lines of the log
+    return process
+
+
+def png(picture: ByteArray) -> bytes:
+    is_written, encoded = cv2.imencode(".png", picture)
+    assert is_written
+    return encoded.tobytes()

@@ -1,0 +1,234 @@
+"""The video program's engine at real stacks: as their guest, and by their ports."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from deepstream_pipeline.errors import InferFailed, InferRefused
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.parse.results import classes_of, detections_of
+from server.access.keys import new_secret
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
+from tests.integration.embedded_stack import NO_TRITON
+from tests.integration.guests import found, guest_process, local, png, remote, row_of
+from tests.integration.living import family, running, triton_of, wait_for
+from tests.integration.pictures import Picture, frames
+from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
+from tests.integration.web import call
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.xdist_group("stack")
+WAYS = pytest.mark.parametrize("way", [local, remote])
+Way = Callable[[RunningStack], EnginePlace]
+DOZING = BRIGHTNESS.replace(
+    "        answers = []\n", "        import time\n        time.sleep(0.5)\n        answers = []\n"
+)
+NOT_SLOW = BRIGHTNESS_CONFIG + 'parameters { key: "canary" value { string_value: "off" } }\n'
+
+
+@pytest.fixture(scope="module")
+def pictures(shared_dir: Path) -> tuple[Picture, ...]:
+    return frames(shared_dir / "media" / "vtest.avi")
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """Two fronts and their core: brightness is quick, dozing takes half a second a call."""
+    folder = tmp_path_factory.mktemp("guests")
+    write_model(folder / "models", "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
+    write_model(folder / "models", "dozing", DOZING, NOT_SLOW)
+    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
+    yield stack
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, str]]:
+    """The embedded engine with the shipped models, behind a key."""
+    key = new_secret()
+    environ = NO_TRITON | {"PENSTOCK_API_KEYS": f"camera:infer+read:{key}"}
+    stack = start_stack(tmp_path_factory.mktemp("home"), "--engine", "embedded", environ=environ)
+    yield stack, key
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def detections_by_http(stack: RunningStack, model: str, picture: Picture, **headers: str) -> list[dict[str, object]]:
+    url = f"{stack.http_url}/v2/models/{model}/image"
+    answer = call("POST", url, png(picture), {"content-type": "image/png"} | headers)
+    assert answer.status == 200, answer.body
+    boxes: list[dict[str, object]] = answer.json["results"][0]["detections"]
+    return boxes
+
+
+def assert_same_as_http(
+    engine: Engine, model: str, asked: tuple[Picture, ...], expected: list[list[dict[str, object]]]
+) -> None:
+    """All pictures in one submission."""
+    network = engine.network(model, 20)
+    answer = submit(engine, network, [row_of(network, picture) for picture in asked]).answer(60)
+    assert answer.error is None
+    for index, (picture, boxes) in enumerate(zip(asked, expected, strict=True)):
+        seen = detections_of(network, answer, index, picture.shape[1], picture.shape[0])
+        assert len(seen) == len(boxes)
+        assert seen.class_id.tolist() == [box["class_id"] for box in boxes]
+        assert seen.score.tolist() == pytest.approx([box["score"] for box in boxes], abs=1e-5)
+        xyxy = np.array([box["xyxy"] for box in boxes], np.float32).reshape(-1, 4)
+        assert np.allclose(seen.xyxy, xyxy, atol=0.01)
+
+
+@WAYS
+@pytest.mark.parametrize("model", ["street", "people", "fastestdet"])
+def test_rows_are_answered_as_the_image_endpoint_answers_the_picture(
+    stack: RunningStack, pictures: tuple[Picture, ...], model: str, way: Way
+) -> None:
+    """With a batch axis, at the picture's own size, and one call a row; by the slab and by gRPC."""
+    sizes = (pictures[0], pictures[1], pictures[2][:400, :600])
+    expected = [detections_by_http(stack, model, picture) for picture in sizes]
+    assert sum(map(len, expected)) > 0
+    with engine_at(way(stack)) as engine:
+        assert_same_as_http(engine, model, sizes, expected)
+
+
+@WAYS
+def test_row_whose_deadline_is_hopeless_is_refused(stack: RunningStack, way: Way) -> None:
+    """By the gate or the gateway, soon, and as a refusal."""
+    with engine_at(way(stack)) as engine:
+        network = engine.network("street", 20)
+        rows = [np.zeros((3, 288, 512), np.float32)] * 16
+        assert submit(engine, network, rows).answer(60).error is None
+        answer = submit(engine, network, rows, within_s=0.02).answer(10)
+        assert isinstance(answer.error, InferRefused)
+        assert submit(engine, network, rows[:1]).answer(60).error is None
+
+
+def test_embedded_engine_answers_a_guest_as_it_answers_the_image_endpoint(
+    guarded: tuple[RunningStack, str], pictures: tuple[Picture, ...]
+) -> None:
+    """A guest of this user needs no key: the run directory is the user's alone."""
+    stack, key = guarded
+    expected = [detections_by_http(stack, "street", picture, **{"x-api-key": key}) for picture in pictures[:2]]
+    with engine_at(local(stack)) as engine:
+        assert_same_as_http(engine, "street", pictures[:2], expected)
+    assert found(stack).run_dir.stat().st_mode & 0o077 == 0
+
+
+def test_remote_gateway_is_told_the_key_and_says_when_it_is_none(guarded: tuple[RunningStack, str]) -> None:
+    """Without the key the model cannot even be asked for."""
+    stack, key = guarded
+    with engine_at(remote(stack, key)) as engine:
+        network = engine.network("street", 20)
+        rows = [np.zeros((3, 288, 512), np.float32)]
+        assert submit(engine, network, rows).answer(60).error is None
+    for wrong in ("", new_secret()):
+        with engine_at(remote(stack, wrong)) as engine:
+            with pytest.raises(InferFailed, match="does not let us in"):
+                engine.network("street", 5)
+            answer = submit(engine, network, rows).answer(20)
+            assert "does not let us in" in str(answer.error)
+            assert wrong not in str(answer.error) or not wrong
+
+
+def metric(stack: RunningStack, name: str) -> float:
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    return float(text.split(f"\npenstock_{name} ")[1].split("\n")[0])
+
+
+def brightness(engine: Engine, level: float) -> float:
+    """Of rows of that level, by the guest; -1 where it is not answered."""
+    network = engine.network("brightness", 20)
+    rows = [np.full((3, 128, 128), level, np.float32)] * 2
+    answer = submit(engine, network, rows).answer(30)
+    if answer.error is not None:
+        return -1.0
+    return {one.label: one.score for one in classes_of(network, answer, 1)}["bright"]
+
+
+def slab_of(engine: Engine) -> int:
+    """The generation of its part; 0 for none."""
+    generation: int = engine._life.line.slab.generation  # type: ignore[union-attr]
+    return generation
+
+
+def test_guest_beside_two_fronts_is_no_front(fronts: RunningStack) -> None:
+    """It is answered through its part of the slab; the fronts are two, and serve as ever."""
+    with engine_at(local(fronts)) as engine:
+        wait_for(lambda: slab_of(engine), 10, "a part of the slab is lent")
+        assert brightness(engine, 0.25) == pytest.approx(0.25, abs=1e-5)
+        assert brightness_of(fronts, 51) == pytest.approx(0.2, abs=1e-5)
+        assert (metric(fronts, "fronts"), metric(fronts, "guests")) == (2, 1)
+    wait_for(lambda: metric(fronts, "guests") == 0, 5, "the guest is gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_guest_that_dies_or_hangs_in_the_middle_costs_the_gateway_nothing(
+    fronts: RunningStack, number: signal.Signals
+) -> None:
+    """What a dead one asked for is given up, and its part comes back; others are served all the while."""
+    process = guest_process(found(fronts).run_dir, "dozing")
+    try:
+        process.send_signal(number)
+        assert brightness_of(fronts, 102) == pytest.approx(0.4, abs=1e-5)
+        with engine_at(local(fronts)) as engine:
+            wait_for(lambda: slab_of(engine), 10, "another guest has its part")
+            assert brightness(engine, 0.5) == pytest.approx(0.5, abs=1e-5)
+    finally:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+    wait_for(lambda: metric(fronts, "guests") == 0, 10, "the guest is gone")
+    wait_for(lambda: metric(fronts, "slab_leased_bytes") == 0, 10, "no lease is left")
+
+
+def core_of(stack: RunningStack) -> psutil.Process:
+    return next(child for child in family(stack) if child.cmdline()[-1] == "core")
+
+
+@pytest.mark.parametrize("victim", [triton_of, core_of])
+@WAYS
+def test_engine_or_core_that_dies_fails_what_it_had_at_once_and_serves_again(
+    fronts: RunningStack, victim: Callable[[RunningStack], psutil.Process], way: Way
+) -> None:
+    """Long before the rows' deadline; the engine joins by itself again."""
+    with engine_at(way(fronts)) as engine:
+        network = engine.network("dozing", 20)
+        rows = [np.zeros((3, 128, 128), np.float32)] * 4
+        asked = [submit(engine, network, rows, within_s=60) for _ in range(6)]
+        wait_for(lambda: all("taken" in one.calls for one in asked), 10, "the rows are on their way")
+        started = time.monotonic()
+        victim(fronts).kill()
+        answers = [one.answer(30) for one in asked]
+        assert time.monotonic() - started < 15
+        assert sum(answer.error is not None for answer in answers) >= 3
+        wait_for(lambda: brightness(engine, 0.75) == pytest.approx(0.75, abs=1e-5), 60, "it is answered again")
+        wait_for(lambda: engine.is_up, 10, "it is up")
+
+
+def test_stack_that_stops_under_its_guests_answers_everything_and_is_found_no_more(
+    tmp_path: Path, triton_environment: Path
+) -> None:
+    """Nobody hangs; the stack, of one process here, ends in order, whatever a guest has at its engine."""
+    write_model(tmp_path / "models", "dozing", DOZING, NOT_SLOW)
+    models = tmp_path / "models"
+    with (
+        running(tmp_path, models, "--workers", "1") as stack,
+        engine_at(local(stack)) as near,
+        engine_at(remote(stack)) as far,
+    ):
+        networks = [(engine, engine.network("dozing", 20)) for engine in (near, far)]
+        rows = [np.zeros((3, 128, 128), np.float32)] * 4
+        asked = [submit(engine, network, rows, within_s=60) for engine, network in networks for _ in range(4)]
+        run_dir = found(stack).run_dir
+        assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+        for one in asked:
+            one.answer(20)
+        wait_for(lambda: not near.is_up and not far.is_up, 10, "both know that it is gone")
+        assert not run_dir.exists()
+        assert str(submit(near, networks[0][1], rows, within_s=60).answer(5).error)
