@@ -54,6 +54,11 @@ class Recorder:
         self._last_s: float | None = None
         self._step_s = _ONE_FRAME_S
 
+    @property
+    def cached_bytes(self) -> int:
+        """Of packets, now."""
+        return self._kept_bytes
+
     def begin(self, stream: VideoStream) -> None:
         """The packets from now on are of that stream, which cannot be put behind those of another: clips end here."""
         self._end(self._clips)
@@ -66,7 +71,8 @@ class Recorder:
         if not packet.size or not (self._cache_s or self._clips):
             return
         kept = self._timed(packet)
-        self._keep(kept)
+        if self._cache_s:
+            self._keep(kept)
         self._end([clip for clip in self._clips if not clip.take(kept) or now >= clip.until])
 
     def look(self, now: float) -> None:

@@ -3,7 +3,8 @@
 WRAP_S = 2**33 / 90_000  # MPEG's clock has 33 bits of 90 kHz
 MOST_STEP_S = 30.0  # forward, between two frames of one stream; more is a jump
 _LEAST_STEP_S = 0.001
-_SHAKEN_S = 1.0  # backward: so little is a frame told late or twice, more is a jump
+_SHAKEN_S = 1.0  # backward: so little is a frame told late or twice, more is a jump,
+_MOST_SHAKEN = 2  # and so are more such frames in a row
 
 
 class Timeline:
@@ -21,6 +22,7 @@ class Timeline:
         self._last: float | None = None  # of the source
         self._last_raw: float | None = None  # of the stream
         self._shift = 0.0
+        self._shaken = 0
 
     @property
     def last_pts_s(self) -> float | None:
@@ -47,7 +49,8 @@ class Timeline:
             self._last_raw -= WRAP_S
             self._shift += WRAP_S
         step_s = raw_s - self._last_raw
-        if not -_SHAKEN_S <= step_s <= MOST_STEP_S:
+        self._shaken = self._shaken + 1 if step_s <= 0.0 else 0
+        if not -_SHAKEN_S <= step_s <= MOST_STEP_S or self._shaken > _MOST_SHAKEN:
             return self._anchored(raw_s)
         self._last_raw = max(raw_s, self._last_raw)
         if 0.0 < step_s < 1.0:
@@ -62,7 +65,7 @@ class Timeline:
         return pts_s
 
     def _anchored(self, raw_s: float) -> float:
-        self._last_raw = raw_s
+        self._last_raw, self._shaken = raw_s, 0
         self._shift = self._next_pts_s - raw_s
         return self._told(self._next_pts_s)
 

@@ -1,0 +1,108 @@
+"""Colours: as other programs see them, whatever the range, the matrix and the way a camera was held."""
+
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+from av.video.reformatter import ColorRange, Colorspace
+
+from deepstream_pipeline.decode.decoder import Decoder
+from deepstream_pipeline.decode.opening import DecodeOptions
+from deepstream_pipeline.decode.pictures import Painter, turned, upright_size
+from tests.deepstream_pipeline.clips import numbered_picture, write_clip
+
+RGB = (200, 60, 30)
+# Of that colour, by the standards' own matrices: (Y, Cb, Cr) of 8 bits.
+_BT601 = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+_BT709 = np.array([[0.2126, 0.7152, 0.0722], [-0.114572, -0.385428, 0.5], [0.5, -0.454153, -0.045847]])
+
+
+def frame_of(matrix: np.ndarray, *, is_full: bool, format: str = "yuv420p") -> av.VideoFrame:
+    """64 x 48 of RGB, as a decoder would give it."""
+    y, cb, cr = matrix @ np.array(RGB)
+    values = (y, cb + 128, cr + 128) if is_full else (16 + y * 219 / 255, 128 + cb * 224 / 255, 128 + cr * 224 / 255)
+    frame = av.VideoFrame(64, 48, format)
+    for plane, value in zip(frame.planes, values, strict=True):
+        plane.update(bytes([round(value)]) * plane.buffer_size)
+    frame.color_range = ColorRange.JPEG if is_full else ColorRange.MPEG
+    return frame
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize(("matrix", "colorspace"), [(_BT601, 5), (_BT601, 6), (_BT601, 2), (_BT709, 1)])
+def test_colours_follow_the_frames_own_range_and_matrix(matrix: np.ndarray, colorspace: int, is_full: bool) -> None:
+    """BT.709 and BT.601, limited and full range, give back the colour that was meant; what says nothing is BT.601."""
+    frame = frame_of(matrix, is_full=is_full)
+    frame.colorspace = colorspace
+    for _ in range(2):
+        pixels = Painter().rgb(frame)
+        assert pixels.shape == (48, 64, 3)
+        assert np.abs(pixels.astype(int) - RGB).max() <= 3
+    assert np.abs(Painter().bgr(frame)[..., ::-1].astype(int) - RGB).max() <= 3
+
+
+def test_matrix_that_is_mistaken_would_be_seen() -> None:
+    """The tolerance above is no blindness: the other matrix is far off."""
+    frame = frame_of(_BT709, is_full=False)
+    frame.colorspace = Colorspace.ITU601
+    assert np.abs(Painter().rgb(frame).astype(int) - RGB).max() > 8
+
+
+@pytest.mark.parametrize("size", [(64, 48), (322, 182), (161, 97), (33, 47)])
+def test_colours_are_those_of_other_programs_to_the_bit(tmp_path: Path, size: tuple[int, int]) -> None:
+    """A plain program that decodes with PyAV sees the same numbers, whatever the lines' padding, and so does one with
+    OpenCV where no side is odd: it mixes the colours of neighbours there."""
+    path = write_clip(tmp_path / "a.mkv", frames=5, size=size, codec="ffv1")
+    decoder, painter = Decoder(str(path), DecodeOptions()), Painter()
+    ours = [painter.rgb(one.frame).copy() for packet in decoder.packets() for one in decoder.decode(packet)]
+    decoder.close()
+    with av.open(str(path)) as container:
+        pyav = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert np.array_equal(ours, pyav)
+    if not any(side % 2 for side in size):
+        capture = cv2.VideoCapture(str(path))
+        assert np.array_equal(ours[0], capture.read()[1][..., ::-1])
+        capture.release()
+
+
+@pytest.mark.parametrize("format", ["yuv420p", "yuvj420p", "nv12", "gray", "yuv422p10le", "rgb24", "yuyv422"])
+def test_brightness_of_any_format_is_seen(format: str) -> None:
+    """Of what has no plane of 8 bits for it, it is computed."""
+    picture = numbered_picture(5, 64, 48)
+    frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=format)
+    luma = Painter().luma(frame)
+    grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    assert luma.shape == (48, 64)
+    assert np.corrcoef(luma.ravel(), grey.ravel())[0, 1] > 0.98
+
+
+def test_picture_is_turned_upright(tmp_path: Path) -> None:
+    """A clip of a phone that was held upright is upright: its sides are swapped, in the facts, too."""
+    plain = write_clip(tmp_path / "plain.mp4", frames=3)
+    path = tmp_path / "turned.mp4"
+    with av.open(str(plain)) as source, av.open(str(path), "w") as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        stream.set_display_rotation(90)
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                container.mux(packet)
+    decoder, painter = Decoder(str(path), DecodeOptions()), Painter()
+    pictures = [picture for packet in decoder.packets() for picture in decoder.decode(packet)]
+    assert (decoder.facts.width, decoder.facts.height) == (96, 160)
+    assert upright_size(pictures[0].frame) == (96, 160)
+    upright = painter.rgb(pictures[0].frame)
+    capture = cv2.VideoCapture(str(path))
+    assert np.array_equal(upright, capture.read()[1][..., ::-1])
+    capture.release()
+    decoder.close()
+
+
+def test_angle_that_is_no_quarter_is_left() -> None:
+    """Only quarters are turned: anything else would need a larger picture."""
+    picture = numbered_picture(5, 64, 48)
+    assert turned(picture, 45) is picture
+    assert np.array_equal(turned(picture, 90), np.rot90(picture))
+    assert np.array_equal(turned(picture, -90), np.rot90(picture, -1))

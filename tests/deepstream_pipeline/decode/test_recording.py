@@ -1,0 +1,168 @@
+"""Clips that are cut out of a source's packets."""
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from deepstream_pipeline.decode import recording
+from deepstream_pipeline.decode.decoder import Decoder
+from deepstream_pipeline.decode.opening import DecodeOptions
+from deepstream_pipeline.decode.recording import MOST_RECORDINGS, Recorder
+from tests.deepstream_pipeline.clips import joined, number_of, write_clip
+
+
+def numbers_of(path: Path) -> list[int]:
+    """Of the pictures of a clip."""
+    with av.open(str(path)) as container:
+        return [number_of(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+
+
+class Run:
+    """A source that is read to its end, with recordings begun at given packets."""
+
+    def __init__(self, clip: Path, cache_s: float = 1.0, **options: Any) -> None:
+        self.finished: list[tuple[str, str]] = []
+        self._decoder = Decoder(str(clip), DecodeOptions())
+        self.recorder = Recorder(cache_s, lambda path, error: self.finished.append((path, error)), **options)
+        self.recorder.begin(self._decoder.stream)
+
+    def read(self, cuts: dict[int, tuple[Path, float, float]], loops: int = 1) -> None:
+        """cuts: by packet, what is begun before it: path, before_s, after_s."""
+        count = 0
+        for loop in range(loops):
+            if loop:
+                self._decoder.rewind()
+            for packet in self._decoder.packets():
+                if count in cuts:
+                    path, before_s, after_s = cuts[count]
+                    self.recorder.cut(str(path), before_s, after_s, count / 25)
+                self.recorder.push(packet, count / 25)
+                if any(picture.is_new for picture in self._decoder.decode(packet)) and loop == 0:
+                    self.recorder.begin(self._decoder.stream)
+                count += 1
+        self.recorder.close()
+        self._decoder.close()
+
+
+CLIPS: list[tuple[str, dict[str, Any]]] = [
+    ("a.mp4", {}),
+    ("b.mkv", {"b_frames": 2}),
+    ("a.ts", {"b_frames": 2}),
+    ("a.h264", {}),
+    ("a.flv", {}),
+    ("a.avi", {"codec": "mpeg4"}),
+    ("j.avi", {"codec": "mjpeg"}),
+    ("h.mp4", {"codec": "libx265"}),
+]
+
+
+@pytest.mark.parametrize(("name", "how"), CLIPS, ids=[name for name, _ in CLIPS])
+def test_recording_holds_what_was_asked_for(tmp_path: Path, name: str, how: dict[str, Any]) -> None:
+    """From the keyframe before the moment to its end, of every codec, playable, under its own name only when whole."""
+    clip = write_clip(tmp_path / name, frames=60, **how)
+    run, path = Run(clip), tmp_path / "cut.mp4"
+    run.read({40: (path, 0.5, 0.4)})
+    assert run.finished == [(str(path), "")]
+    numbers = numbers_of(path)
+    whole = [number for number in range(60) if number in numbers]
+    assert numbers == sorted(numbers)
+    assert 24 <= whole[0] <= 28  # the keyframe at 24, half a second before 40; all of MJPEG are keyframes
+    assert 47 <= whole[-1] <= 54  # four tenths of a second after 40, in the order of the packets
+    assert len(whole) >= whole[-1] - whole[0] - 3  # whose last ones may want pictures that come after the end
+    assert not (tmp_path / "cut.mp4.part").exists()
+
+
+def test_recording_of_a_loop_goes_on(tmp_path: Path) -> None:
+    """Over a file's end into its next loop; the times of the recording rise."""
+    run, path = Run(write_clip(tmp_path / "a.mp4", frames=30)), tmp_path / "cut.mp4"
+    run.read({26: (path, 0.0, 0.6)}, loops=2)
+    assert run.finished == [(str(path), "")]
+    assert numbers_of(path) == [24, 25, 26, 27, 28, 29, *range(11)]
+
+
+def test_recording_ends_where_the_pictures_change(tmp_path: Path) -> None:
+    """What comes in another size cannot stand in the same file: it ends, whole, with what there is."""
+    small = write_clip(tmp_path / "small.ts", frames=40)
+    large = write_clip(tmp_path / "large.ts", frames=40, size=(320, 192))
+    run, path = Run(joined(tmp_path / "both.ts", small, large)), tmp_path / "cut.mp4"
+    run.read({30: (path, 0.1, 60.0)})
+    assert run.finished == [(str(path), "")]
+    assert numbers_of(path)[:14] == list(range(24, 38))
+
+
+def test_cache_is_bounded_in_time_and_bytes(tmp_path: Path) -> None:
+    """It reaches back as far as it should, to a keyframe, and never holds more bytes than it may."""
+    clip = write_clip(tmp_path / "a.ts", frames=100, gop=10)
+    run, path = Run(clip, cache_s=1.0), tmp_path / "cut.mp4"
+    run.read({99: (path, 60.0, 0.0)})
+    assert 99 - 25 - 10 <= numbers_of(path)[0] <= 99 - 25
+    small = Run(clip, cache_s=60.0, most_bytes=3_000)
+    small.read({99: (path, 60.0, 0.0)})
+    assert numbers_of(path)[0] >= 50
+    assert small.recorder.cached_bytes <= 3_000
+
+
+def test_recording_without_a_cache_begins_with_the_next_keyframe(tmp_path: Path) -> None:
+    """Nothing is kept for a source that is to have no past."""
+    run, path = Run(write_clip(tmp_path / "a.mp4", frames=60), cache_s=0.0), tmp_path / "cut.mp4"
+    run.read({30: (path, 5.0, 0.8)})
+    assert numbers_of(path)[0] == 36
+    assert run.recorder.cached_bytes == 0
+
+
+def test_recording_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    """A folder that is not there, and one that is a file: an error, no exception, and nothing is left."""
+    run = Run(write_clip(tmp_path / "a.mp4", frames=60))
+    (tmp_path / "file").touch()
+    lost, blocked = tmp_path / "lost" / "cut.mp4", tmp_path / "file" / "cut.mp4"
+    run.read({30: (lost, 0.5, 0.5), 31: (blocked, 0.5, 0.5)})
+    assert [path for path, _ in run.finished] == [str(lost), str(blocked)]
+    assert all(error.startswith("the recording cannot be written") for _, error in run.finished)
+    assert not lost.parent.exists()
+
+
+def test_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
+    """Writing fails in the middle: the recording says so, leaves nothing, and the reading goes on."""
+    clip = write_clip(tmp_path / "a.avi", frames=200, codec="mjpeg", size=(320, 240))
+    run, path = Run(clip), tmp_path / "cut.mp4"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+    try:
+        run.read({10: (path, 0.1, 60.0)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    [(told, error)] = run.finished
+    assert told == str(path)
+    assert error
+    assert sorted(os.listdir(tmp_path)) == ["a.avi"]
+
+
+def test_silent_source_does_not_keep_a_recording_open(tmp_path: Path) -> None:
+    """Its end comes with the clock, where no packets do."""
+    run, path = Run(write_clip(tmp_path / "a.mp4", frames=60)), tmp_path / "cut.mp4"
+    run.read({})
+    run.finished.clear()
+    again = Run(tmp_path / "a.mp4")
+    for number, packet in enumerate(again._decoder.packets()):
+        again.recorder.push(packet, number / 25)
+        if number == 30:
+            again.recorder.cut(str(path), 0.5, 1.0, 10.0)
+            break
+    again.recorder.look(11.0)
+    assert not again.finished
+    again.recorder.look(11.0 + recording._PATIENCE_S)
+    assert again.finished == [(str(path), "")]
+    assert numbers_of(path)[-1] == 30
+
+
+def test_recordings_at_once_are_bounded(tmp_path: Path) -> None:
+    """One more than may be is refused in words, and the others are made."""
+    run = Run(write_clip(tmp_path / "a.mp4", frames=60))
+    run.read({20 + n: (tmp_path / f"{n}.mp4", 0.5, 0.8) for n in range(MOST_RECORDINGS + 1)})
+    errors = {Path(path).name: error for path, error in run.finished}
+    assert [name for name, error in errors.items() if error] == [f"{MOST_RECORDINGS}.mp4"]
+    assert all(numbers_of(tmp_path / name) for name, error in errors.items() if not error)

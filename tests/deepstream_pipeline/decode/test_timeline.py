@@ -1,0 +1,82 @@
+"""Presentation times that rise strictly, whatever the stream says."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepstream_pipeline.decode.timeline import MOST_STEP_S, WRAP_S, Timeline
+
+
+def stamps(raw: list[float | None], first_pts_s: float = 0.0, interval_s: float = 0.1) -> list[float]:
+    """What the times of one stream become."""
+    timeline = Timeline(first_pts_s, interval_s)
+    return [timeline.stamp(one) for one in raw]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        pytest.param([0.0, 0.1, 0.2], [0.0, 0.1, 0.2], id="sane"),
+        pytest.param([1.4, 1.5, 1.7], [0.0, 0.1, 0.3], id="begins late"),
+        pytest.param([None, None, None], [0.0, 0.1, 0.2], id="without times"),
+        pytest.param([None, 7.0, 7.1], [0.0, 0.1, 0.2], id="the first without"),
+        pytest.param([0.0, None, 0.2, None], [0.0, 0.1, 0.2, 0.3], id="some without"),
+        pytest.param([0.0, 0.1, 0.1, 0.2], [0.0, 0.1, 0.101, 0.2], id="told twice"),
+        pytest.param([0.0, 0.2, 0.1, 0.3], [0.0, 0.2, 0.201, 0.3], id="out of order"),
+        pytest.param([0.0, 0.2, 0.0, 0.1, 0.2, 0.3], [0.0, 0.2, 0.201, 0.202, 0.31, 0.41], id="a short stream again"),
+        pytest.param([0.0, 0.1, 5000.0, 5000.1], [0.0, 0.1, 0.2, 0.3], id="jumps forward"),
+        pytest.param([90.0, 90.1, 2.0, 2.1], [0.0, 0.1, 0.2, 0.3], id="jumps backward"),
+        pytest.param([0.0, 0.1, 0.1 + MOST_STEP_S], [0.0, 0.1, 0.1 + MOST_STEP_S], id="a long still picture"),
+        pytest.param([WRAP_S - 0.15, WRAP_S - 0.05, 0.05, 0.15], [0.0, 0.1, 0.2, 0.3], id="wraps around"),
+        pytest.param([WRAP_S - 0.1, 0.4, 0.5], [0.0, 0.5, 0.6], id="wraps around over a gap"),
+    ],
+)
+def test_times_of_a_stream_become_sane(raw: list[float | None], expected: list[float]) -> None:
+    """Differences that make sense are kept to the last digit; what breaks them costs a frame's interval."""
+    assert stamps(raw) == pytest.approx(expected, abs=0.02)
+
+
+def test_first_frame_continues_where_the_source_was() -> None:
+    """After a reconnection the times go on from what the parent says."""
+    assert stamps([3.0, 3.1], first_pts_s=100.0) == pytest.approx([100.0, 100.1])
+
+
+def test_stream_that_begins_anew_goes_on() -> None:
+    """A loop adds one interval; a gap that is told is kept."""
+    timeline = Timeline(0.0, 0.1)
+    assert [timeline.stamp(raw) for raw in (0.0, 0.1)] == pytest.approx([0.0, 0.1])
+    timeline.begin()
+    assert timeline.stamp(0.0) == pytest.approx(0.2)
+    timeline.begin(gap_s=5.0)
+    assert timeline.stamp(77.0) == pytest.approx(5.2)
+    assert timeline.last_pts_s == pytest.approx(5.2)
+
+
+def test_rate_that_changes_is_learned() -> None:
+    """Frames without a time are spaced as those before them were."""
+    timeline = Timeline(0.0, 0.04)
+    for number in range(60):
+        timeline.stamp(number * 0.5)
+    assert timeline.stamp(None) == pytest.approx(30.0, abs=0.02)
+
+
+def test_absurd_rate_is_not_believed() -> None:
+    """An interval of nothing, of ages or of no number is none."""
+    for interval_s in (0.0, -1.0, 1e9, math.nan, math.inf):
+        first, second = stamps([None, None], interval_s=interval_s)
+        assert 0.0 < second - first <= 1.0
+
+
+RAW = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, WRAP_S - 0.01, WRAP_S, 0.01]))
+
+
+@given(st.lists(RAW, min_size=2, max_size=60), st.floats(0, 1e6))
+def test_times_rise_strictly_whatever_the_stream_says(raw: list[float | None], first_pts_s: float) -> None:
+    """No sequence of times makes two frames equal, or goes back, or leaps by more than is believed."""
+    out = stamps(raw, first_pts_s)
+    assert out[0] == first_pts_s
+    for before, after in itertools.pairwise(out):
+        assert 0.0 < after - before <= MOST_STEP_S + 1.0
