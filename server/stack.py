@@ -301,7 +301,10 @@ class Stack:
             return
         ready, self._ready = self._ready, None
         told = announcement(self._settings.host, self._ports, ready)
-        tell_running(self._run_dir.path, told.http_url, told.grpc_address)
+        try:
+            tell_running(self._run_dir.path, told.http_url, told.grpc_address)
+        except OSError as error:
+            log.warning("other programs of this host will not find this stack", reason=error.strerror)
         self._announce(replace(told, workers=self._settings.worker_count))
 
     def _tell_gateway(self, news: EngineNews) -> None:

@@ -55,7 +55,7 @@ class _Loop:
 
 def line_to(place: EnginePlace) -> Line:
     """As a guest where the stack is of this host, else by its ports. Inside the running loop."""
-    return GuestLine(place.run_dir) if place.run_dir is not None else RemoteLine(place)
+    return GuestLine(place.run_dir, place.http_url) if place.run_dir is not None else RemoteLine(place)
 
 
 class Engine:

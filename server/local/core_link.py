@@ -214,9 +214,8 @@ class CoreLink:
                 await self._connect()
                 await self._until_gone()
                 self._lose(self._unwelcome or CORE_GONE)
-                if self._unwelcome:
-                    await asyncio.sleep(_ASK_AGAIN_S)
-                    self._unwelcome = ""
+                await asyncio.sleep(_ASK_AGAIN_S if self._unwelcome else _RECONNECT_S)
+                self._unwelcome = ""
         finally:
             self._lose("this gateway stops")
             if self._line is not None:

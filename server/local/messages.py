@@ -16,6 +16,8 @@ from server.core.leaving import LeftAt
 from server.core.model import ModelConfig
 from server.local.slab_memory import Lent
 
+PROTOCOL = 1  # one more where records change: guests come from other programs, which may be older or newer
+
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One of those below. number: of a question, by which its answer is known; a front's own."""

@@ -13,6 +13,7 @@ import msgspec
 
 from server.backends.reaper import is_owned
 from server.core.address import is_loopback
+from server.local.messages import PROTOCOL
 
 _NAME = "running.json"
 _MOST_BYTES = 4096
@@ -24,6 +25,7 @@ class _Told(msgspec.Struct):
     http_url: str
     grpc_address: str
     process_id: int
+    protocol: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,11 @@ def run_folders() -> Path:
 
 
 def tell_running(run_dir: Path, http_url: str, grpc_address: str) -> None:
-    """For `running_stacks`, until the run directory is removed. By the directory's owner; harmless again."""
-    told = msgspec.json.encode(_Told(http_url, grpc_address, os.getpid()))
+    """For `running_stacks`, until the run directory is removed. By the directory's owner; harmless again.
+
+    Raises OSError.
+    """
+    told = msgspec.json.encode(_Told(http_url, grpc_address, os.getpid(), PROTOCOL))
     new = run_dir / f"{_NAME}.new"
     new.touch(mode=0o600)
     new.write_bytes(told)
@@ -53,7 +58,8 @@ def tell_running(run_dir: Path, http_url: str, grpc_address: str) -> None:
 def running_stacks(base: Path | None = None) -> tuple[RunningStack, ...]:
     """Those that run now, the newest first. base: the run directories' folder, of this user unless given.
 
-    What a killed stack left is no stack; nor is anything where others may write.
+    What a killed stack left is no stack; nor is anything where others may write, nor one of another version, whose
+    socket speaks otherwise: its ports are open to all.
     """
     folder = base or run_folders()
     if not _is_ours_alone(folder):
@@ -87,6 +93,6 @@ def _read(path: Path) -> tuple[int, RunningStack] | None:
         told = msgspec.json.decode(text, type=_Told)
     except (OSError, msgspec.DecodeError):
         return None
-    if not is_owned(path.parent):
+    if told.protocol != PROTOCOL or not is_owned(path.parent):
         return None
     return ready_at, RunningStack(path.parent, told.http_url, told.grpc_address, told.process_id)

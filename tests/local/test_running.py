@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.backends.reaper import claim_run_directory
+from server.local import running
 from server.local.running import RunningStack, running_stacks, stack_at, tell_running
 
 
@@ -47,6 +48,16 @@ def test_what_a_killed_stack_left_is_no_stack(base: Path) -> None:
     os.close(run_dir._lock)
     assert (run_dir.path / "running.json").exists()
     assert running_stacks(base) == ()
+
+
+def test_stack_of_another_version_is_not_joined(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records are others; it is reached by its ports, as from another host."""
+    with claim_run_directory(base)[0] as run_dir:
+        monkeypatch.setattr(running, "PROTOCOL", running.PROTOCOL + 1)
+        tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+        assert len(running_stacks(base)) == 1
+        monkeypatch.undo()
+        assert running_stacks(base) == ()
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"\xff", b'{"http_url": 1}', b"[" * 10_000])

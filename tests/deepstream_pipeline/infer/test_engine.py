@@ -1,5 +1,6 @@
 """The engine's thread, as the guest of a core."""
 
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ import pytest
 from deepstream_pipeline.errors import InferFailed, InferRefused, ModelUnusable
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.place import EnginePlace
+from server.backends.reaper import claim_run_directory
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, Overloaded
+from server.local.running import run_folders, tell_running
+from server.local.socket_folder import reachable
 from tests.deepstream_pipeline.infer.fake_core import SIDE, Asked, FakeCore, engine_at, row, submit, until
 
 
@@ -173,6 +177,27 @@ def test_core_that_dies_fails_what_it_had_at_once_and_is_joined_again(core: Fake
     core.revive()
     until(lambda: engine.is_up)
     assert submit(engine, network, [row(0.5)]).answer().error is None
+
+
+def test_stack_that_was_started_again_is_joined_in_its_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by its port, as at the start."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    urls = "http://127.0.0.1:8000", "127.0.0.1:8001"
+    first, _ = claim_run_directory(run_folders())
+    core = FakeCore(reachable(first.path))
+    with engine_at(EnginePlace(first.path, *urls)) as engine:
+        network = engine.network("owned", 20)
+        core.end()
+        first.release()
+        second, _ = claim_run_directory(run_folders())
+        tell_running(second.path, *urls)
+        core = FakeCore(reachable(second.path))
+        until(lambda: engine.is_up)
+        assert submit(engine, network, [row(0.5)]).answer().error is None
+        core.end()
+        second.release()
 
 
 def test_engine_that_falls_silent_ends_what_it_has_when_the_core_says_so(core: FakeCore, engine: Engine) -> None:
