@@ -76,8 +76,13 @@ def _some(found: Iterable[Path], complaint: str) -> tuple[str, ...]:
 
 
 def _written(path: Path) -> str:
-    """As it is; whole where it would look like an address."""
-    return str(path.absolute()) if ":" in str(path) else str(path)
+    """As it is; whole where it would look like an address. Raises PlaceRefused where no decoder would take it."""
+    text = str(path.absolute()) if ":" in str(path) else str(path)
+    try:
+        kind_of(text)
+    except SourceNotAllowed as refused:
+        raise PlaceRefused(refused.message) from None
+    return text
 
 
 def _close_name(path: Path) -> str:

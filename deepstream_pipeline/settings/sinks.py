@@ -104,9 +104,12 @@ def _record(section: Section, out: Path | None) -> SinkOptions:
     return RecordOptions(
         _folder(section, out),
         before_s=section.number("before", 5.0, 0, 600),
-        after_s=section.number("after", 5.0, 0.5, 600),
+        after_s=section.number("after", 10.0, 0.5, 600),
         kinds=tuple(AnalyticsKind(kind) for kind in kinds if kind in words),
         sources=section.texts("sources"),
+        cool_down_s=section.number("cool-down", 10.0, 0, 86_400),
+        max_at_once=section.whole("max-at-once", 8, 1, 1000),
+        quota_bytes=section.whole("quota-bytes", 10 << 30, 1 << 20, 1 << 50),
     )
 
 

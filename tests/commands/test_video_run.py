@@ -1,0 +1,260 @@
+"""`penstock video run` with a program that decodes nothing: what it says, what it leaves, how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from deepstream_pipeline.settings.records import VideoSettings
+from deepstream_pipeline.types import SourceState
+from server.commands import video
+from server.commands.video_engine import EngineUnavailable
+from tests.commands.video_program import FakeProgram, no_engine
+from tests.conftest import CHECKOUT
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clip, and nothing of the machine's settings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clip.mp4").write_bytes(b"")
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`penstock video run WORDS…` in this process; programs: what the fake is told, and whom it is kept for."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.add_typer(video.app, name="video")
+
+    def call(*words: object, kept: list[FakeProgram] | None = None, **told: Any) -> Result:
+        def program_of(settings: VideoSettings, place: object) -> FakeProgram:
+            program = FakeProgram(settings, **told)
+            if kept is not None:
+                kept.append(program)
+            return program
+
+        monkeypatch.setattr(video, "engine_for", lambda *_: no_engine())
+        monkeypatch.setattr(video, "program_of", program_of)
+        return CliRunner().invoke(app, ["video", "run", *map(str, words)])
+
+    return call
+
+
+def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
+    """Frames, drops, counts by rule and the files with their sizes; exit code 0."""
+    kept: list[FakeProgram] = []
+    told = {"counts": {"line-crossing/Door": 12}, "drops": {"too_old": 3, "corrupt": 0}}
+    done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", kept=kept, **told)
+    assert done.exit_code == 0, done.output
+    assert "ended" in done.stdout
+    assert "3 too_old" in done.stdout
+    assert "corrupt" not in done.stdout
+    assert "line-crossing/Door │    12" in done.stdout
+    assert "out/annotated.mp4  4.1 kB" in done.stdout
+    assert "100 frames in" in done.stdout
+    assert done.stderr == "1 source, model m; control API http://127.0.0.1:8010\n"
+    assert len(kept[0].stopped) == 1
+
+
+def test_run_with_out_alone_writes_the_picture_and_both_lists(run: Run) -> None:
+    """The README's command."""
+    kept: list[FakeProgram] = []
+    assert run("--source", "clip.mp4", "--model", "m", "--out", "out", kept=kept).exit_code == 0
+    kinds = [type(sink).__name__ for sink in kept[0].settings.sinks]
+    assert kinds == ["AnnotatedOptions", "JsonlOptions"]
+    assert {getattr(sink, "folder", None) for sink in kept[0].settings.sinks} == {Path("out")}
+
+
+def test_run_as_json_is_lines_and_nothing_else(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress and, last, the summary."""
+    monkeypatch.setattr("server.commands.video_watch.LINE_EVERY_S", 0.0)
+    done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["kind"] for line in lines] == ["progress"] * 3 + ["summary"]
+    assert lines[0]["sources"][0]["state"] == "running"
+    assert (lines[-1]["exit_code"], lines[-1]["sources"][0]["frames"]) == (0, 100)
+    assert lines[-1]["files"] == [{"path": "out/annotated.mp4", "size_bytes": 4096}]
+
+
+def test_run_in_a_pipe_says_a_line_each_few_seconds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On standard error, with whoever is in trouble by name."""
+    monkeypatch.setattr("server.commands.video_watch.LINE_EVERY_S", 0.0)
+    states = {"cam-2": (SourceState.RECONNECTING, "no frame for 10 s")}
+    done = run("--source", "clip.mp4", "--source", "rtsp://cam/2", "--model", "m", states=states)
+    assert "1 of 2 running" in done.stderr
+    assert "33 frames" not in done.stdout
+    assert "; cam-2 reconnecting (no frame for 10 s)" in done.stderr
+    quiet = run("--source", "clip.mp4", "--model", "m", "--no-progress")
+    assert "running" not in quiet.stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [(SourceState.FAILED, 1), (SourceState.AUTH_FAILED, 1), (SourceState.ENDED, 0)]
+)
+def test_run_with_a_source_that_failed_is_exit_code_1(run: Run, state: SourceState, code: int) -> None:
+    """With its reason, beside what came of the others."""
+    states = {"cam-2": (state, "401 Unauthorized")}
+    done = run("--source", "clip.mp4", "--source", "rtsp://cam/2", "--model", "m", states=states)
+    assert done.exit_code == code
+    assert ("cam-2 failed: 401 Unauthorized" in done.stdout) == bool(code)
+
+
+def test_run_that_no_engine_answered_is_exit_code_1(run: Run) -> None:
+    """Frames without one result are no success."""
+    done = run("--source", "clip.mp4", "--model", "m", drops={"infer_failed": 100}, states={})
+    assert done.exit_code == 0
+    told = FakeProgram.statistics
+
+    def without_results(program: FakeProgram) -> tuple[Any, ...]:
+        return tuple(replace(source, inferred=0) for source in told(program))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeProgram, "statistics", without_results)
+        done = run("--source", "clip.mp4", "--model", "m", drops={"infer_failed": 100})
+    assert (done.exit_code, "clip failed: no frame got an answer from the engine" in done.stdout) == (1, True)
+
+
+def test_run_that_cannot_start_is_one_sentence(run: Run) -> None:
+    """Of the program's own; for programs in JSON, too."""
+    done = run("--source", "clip.mp4", "--model", "m", refusal="m does not say how it sees images")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "penstock: m does not say how it sees images\n")
+    done = run("--source", "clip.mp4", "--model", "m", "--json", refusal="no")
+    assert json.loads(done.stdout) == {"kind": "summary", "exit_code": 1, "error": "no"}
+
+
+def test_run_without_an_engine_shows_its_last_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line each, whatever they hold, then the sentence."""
+
+    @contextmanager
+    def none(*_: object) -> Any:
+        raise EngineUnavailable("the engine ended at once, with code 2; it said:", ["a\x1b[31mred", "b"])
+        yield
+
+    call = run("--source", "clip.mp4", "--model", "m")
+    assert call.exit_code == 0
+    monkeypatch.setattr(video, "engine_for", none)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.add_typer(video.app, name="video")
+    done = CliRunner().invoke(app, ["video", "run", "--source", "clip.mp4", "--model", "m"])
+    told = "    a\\x1b[31mred\n    b\npenstock: the engine ended at once, with code 2; it said:\n"
+    assert (done.exit_code, done.stderr) == (1, told)
+
+
+def test_run_with_wrong_settings_tells_all_faults_and_starts_nothing(run: Run, tmp_path: Path) -> None:
+    """Exit code 2."""
+    (tmp_path / "cameras.yaml").write_text("source: [{uri: rstp://a}]\nstrammux: {}\n")
+    kept: list[FakeProgram] = []
+    done = run("cameras.yaml", "--interval", "2", kept=kept)
+    lines = done.stderr.splitlines()
+    assert (done.exit_code, len(lines), kept) == (2, 4, [])
+    assert lines[-1] == "penstock: 3 faults in the settings"
+    as_json = json.loads(run("cameras.yaml", "--json").stdout)
+    assert (as_json["is_valid"], len(as_json["faults"])) == (False, 3)
+
+
+def test_run_shows_no_control_character_of_others(run: Run, tmp_path: Path) -> None:
+    """What a camera answers could clear the screen, or draw a lie on it."""
+    states = {"cam-2": (SourceState.FAILED, "gone\x1b[2J\x07")}
+    done = run("--source", "clip.mp4", "--source", "rtsp://cam/2", "--model", "m", states=states)
+    assert "\x1b" not in done.output
+    assert "gone\\x1b[2J\\x07" in done.stdout
+    (tmp_path / "\x1b[31mred.mp4").touch()
+    for name in ("\x1b[31mred.mp4", "\x1b[31mno.mp4", "rtsp://\x1b[31m/1", "\x1b[31m://a"):
+        wrong = run("--source", name, "--model", "m")
+        assert (wrong.exit_code, "\x1b" in wrong.output) == (2, False)
+
+
+def test_run_of_a_file_again_moves_the_earlier_lines_aside(run: Run, tmp_path: Path) -> None:
+    """Two runs in one file could not be told apart; of cameras the lines go on."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "objects.jsonl").write_text("{}\n")
+    done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl")
+    assert "out/objects.jsonl of an earlier run is now objects.jsonl.1" in done.stderr
+    assert ((out / "objects.jsonl.1").exists(), (out / "objects.jsonl").exists()) == (True, False)
+    (out / "objects.jsonl").write_text("{}\n")
+    run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl")
+    assert (out / "objects.jsonl").read_text() == "{}\n"
+
+
+def test_run_counts_the_events_of_this_run_only(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By source, of the lines that it added."""
+    out = tmp_path / "out"
+    out.mkdir()
+    path = out / "events.jsonl"
+    path.write_text('{"source_id":"cam"}\n')
+    stop = FakeProgram.stop
+
+    def writing(program: FakeProgram, grace_s: float) -> None:
+        stop(program, grace_s)
+        with path.open("a") as file:
+            file.write('{"source_id":"cam"}\n{"source_id":"cam"}\n{"source_id":"cut')
+
+    monkeypatch.setattr(FakeProgram, "stop", writing)
+    done = run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl", "--json")
+    assert json.loads(done.stdout.splitlines()[-1])["sources"][0]["events"] == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "source", "code"),
+    [
+        (signal.SIGINT, "clip.mp4", 130),
+        (signal.SIGINT, "rtsp://cam", 130),
+        (signal.SIGTERM, "clip.mp4", 143),
+        (signal.SIGTERM, "rtsp://cam", 0),
+    ],
+)
+def test_run_that_is_stopped_drains_and_sums_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int, source: str, code: int
+) -> None:
+    """The first Ctrl-C or SIGTERM; for cameras SIGTERM is the ordinary end."""
+    wait = FakeProgram.wait
+
+    def interrupted(program: FakeProgram, timeout_s: float) -> bool:
+        if program.looked == 5:
+            os.kill(os.getpid(), number)
+        return wait(program, timeout_s)
+
+    monkeypatch.setattr(FakeProgram, "wait", interrupted)
+    kept: list[FakeProgram] = []
+    done = run("--source", source, "--model", "m", "--out", "out", "--sink", "jsonl", kept=kept, looks=1000)
+    assert done.exit_code == code
+    assert "stopping: what was decoded is finished" in done.stderr
+    assert "out/annotated.mp4" in done.stdout
+    assert kept[0].stopped[0] > 1
+    assert kept[0].looked < 10
+
+
+def test_run_that_is_stopped_twice_ends_at_once(tmp_path: Path) -> None:
+    """Though the program hangs in its end; a sentence, no traceback."""
+    words = ["run", "--source", str(tmp_path / "clip.mp4"), "--model", "m"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.commands.video_program", *words],
+        cwd=CHECKOUT, env=os.environ | {"HANGS": "1", "LOOKS": "10000"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("1 source")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("stopping")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert err == "penstock: stopped at once: files that were being written may be cut short\n"
