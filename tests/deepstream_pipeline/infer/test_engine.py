@@ -191,6 +191,7 @@ def test_stack_that_was_started_again_is_joined_in_its_new_folder(
         network = engine.network("owned", 20)
         core.end()
         first.release()
+        until(lambda: not engine.is_up)
         second, _ = claim_run_directory(run_folders())
         tell_running(second.path, *urls)
         core = FakeCore(reachable(second.path))
