@@ -40,7 +40,7 @@ _READ_MARGIN_S = 2.0  # the watch says first that a source is silent
 class Source:
     """give_back: called from any thread with a slot that nobody reads any more, and its process.
 
-    is_leaving: it is being taken out. deferred: what is asked of its id once it is. process: the one that runs, is
+    is_unwanted: somebody asked to take it out, and is_leaving: that is being done. deferred: what is asked of its id once it is. process: the one that runs, is
     asked to end, or was killed and is not reaped yet.
     """
 
@@ -57,7 +57,7 @@ class Source:
         self.config, self.source_id = config, config.source_id
         self.process: DecodeProcess | None = None
         self.deferred: deque[Callable[[float], None]] = deque()
-        self.is_leaving = False
+        self.is_leaving = self.is_unwanted = False
         self.watch = Watch(_watch_options(config), now, random.random)
         self._needs, self._options, self._listener, self._give_back = needs, options, listener, give_back
         self._wants_images = needs.wants_images
@@ -73,6 +73,11 @@ class Source:
         self._is_told_over = False
 
     # what time and people ask
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it came to its end by itself. From any thread."""
+        return self.watch.is_over and not self.is_unwanted
 
     def tick(self, now: float) -> bool:
         """What time brings. Whether it wants to be started."""
@@ -143,7 +148,8 @@ class Source:
                     self.watch.hung_up(now)
                     return False
                 self._start_s = now - self._started_at if self._start_s is None else self._start_s
-                self._tally.talk(now)
+                if not isinstance(message, FrameReady):
+                    self._tally.talk(now)
                 self._hear(message, now)
         except BrokenPromise as error:
             self.broke(self._secrets.hidden_in(str(error)))

@@ -43,7 +43,6 @@ class Sources:
         self._listener = listener
         self._sources: dict[str, Source] = {}
         self._present: set[str] = set()
-        self._over: set[str] = set()
         self._lock = threading.Lock()
         self._commands: deque[Command] = deque()
         self._returned: deque[tuple[Source, DecodeProcess, int]] = deque()
@@ -73,7 +72,8 @@ class Sources:
         with self._lock:
             if self._end_at is not None:
                 raise PipelineError("no source is added to a program that ends")
-            if source_id in self._over:
+            former = self._sources.get(source_id)
+            if source_id in self._present and former is not None and former.is_over:
                 self._forget(source_id)
             if source_id in self._present:
                 raise SourceExists(f"there is a source {source_id!r} already; remove it first, or choose another id")
@@ -108,7 +108,7 @@ class Sources:
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
         """Of every source that was not removed, in the order in which they were added."""
-        return tuple(source.snapshot() for source in list(self._sources.values()) if not source.is_leaving)
+        return tuple(source.snapshot() for source in list(self._sources.values()) if not source.is_unwanted)
 
     def close(self, timeout_s: float) -> bool:
         """Every source ends, and is told of. Whether all did in time; no process, thread or descriptor is left."""
@@ -129,7 +129,9 @@ class Sources:
 
     def _forget(self, source_id: str) -> None:
         self._present.discard(source_id)
-        self._over.discard(source_id)
+        source = self._sources.get(source_id)
+        if source is not None:
+            source.is_unwanted = True
         self._post(lambda now: self._do(source_id, Source.remove, now))
 
     def _ask(self, source_id: str, call: Callable[[Source, float], None]) -> None:
@@ -236,12 +238,7 @@ class Sources:
             self._settle_over(source, now)
 
     def _settle_over(self, source: Source, now: float) -> None:
-        if not source.is_leaving:
-            with self._lock:
-                if source.source_id in self._present:
-                    self._over.add(source.source_id)
-            return
-        if self._sources.get(source.source_id) is source:
+        if source.is_leaving and self._sources.get(source.source_id) is source:
             del self._sources[source.source_id]
             for command in source.deferred:
                 command(now)

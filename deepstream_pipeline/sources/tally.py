@@ -7,7 +7,7 @@ from deepstream_pipeline.sources.messages import Beat, Lost
 from deepstream_pipeline.sources.process import BrokenPromise
 from deepstream_pipeline.types import DropReason
 
-MAX_TALK = 10_000  # messages in one second; frames, which have slots, are not near to it
+MAX_TALK = 1_000  # messages in one second that are no frames, which have their slots; a dozen are usual
 _MAX_LOST = 1_000_000
 _NONE = Beat(0, 0, 0.0, 0.0)
 
@@ -25,7 +25,7 @@ class Tally:
         self._before = self.beat
 
     def talk(self, now: float) -> None:
-        """A message came. Raises BrokenPromise where there are too many."""
+        """A message came that is no frame. Raises BrokenPromise where there are too many."""
         if int(now) != self._second:
             self._second, self._in_second = int(now), 0
         self._in_second += 1

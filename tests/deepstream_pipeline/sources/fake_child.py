@@ -156,7 +156,7 @@ class FakeChild:
         os.kill(os.getpid(), signal.SIGSEGV)
 
     def do_rubbish(self, frames: float) -> None:
-        self.play(frames)
+        self.play(2)
         self.socket.send(os.urandom(64))
         self.wait_for_ever()
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,28 +24,32 @@ NEEDS = SourceNeeds(b"", ROW_BYTES, np.uint8)
 
 @dataclass
 class Told:
-    """What a listener was told; frames are released at once, unless is_keeping."""
+    """What a listener was told; frames are released at once, unless is_keeping them, of all or of one source."""
 
     is_keeping: bool = False
+    keeps_only: str = ""
     events: list[tuple[str, str, object]] = field(default_factory=list)
     frames: list[PreparedFrame] = field(default_factory=list)
     on_frame_call: Callable[[PreparedFrame], None] | None = None
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
+        self._counts: Counter[tuple[str, str]] = Counter()
 
     def _note(self, kind: str, source_id: str, what: object) -> None:
         with self._changed:
             self.events.append((kind, source_id, what))
+            self._counts[kind, source_id] += 1
             self._changed.notify_all()
 
     def on_frame(self, prepared: PreparedFrame) -> None:
         if self.on_frame_call is not None:
             self.on_frame_call(prepared)
-        if self.is_keeping:
+        is_kept = self.is_keeping and prepared.frame.source_id.startswith(self.keeps_only)
+        if is_kept:
             self.frames.append(prepared)
         self._note("frame", prepared.frame.source_id, prepared.frame)
-        if not self.is_keeping:
+        if not is_kept:
             prepared.release()
 
     def on_lost(self, source_id: str, reason: str, count: int) -> None:
@@ -70,6 +75,18 @@ class Told:
         with self._changed:
             return [what for told, source, what in self.events if (told, source) == (kind, source_id)]
 
+    def count(self, kind: str, source_id: str = "a") -> int:
+        """How many of a kind so far."""
+        return self._counts[kind, source_id]
+
+    def forget(self, source_ids: list[str]) -> None:
+        """All that was told of them, and every frame's event."""
+        with self._changed:
+            gone = {*source_ids}
+            self.events[:] = [event for event in self.events if event[0] != "frame" and event[1] not in gone]
+            for key in [key for key in self._counts if key[1] in gone]:
+                del self._counts[key]
+
     def wait(self, is_so: Callable[[], bool]) -> None:
         """Until it is so, asked after each event."""
         until = time.monotonic() + PATIENCE_S
@@ -81,7 +98,7 @@ class Told:
 
     def wait_for(self, kind: str, count: int = 1, source_id: str = "a") -> list[object]:
         """Until it was told so many of a kind."""
-        self.wait(lambda: sum((told, source) == (kind, source_id) for told, source, _ in self.events) >= count)
+        self.wait(lambda: self._counts[kind, source_id] >= count)
         return self.of(kind, source_id)
 
     def wait_for_state(self, state: SourceState, source_id: str = "a") -> str:
@@ -120,5 +137,11 @@ def running(told: Told, options: SourcesOptions = OPTIONS) -> Iterator[Sources]:
 
 
 def one(sources: Sources, source_id: str = "a") -> SourceSnapshot:
-    """What is known of one source."""
-    return next(snapshot for snapshot in sources.snapshot() if snapshot.source_id == source_id)
+    """What is known of one source, once the thread has heard of it."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        for snapshot in sources.snapshot():
+            if snapshot.source_id == source_id:
+                return snapshot
+        time.sleep(0.005)
+    raise AssertionError(f"no source {source_id!r}")

@@ -1,0 +1,69 @@
+"""Sources that come and go, and what the program holds meanwhile."""
+
+import gc
+import os
+import threading
+from dataclasses import dataclass, replace
+
+import psutil
+
+from deepstream_pipeline.sources.sources import Sources
+from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, running
+
+MODES = ("live", "live?frames=2&fps=200", "segv?frames=2&fps=200", "rubbish", "never_opens", "dies_early")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the program holds."""
+
+    descriptors: int
+    threads: int
+    processes: int
+    shared_files: int
+    resident_bytes: int
+
+
+def held_now() -> Held:
+    """At this moment, garbage apart."""
+    gc.collect()
+    me = psutil.Process()
+    children = [child for child in me.children() if COMMAND[1] in child.cmdline()]
+    return Held(
+        len(os.listdir("/proc/self/fd")),
+        threading.active_count(),
+        len(children),
+        len(os.listdir("/dev/shm")),
+        me.memory_info().rss,
+    )
+
+
+def come_and_go(sources: Sources, told: Told, cycles: int, at_once: int = 10) -> None:
+    """So many sources of every kind, added and removed in whatever state they are then; their events are forgotten."""
+    for begin in range(0, cycles, at_once):
+        names = [f"s{number}" for number in range(begin, min(begin + at_once, cycles))]
+        for number, name in enumerate(names):
+            make = camera if number % 2 else clip
+            mode = MODES[(begin + number) % len(MODES)] if number else "live"
+            sources.add(make(mode, name), NEEDS)
+        told.wait_for("opened", 1, names[0])
+        for name in names:
+            sources.remove(name)
+        for name in names:
+            told.wait_for("ended", 1, name)
+        told.forget(names)
+
+
+def leak_of(cycles: int, warm_up: int) -> tuple[Held, Held]:
+    """What is held while one source runs all the time, after a few cycles, and after so many more."""
+    told = Told()
+    with running(told, replace(OPTIONS, max_opening=10)) as sources:
+        sources.add(camera("live?fps=50", "good"), NEEDS)
+        told.wait_for("frame", 5, "good")
+        come_and_go(sources, told, warm_up)
+        before = held_now()
+        come_and_go(sources, told, cycles)
+        told.wait_for("frame", told.count("frame", "good") + 5, "good")
+        assert len(sources.snapshot()) == 1
+        assert sources.snapshot()[0].restarts == 0
+        return before, held_now()

@@ -1,0 +1,225 @@
+"""What a decode process can do to the program: nothing but lose its own source for a while."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deepstream_pipeline.sources import watch
+from deepstream_pipeline.sources.sources import Sources, SourcesOptions
+from deepstream_pipeline.types import SourceState
+from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, one, running
+
+QUICK = {"reconnect_interval_s": 0.5}
+BREAKS_ITS_PROMISES = {
+    "rubbish": "sent what is no message",
+    "deep": "sent what is no message",
+    "bad_slot": "slot 10000",
+    "same_slot": "slot 0, which is not the process'",
+    "big_row": "a frame that cannot be",
+    "small_row": "a row of 15 bytes, where 16 are wanted",
+    "huge": "a picture of 100000x100000",
+    "backwards": "a pts of -1.0",
+    "flood": "1000 messages in a second",
+}
+
+
+def good_neighbour(sources: Sources, told: Told) -> None:
+    """Another camera runs, and was never restarted: what happened to the first was no affair of it."""
+    before = len(told.of("frame", "good"))
+    told.wait_for("frame", before + 10, "good")
+    seen = one(sources, "good")
+    assert (seen.state, seen.restarts, dict(seen.drops)) == (SourceState.RUNNING, 0, {})
+
+
+@pytest.mark.parametrize("mode", BREAKS_ITS_PROMISES)
+def test_process_that_breaks_its_promises_is_replaced_and_costs_no_other(mode: str) -> None:
+    """Rubbish, slots and sizes that are not its own, time that runs backwards, a flood: killed, with the reason."""
+    told = Told(is_keeping=True, keeps_only="a")
+    with running(told) as sources:
+        sources.add(camera("live?fps=100", "good"), NEEDS)
+        sources.add(camera(mode), NEEDS)
+        told.wait_for("opened", 2)
+        reasons = [what[1] for what in told.of("state") if isinstance(what, tuple)]
+        assert any(BREAKS_ITS_PROMISES[mode] in reason for reason in reasons), reasons
+        assert one(sources).restarts == 1
+        good_neighbour(sources, told)
+
+
+def test_process_that_dies_by_segv_is_replaced() -> None:
+    """Fault 55: only that source begins anew."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("live?fps=100", "good"), NEEDS)
+        sources.add(camera("segv?frames=3&fps=100"), NEEDS)
+        assert "was ended by SIGSEGV" in told.wait_for_state(SourceState.RECONNECTING)
+        told.wait_for("frame", 6)
+        good_neighbour(sources, told)
+
+
+def test_process_that_is_killed_or_stopped_is_replaced() -> None:
+    """Fault 44: one that stands still is noticed by its silence, killed as it is, and replaced."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("live?fps=100", "good"), NEEDS)
+        sources.add(camera("live?fps=100", **QUICK), NEEDS)
+        told.wait_for("frame", 3)
+        stopped = one(sources).pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        assert told.wait_for_state(SourceState.STALLED) == "no frame for 0.5 s"
+        told.wait_for("opened", 2)
+        assert not psutil.pid_exists(stopped)
+        killed = one(sources).pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        told.wait_for("opened", 3)
+        good_neighbour(sources, told)
+
+
+def test_source_that_never_opens_is_tried_again_and_others_start_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 42: dead cameras hold no place in front of those that live, and stay in connecting."""
+    monkeypatch.setattr(watch, "START_MARGIN_S", 0.5)
+    told = Told()
+    options = replace(OPTIONS, max_opening=1)
+    with running(told, options) as sources:
+        for name in "abc":
+            sources.add(camera("never_opens", name, open_timeout_s=0.1), NEEDS)
+        sources.add(camera("live?fps=100", "good"), NEEDS)
+        told.wait_for("frame", 10, "good")
+        told.wait(lambda: all(one(sources, name).restarts >= 1 for name in "abc"))
+        assert {what[0] for name in "abc" for what in told.of("state", name) if isinstance(what, tuple)} == {
+            SourceState.CONNECTING
+        }
+        good_neighbour(sources, told)
+
+
+def test_source_that_opens_and_says_nothing_is_stalled() -> None:
+    """Fault 44 from the first frame on."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("silent?frames=0", **QUICK), NEEDS)
+        told.wait_for_state(SourceState.STALLED)
+        told.wait_for("opened", 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "state"), [("auth_failed", SourceState.AUTH_FAILED), ("not_allowed", SourceState.FAILED)]
+)
+def test_refusal_is_told_without_the_password(mode: str, state: SourceState) -> None:
+    """Fault 54: the state says it, and no text that anybody is shown holds user or password."""
+    told = Told()
+    with running(told) as sources:
+        config = replace(camera(mode), uri=f"rtsp://root:s3cret%21@fake/{mode}")
+        sources.add(config, NEEDS)
+        reason = told.wait_for_state(state)
+        assert reason == f"rtsp://***@fake/{mode} said no"
+        assert one(sources).reason == reason
+
+
+def test_camera_that_runs_away_is_cut() -> None:
+    """Fault 50: more frames than it said, for seconds, end its process, and the reason says so."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("live?fps=150&says=10"), NEEDS)
+        reason = told.wait_for_state(SourceState.RECONNECTING)
+        assert "where 10 are expected" in reason
+
+
+def test_camera_that_is_frozen_is_told_and_runs() -> None:
+    """Fault 49: an alert, and nothing else."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("frozen?fps=50", frozen_after_s=0.5), NEEDS)
+        told.wait(lambda: one(sources).is_frozen)
+        assert (one(sources).state, one(sources).restarts) == (SourceState.RUNNING, 0)
+
+
+def test_process_that_ends_with_an_error_leaves_its_last_words() -> None:
+    """What stands last in its standard error is in the reason: a module that is missing is seen at once."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(clip("dies_early"), NEEDS)
+        reason = told.wait_for_state(SourceState.FAILED)
+    assert reason == (
+        f"given up after {watch.FILE_ATTEMPTS + 1} attempts: the decode process ended with status 3: "
+        "ModuleNotFoundError: av"
+    )
+
+
+def test_program_that_cannot_start_processes_says_so() -> None:
+    """Without its program a source is tried again, and others do not notice."""
+    told = Told()
+    with running(told, SourcesOptions(command=("/nowhere/python",))) as sources:
+        sources.add(camera("live"), NEEDS)
+        told.wait(lambda: one(sources).restarts >= 1)
+        assert one(sources).reason == "the decode process could not be started (No such file or directory)"
+
+
+def test_process_that_cuts_the_ring_is_not_let() -> None:
+    """The memory keeps its size, so that no process can end its parent by taking it away."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("cuts_ring?fps=100"), NEEDS)
+        told.wait_for("frame", 3)
+
+
+def test_process_that_does_not_read_is_ended() -> None:
+    """What it is told waits in bounds, and the thread for nobody."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(camera("live?fps=100", "good"), NEEDS)
+        sources.add(camera("deaf"), NEEDS)
+        told.wait_for("lost", 1)
+        for number in range(3000):
+            sources.want_images("a", bool(number % 2))
+        assert told.wait_for_state(SourceState.CONNECTING) == ""
+        told.wait(lambda: one(sources).restarts >= 1)
+        assert ("state", "a", (SourceState.CONNECTING, "its process does not read what it is told")) in told.events
+        good_neighbour(sources, told)
+
+
+def test_process_that_ignores_its_end_is_killed_and_its_word_counts() -> None:
+    """A file that said it is over is over, whatever its process does then."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(clip("stubborn"), NEEDS)
+        told.wait_for("ended")
+        assert (one(sources).state, one(sources).pid) == (SourceState.ENDED, None)
+
+
+def test_closed_in_the_midst_of_all_faults_nothing_is_left() -> None:
+    """No process, thread, descriptor or memory of theirs outlives a close, and each source is told of once."""
+    before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    told = Told()
+    sources = Sources(replace(OPTIONS, max_opening=8), told)
+    sources.start()
+    modes = ["live", "never_opens", "silent?frames=0", "rubbish", "segv?frames=2", "stubborn", "deaf", "flood"]
+    for mode in modes:
+        sources.add(camera(mode, mode.partition("?")[0]), NEEDS)
+    told.wait_for("frame", 5, "live")
+    began = time.monotonic()
+    assert sources.close(10.0)
+    assert time.monotonic() - began < 9.0
+    assert [len(told.of("ended", mode.partition("?")[0])) for mode in modes] == [1] * len(modes)
+    assert [child.cmdline() for child in psutil.Process().children() if COMMAND[1] in child.cmdline()] == []
+    told.events.clear()
+    assert (set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))) == before
+
+
+def test_process_is_in_a_session_of_its_own_and_hides_its_address() -> None:
+    """Ctrl-C in a terminal does not reach it, and its arguments, which everybody can read, hold two numbers only."""
+    told = Told()
+    with running(told) as sources:
+        sources.add(replace(camera("live"), uri="rtsp://root:s3cret@fake/live"), NEEDS)
+        told.wait_for("frame", 1)
+        pid = one(sources).pid
+        assert pid is not None
+        assert os.getsid(pid) == pid
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert [word.decode() for word in arguments[: len(COMMAND)]] == list(COMMAND)
+        assert all(word.isdigit() for word in arguments[len(COMMAND) : -1])
