@@ -106,11 +106,11 @@ class StreamMux:
         reason = self._why_now(oldest_at, now)
         return FrameBatch(tuple(self._take()), reason, oldest_at) if reason is not None else None
 
-    def next_wakeup(self) -> float | None:
-        """When `expire` or `pop` may have something that they have not now; None while nothing waits."""
+    def next_wakeup(self, *, has_room: bool = True) -> float | None:
+        """When `expire`, or `pop` for an engine with room, may have something that they have not now; or None."""
         times = [at for lane in self._lanes.values() if (at := lane.deadline(self.options.max_latency_s)) is not None]
         oldest_at = self._oldest_at()
-        if oldest_at is not None and self.options.push_timeout_s:
+        if oldest_at is not None and self.options.push_timeout_s and has_room:
             times.append(oldest_at + self.options.push_timeout_s)
         return min(times, default=None)
 

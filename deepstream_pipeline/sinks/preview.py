@@ -104,7 +104,6 @@ class PreviewBoard:
 
     def end_source(self, source_id: str) -> None:
         """Its viewers are told that nothing comes."""
-        self._osd.forget(source_id)
         with self._changed:
             board = self._boards.pop(source_id, None)
             if board is not None:

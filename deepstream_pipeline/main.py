@@ -1,0 +1,176 @@
+"""The composer of the video program: settings become parts, and the parts one pipeline."""
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+
+from deepstream_pipeline.analytics.reading import rules_from
+from deepstream_pipeline.analytics.rules import Rules
+from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
+from deepstream_pipeline.api.options import ApiOptions
+from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.errors import ModelUnusable, PipelineError
+from deepstream_pipeline.infer.crops import SecondaryOptions
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.interfaces import Analytics, PipelineControl
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.outlets import Outlets, compose_outlets
+from deepstream_pipeline.runner.dispatch import DispatchOptions
+from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
+from deepstream_pipeline.runner.secondary import SecondaryModel
+from deepstream_pipeline.settings.records import PrimarySettings, SecondarySettings, VideoSettings
+from deepstream_pipeline.sources.options import SourcesOptions
+from deepstream_pipeline.track.options import new_tracker
+from deepstream_pipeline.types import SourceStatistics
+
+log = structlog.get_logger(component="video")
+ENGINE_TIMEOUT_S = 60.0
+MODEL_TIMEOUT_S = 60.0
+FITTING_BATCH = 4  # frames of a batch where nobody said, and the model and the sources allow it
+SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
+LEAST_SLOTS = 6
+KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"
+
+
+class Program:
+    """`start`, `wait`, `stop`. Raises PipelineError, with a text for a person, where it cannot start."""
+
+    def __init__(self, settings: VideoSettings, place: EnginePlace) -> None:
+        self._settings = settings
+        self._engine = Engine(place)
+        self._metrics = VideoMetrics()
+        self._outlets: Outlets | None = None
+        self._pipeline: Pipeline | None = None
+        self._api: ApiServer | None = None
+
+    @property
+    def api_url(self) -> str:
+        """Of the control API; empty where there is none."""
+        return self._api.url if self._api is not None else ""
+
+    @property
+    def control(self) -> PipelineControl:
+        """What the API asks, for whoever has the program in hand."""
+        if self._pipeline is None:
+            raise PipelineError("the video program has not started yet")
+        return self._pipeline
+
+    def start(self) -> None:
+        """Returns when the models are known, the threads run and every source is being opened."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def _start(self) -> None:
+        settings = self._settings
+        self._engine.start(ENGINE_TIMEOUT_S)
+        network = _primary(self._engine, settings.primary)
+        secondaries = tuple(_secondary(self._engine, network, row) for row in settings.secondaries)
+        rules_of = partial(rules_from, labels=network.labels)
+        is_single = len(settings.sources) == 1
+        self._outlets = compose_outlets(settings.sinks, self._metrics, self._watch, is_single=is_single)
+        osd = self._outlets.osd
+
+        def analytics_of(source_id: str, section: object, former: Analytics | None) -> Analytics:
+            rules: Rules = rules_of(section)
+            osd.set_source(source_id, rules=rules)
+            return (
+                former.changed(rules) if isinstance(former, SourceAnalytics) else new_analytics(rules, network.labels)
+            )
+
+        parts = PipelineParts(
+            engine=self._engine,
+            network=network,
+            secondaries=secondaries,
+            new_tracker=partial(new_tracker, settings.tracker),
+            new_analytics=analytics_of,
+            section=settings.analytics,
+            outlets=self._outlets.outlets,
+            recorder=self._outlets.recorder,
+            forget_drawing=osd.forget,
+            metrics=self._metrics,
+        )
+        self._pipeline = Pipeline(parts, _options(settings, network))
+        self._pipeline.start()
+        for source in settings.sources:
+            self._pipeline.add(source.config, settings.rules_section(source))
+        self._start_api(self._pipeline, self._outlets)
+
+    def _watch(self, source_id: str, is_watched: bool) -> None:
+        if self._pipeline is not None:
+            self._pipeline.watch(source_id, is_watched)
+
+    def _start_api(self, pipeline: Pipeline, outlets: Outlets) -> None:
+        api = self._settings.api
+        if not api.is_enabled:
+            return
+        options = ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
+        self._api = ApiServer(pipeline, outlets.previews, self._metrics, options)
+        self._api.start()
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        """Of every source; empty before the start."""
+        return self._pipeline.statistics() if self._pipeline is not None else ()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether every source is over by then."""
+        return self._pipeline is None or self._pipeline.wait(timeout_s)
+
+    def stop(self, grace_s: float) -> None:
+        """What was decoded is finished and files are whole, if the time allows it. Harmless again."""
+        until = time.monotonic() + grace_s
+        if self._api is not None:
+            self._api.stop(min(max(grace_s, 0.1), 2.0))
+        if self._pipeline is not None and not self._pipeline.stop(grace_s, is_hurried=grace_s <= 0):
+            log.error("not everything was finished in time", seconds=grace_s)
+        self._engine.close(max(until - time.monotonic(), 1.0))
+
+
+def _primary(engine: Engine, settings: PrimarySettings) -> Network:
+    network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
+    wanted = _class_ids(network, settings.operate_on_class_ids, "primary-gie.operate-on-class-ids")
+    return network.with_threshold(settings.threshold).of_classes(wanted)
+
+
+def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) -> SecondaryModel:
+    network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
+    if primary.is_classifier:
+        raise ModelUnusable(f"{primary.name!r} finds no objects that {network.name!r} could look at; give a detector")
+    if not network.is_classifier:
+        raise ModelUnusable(f"a secondary-gie names what an object is; {network.name!r} is a detector")
+    options = SecondaryOptions(
+        class_ids=_class_ids(primary, settings.operate_on_class_ids, "secondary-gie.operate-on-class-ids"),
+        min_width=settings.min_width,
+        min_height=settings.min_height,
+        reinfer_interval=settings.reinfer_interval,
+    )
+    return SecondaryModel(network.with_threshold(settings.threshold or None), options)
+
+
+def _class_ids(network: Network, names: Sequence[int | str], where: str) -> frozenset[int]:
+    unknown = [name for name in names if isinstance(name, str) and name not in network.labels]
+    if unknown:
+        known = ", ".join(network.labels[:20]) or "none"
+        raise ModelUnusable(f"{where} names {unknown[0]!r}, which {network.name!r} does not know; its labels: {known}")
+    return frozenset(network.labels.index(name) if isinstance(name, str) else name for name in names)
+
+
+def _options(settings: VideoSettings, network: Network) -> PipelineOptions:
+    sources = max(len(settings.sources), 1)
+    mux = settings.mux.options(min(max(network.max_batch_size, 1), max(FITTING_BATCH, sources)))
+    dispatch = DispatchOptions()
+    frames = math.ceil(mux.batch_size * dispatch.max_batches / sources) + SPARE_SLOTS
+    return PipelineOptions(
+        mux=mux,
+        dispatch=dispatch,
+        sources=SourcesOptions(ring_frames=max(frames, LEAST_SLOTS)),
+        interval=settings.primary.interval,
+    )

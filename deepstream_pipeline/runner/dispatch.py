@@ -1,0 +1,276 @@
+"""Frames to the engine and outcomes back, in each source's order: the mux, run by whoever has news for it.
+
+Called by the sources' thread (frames), the engine's (answers) and the results' (time). Everything is under one lock,
+and nothing in it waits.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from deepstream_pipeline.errors import InferFailed, InferRefused
+from deepstream_pipeline.infer.answer import Answer
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.mux import Drop, MuxOptions, StreamMux
+from deepstream_pipeline.runner.way import Outcome, SourceWay
+from deepstream_pipeline.types import DropPolicy, DropReason, FrameBatch, PreparedFrame
+
+CLIENT = "video"
+RETRY_AFTER_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_END = 1 << 62  # behind every frame number
+LONG_S = 60.0  # what may be waited for a frame that must not be lost
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """max_batches: in the engine at once. max_outcomes: that wait for their results; more hold the engine back."""
+
+    max_batches: int = 3
+    max_outcomes: int = 64
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A batch at the engine, or on its way there again. tries: how often it was asked. since: when it was formed."""
+
+    batch: FrameBatch
+    ways: tuple[SourceWay, ...]
+    since: float
+    tries: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether rows of it may have to be sent again."""
+        return any(_must_not_be_lost(way) for way in self.ways)
+
+    def part(self, indices: Sequence[int]) -> "_Sent":
+        """The same, of these frames only."""
+        frames = tuple(self.batch.frames[index] for index in indices)
+        batch = FrameBatch(frames, self.batch.reason, self.batch.oldest_at)
+        return _Sent(batch, tuple(self.ways[index] for index in indices), self.since, self.tries)
+
+
+class Dispatcher:
+    """network: None where nothing is inferred."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        network: Network | None,
+        mux: MuxOptions,
+        options: DispatchOptions,
+        metrics: VideoMetrics,
+    ) -> None:
+        self._engine = engine
+        self._network = network
+        self._options = options
+        self._metrics = metrics
+        self._mux = StreamMux(mux)
+        self._ways: dict[str, SourceWay] = {}
+        self._sent = 0
+        self._is_woken = False
+        self._again: deque[tuple[float, _Sent]] = deque()
+        self._outcomes: deque[Outcome] = deque()
+        self._changed = threading.Condition()
+
+    def add(self, way: SourceWay) -> None:
+        """Frames of that source may come."""
+        with self._changed:
+            self._ways[way.source_id] = way
+            self._mux.add(way.source_id, way.policy)
+
+    def on_frame(self, prepared: PreparedFrame) -> None:
+        """A frame of a source. Of one that is not known it is released."""
+        now = time.monotonic()
+        with self._changed:
+            way = self._ways.get(prepared.frame.source_id)
+            if way is None or way.is_leaving:
+                prepared.release()
+                return
+            number = prepared.frame.frame_num
+            way.order.expect(number)
+            if prepared.row is None or self._network is None:
+                self._hand_on(way.order.resolve(number, Outcome(way, prepared)))
+                return
+            self._drop(self._mux.push(prepared, now))
+        self.pump()
+
+    def on_end(self, source_id: str) -> None:
+        """No more frames of it will come; its last outcome says so, behind all others."""
+        with self._changed:
+            way = self._ways.get(source_id)
+            if way is None:
+                return
+            if way.is_leaving or way.policy is not DropPolicy.BLOCK:
+                self._drop(self._mux.remove(source_id))
+            way.order.expect(_END)
+            self._hand_on(way.order.resolve(_END, Outcome(way, None)))
+        self.pump()
+
+    def count_drop(self, way: SourceWay, reason: DropReason, count: int = 1) -> None:
+        """A frame was lost elsewhere."""
+        way.drops[reason.value] += count
+        self._metrics.dropped(way.source_id, reason, count)
+
+    def take(self, timeout_s: float) -> Outcome | None:
+        """The next outcome, for the one thread that has them; None where none came in time. Keeps the mux's time."""
+        until = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                if self._outcomes:
+                    outcome = self._outcomes.popleft()
+                    break
+                now = time.monotonic()
+                if now >= until or self._is_woken:
+                    self._is_woken = False
+                    return None
+                due = self._next_wakeup()
+                if due is None or due > now:
+                    self._changed.wait(min(until, due if due is not None else until) - now)
+                    continue
+            self.pump()
+        self.pump()
+        return outcome
+
+    def wake(self) -> None:
+        """Have `take` return soon, with nothing if there is nothing: there is other work for its thread."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def pump(self) -> None:
+        """Send what is due, as far as the engine has room, and drop what is too old."""
+        now = time.monotonic()
+        with self._changed:
+            self._drop(self._mux.expire(now))
+            due = self._due(now)
+            if self._network is None:
+                return
+        for sent in due:
+            self._submit(self._network, sent)
+
+    @property
+    def in_engine(self) -> int:
+        """Batches that are asked and not answered."""
+        return self._sent
+
+    def _has_room(self) -> bool:
+        return self._sent < self._options.max_batches and len(self._outcomes) < self._options.max_outcomes
+
+    def _due(self, now: float) -> list[_Sent]:
+        due: list[_Sent] = []
+        while self._has_room() and self._again and self._again[0][0] <= now:
+            due.append(self._again.popleft()[1])
+            self._sent += 1
+        while self._has_room() and (batch := self._mux.pop(now)) is not None:
+            ways = tuple(self._ways[prepared.frame.source_id] for prepared in batch.frames)
+            due.append(_Sent(batch, ways, now))
+            self._sent += 1
+            self._metrics.batch(len(batch), batch.reason)
+        return due
+
+    def _next_wakeup(self) -> float | None:
+        has_room = self._has_room()
+        times = [self._mux.next_wakeup(has_room=has_room)]
+        times += [self._again[0][0]] if self._again and has_room else []
+        known = [at for at in times if at is not None]
+        return min(known, default=None)
+
+    def _submit(self, network: Network, sent: _Sent) -> None:
+        sent.tries += 1
+        rows = [prepared.row for prepared in sent.batch.frames if prepared.row is not None]
+        self._engine.submit(
+            network,
+            rows,
+            deadline=self._deadline(sent),
+            client=CLIENT,
+            taken=_nothing if sent.is_kept else _release_rows(sent),
+            done=partial(self._answered, sent),
+        )
+
+    def _deadline(self, sent: _Sent) -> float:
+        """What may be lost is not waited for beyond its use; what may not, is waited for long."""
+        oldest = min(
+            (
+                prepared.frame.captured_at
+                for prepared, way in zip(sent.batch.frames, sent.ways, strict=True)
+                if way.policy is not DropPolicy.BLOCK
+            ),
+            default=None,
+        )
+        return time.monotonic() + LONG_S if oldest is None else oldest + self._mux.options.max_latency_s
+
+    def _answered(self, sent: _Sent, answer: Answer) -> None:
+        now = time.monotonic()
+        with self._changed:
+            self._sent -= 1
+            if self._network is not None and answer.error is None:
+                self._metrics.infer(self._network.name, answer.infer_s)
+            again: list[int] = []
+            for index, way in enumerate(sent.ways):
+                error = answer.error_of(index)
+                if error is not None and _must_not_be_lost(way) and now - sent.since < LONG_S:
+                    again.append(index)
+                else:
+                    self._settle(sent, index, answer, error)
+            if again:
+                pause_s = RETRY_AFTER_S[min(sent.tries, len(RETRY_AFTER_S)) - 1]
+                self._again.append((now + pause_s, sent.part(again)))
+                self._changed.notify_all()
+        self.pump()
+
+    def _settle(self, sent: _Sent, index: int, answer: Answer, error: InferFailed | None) -> None:
+        prepared, way = sent.batch.frames[index], sent.ways[index]
+        if error is None:
+            way.inferred += 1
+            self._metrics.inferred(way.source_id, 1)
+        else:
+            is_refused = isinstance(error, InferRefused)
+            self.count_drop(way, DropReason.REFUSED if is_refused else DropReason.INFER_FAILED)
+        mux_s = sent.since - prepared.frame.captured_at
+        self._metrics.mux_wait(mux_s)
+        outcome = Outcome(way, prepared, answer, index, mux_s)
+        self._hand_on(way.order.resolve(prepared.frame.frame_num, outcome))
+
+    def _drop(self, drops: list[Drop]) -> None:
+        for drop in drops:
+            frame = drop.prepared.frame
+            drop.prepared.release()
+            way = self._ways.get(frame.source_id)
+            if way is not None:
+                self.count_drop(way, drop.reason)
+                self._hand_on(way.order.forget(frame.frame_num))
+
+    def _hand_on(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self._outcomes.append(outcome)
+            if outcome.prepared is None:
+                self._ways.pop(outcome.way.source_id, None)
+                self._mux.remove(outcome.way.source_id)
+        if outcomes:
+            self._changed.notify_all()
+
+
+def _must_not_be_lost(way: SourceWay) -> bool:
+    """Of a file every frame is answered, however often it has to be asked; unless it is taken out."""
+    return way.policy is DropPolicy.BLOCK and not way.is_leaving
+
+
+def _nothing() -> None:
+    """The rows are still needed: they may have to be sent again."""
+
+
+def _release_rows(sent: _Sent) -> Callable[[], None]:
+    """Where no picture is waited for, the slot may be written again as soon as the row was read."""
+    bare = [prepared for prepared in sent.batch.frames if prepared.frame.image is None]
+
+    def release() -> None:
+        for prepared in bare:
+            prepared.release()
+
+    return release

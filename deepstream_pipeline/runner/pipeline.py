@@ -1,0 +1,299 @@
+"""The running pipeline: sources come and go, are asked about, and are told things; nobody here waits for a camera."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from deepstream_pipeline.decode.uri import is_live
+from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.interfaces import Analytics, Tracker
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.mux import MuxOptions
+from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
+from deepstream_pipeline.runner.figures import statistics_of
+from deepstream_pipeline.runner.outlet import Outlet
+from deepstream_pipeline.runner.recorder import Recorder
+from deepstream_pipeline.runner.results import Results, ResultsParts
+from deepstream_pipeline.runner.secondary import Secondaries, SecondaryModel
+from deepstream_pipeline.runner.way import SourceWay
+from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
+from deepstream_pipeline.sources.sources import Sources
+from deepstream_pipeline.types import (
+    DropPolicy,
+    DropReason,
+    FrameResult,
+    PreparedFrame,
+    SourceConfig,
+    SourceState,
+    SourceStatistics,
+)
+
+log = structlog.get_logger(component="video")
+SOURCE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """interval: frames between two that are inferred. max_sources: more are refused. stop_s: see Pipeline.stop."""
+
+    mux: MuxOptions
+    dispatch: DispatchOptions
+    sources: SourcesOptions
+    interval: int = 0
+    max_sources: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineParts:
+    """What the composer wires. network: None where nothing is inferred. section: of sources that bring no rules of
+    their own. new_analytics: of a source and a section, keeping what its former one counted; raises RuleRefused."""
+
+    engine: Engine
+    network: Network | None
+    secondaries: tuple[SecondaryModel, ...]
+    new_tracker: Callable[[], Tracker]
+    new_analytics: Callable[[str, object, Analytics | None], Analytics]
+    section: object
+    outlets: Sequence[Outlet]
+    recorder: Recorder | None
+    forget_drawing: Callable[[str], None]
+    metrics: VideoMetrics
+
+
+class Pipeline:
+    """PipelineControl, and the sources' listener. `start`, then `add`; `stop` once."""
+
+    def __init__(self, parts: PipelineParts, options: PipelineOptions) -> None:
+        self._parts = parts
+        self._options = options
+        self._ways: dict[str, SourceWay] = {}
+        self._watched: set[str] = set()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._dispatcher = Dispatcher(parts.engine, parts.network, options.mux, options.dispatch, parts.metrics)
+        self._sources = Sources(options.sources, self)
+        self._results = Results(self._results_parts())
+        self._is_stopping = False
+
+    def _results_parts(self) -> ResultsParts:
+        parts = self._parts
+        secondaries = None
+        if parts.secondaries:
+            secondaries = Secondaries(parts.engine, parts.secondaries, parts.metrics, self._dispatcher.wake)
+        return ResultsParts(
+            dispatcher=self._dispatcher,
+            network=parts.network,
+            outlets=parts.outlets,
+            secondaries=secondaries,
+            metrics=parts.metrics,
+            is_live=self._has_live,
+            on_result=self._on_result,
+            on_over=self._on_over,
+        )
+
+    # life
+
+    def start(self) -> None:
+        """Threads run; sources may be added."""
+        for outlet in self._parts.outlets:
+            outlet.start()
+        self._results.start()
+        self._sources.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether every source is over, within the time."""
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._is_over() and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._is_over()
+
+    def stop(self, grace_s: float, *, is_hurried: bool = False) -> bool:
+        """Sources end, what they brought is finished and written. Whether all of it was, within the time."""
+        until = time.monotonic() + grace_s
+        self._is_stopping = True
+        self.statistics()  # the last of sources that are gone then
+        for way in self._present():
+            way.is_leaving = is_hurried or way.policy is not DropPolicy.BLOCK
+        is_clean = self._sources.close(min(grace_s, 5.0))
+        is_clean &= self.wait(max(until - time.monotonic(), 0.0)) or is_hurried
+        is_clean &= self._results.close(1.0)
+        for outlet in self._parts.outlets:
+            is_clean &= outlet.close(max(until - time.monotonic(), 1.0), is_hurried=is_hurried)
+        if self._parts.recorder is not None:
+            self._parts.recorder.close()
+        return is_clean
+
+    # PipelineControl
+
+    def add(self, source: SourceConfig, section: object = None) -> None:
+        """section: its analytics, in place of everybody's. Raises SourceExists, TooManySources, RuleRefused."""
+        if not SOURCE_ID.fullmatch(source.source_id):
+            raise PipelineError(f"a source's id is 1 to 64 of A-Z a-z 0-9 . _ -, not {source.source_id!r}")
+        section = self._parts.section if section is None else section
+        way = SourceWay(
+            config=source,
+            policy=source.policy or (DropPolicy.DROP_OLDEST if is_live(source.uri) else DropPolicy.BLOCK),
+            tracker=self._parts.new_tracker(),
+            analytics=self._parts.new_analytics(source.source_id, section, None),
+            section=section,
+        )
+        with self._lock:
+            self._refuse(source.source_id)
+            self._ways[source.source_id] = way
+        self._dispatcher.add(way)
+        self._parts.metrics.state(source.source_id, SourceState.CONNECTING)
+        self._sources.add(source, self._needs(source))
+
+    def _refuse(self, source_id: str) -> None:
+        former = self._ways.get(source_id)
+        if former is not None and not former.is_over:
+            raise SourceExists(f"there is a source {source_id!r} already; remove it first, or choose another id")
+        if sum(1 for way in self._ways.values() if not way.is_over) >= self._options.max_sources:
+            raise TooManySources(
+                f"{self._options.max_sources} sources are the most here; remove one, or start another shard"
+            )
+
+    def remove(self, source_id: str) -> None:
+        """Its frames on the way are still finished where they can be soon. Raises UnknownSource."""
+        way = self._way(source_id)
+        way.is_leaving = True
+        if way.is_over:
+            self._forget(way)
+        else:
+            self._sources.remove(source_id)
+
+    def pause(self, source_id: str) -> None:
+        self._way(source_id)
+        self._sources.pause(source_id)
+
+    def resume(self, source_id: str) -> None:
+        self._way(source_id)
+        self._sources.resume(source_id)
+
+    def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
+        """Raises PipelineError where the program has no folder for recordings."""
+        self._way(source_id)
+        if self._parts.recorder is None:
+            raise PipelineError("no folder for recordings was given; add a sink of type record")
+        return self._parts.recorder.ask(source_id, self._sources, before_s=before_s, after_s=after_s)
+
+    def statistics(self) -> tuple[SourceStatistics, ...]:
+        """Of every source that was not removed."""
+        known = {snapshot.source_id: snapshot for snapshot in self._sources.snapshot()}
+        present = self._present()
+        for way in present:
+            way.snapshot = known.get(way.source_id, way.snapshot)
+        return tuple(map(statistics_of, present))
+
+    def rules(self, source_id: str) -> object:
+        return self._way(source_id).section
+
+    def set_rules(self, source_id: str, section: object) -> None:
+        way = self._way(source_id)
+        way.new_analytics = self._parts.new_analytics(source_id, section, way.analytics)
+        way.section = section
+
+    def is_healthy(self) -> bool:
+        """Whether its threads turn and its engine answers."""
+        threads = [self._results.is_alive, self._sources.is_alive, *(outlet.is_alive for outlet in self._parts.outlets)]
+        return all(threads) and self._parts.engine.is_up
+
+    def watch(self, source_id: str, is_watched: bool) -> None:
+        """Pictures travel while somebody looks at a source's preview."""
+        with self._lock:
+            (self._watched.add if is_watched else self._watched.discard)(source_id)
+            is_known = source_id in self._ways
+        if is_known and not self._always_wants_images:
+            self._sources.want_images(source_id, is_watched)
+
+    # the sources' listener
+
+    def on_frame(self, prepared: PreparedFrame) -> None:
+        self._dispatcher.on_frame(prepared)
+
+    def on_lost(self, source_id: str, reason: str, count: int) -> None:
+        way = self._ways.get(source_id)
+        if way is not None:
+            self._dispatcher.count_drop(way, DropReason(reason), count)
+
+    def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
+        self._parts.metrics.state(source_id, state)
+        tell = log.info if state in (SourceState.RUNNING, SourceState.ENDED) else log.warning
+        if state is not SourceState.CONNECTING:
+            tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
+        if state in (SourceState.RECONNECTING, SourceState.AUTH_FAILED):
+            self._parts.metrics.restarted(source_id)
+
+    def on_opened(self, source_id: str, opened: Opened) -> None:
+        log.debug("source opened", source=source_id, width=opened.width, height=opened.height, codec=opened.codec)
+
+    def on_beat(self, source_id: str, beat: Beat) -> None:
+        """Counted by the snapshot."""
+
+    def on_ended(self, source_id: str) -> None:
+        self._dispatcher.on_end(source_id)
+
+    def on_recorded(self, source_id: str, path: str, error: str) -> None:
+        self._parts.metrics.recording(source_id, not error)
+        if self._parts.recorder is not None:
+            self._parts.recorder.ended(path, error)
+
+    # inside
+
+    @property
+    def _always_wants_images(self) -> bool:
+        return bool(self._parts.secondaries) or any(outlet.options.always_draws for outlet in self._parts.outlets)
+
+    def _needs(self, source: SourceConfig) -> SourceNeeds:
+        network = self._parts.network
+        return SourceNeeds(
+            spec=network.spec if network is not None else b"",
+            row_bytes=network.row_bytes if network is not None else 0,
+            row_dtype=network.row_dtype if network is not None else "uint8",
+            interval=self._options.interval,
+            wants_images=self._always_wants_images or source.source_id in self._watched,
+        )
+
+    def _present(self) -> tuple[SourceWay, ...]:
+        with self._lock:
+            return tuple(self._ways.values())
+
+    def _way(self, source_id: str) -> SourceWay:
+        with self._lock:
+            way = self._ways.get(source_id)
+        if way is None:
+            raise UnknownSource(f"there is no source {source_id!r}")
+        return way
+
+    def _is_over(self) -> bool:
+        return all(way.is_over for way in self._ways.values())
+
+    def _has_live(self) -> bool:
+        return any(way.policy is not DropPolicy.BLOCK and not way.is_over for way in self._present())
+
+    def _on_result(self, result: FrameResult) -> None:
+        if self._parts.recorder is not None:
+            self._parts.recorder.observe(result, self._sources)
+
+    def _on_over(self, way: SourceWay) -> None:
+        if self._parts.recorder is not None:
+            self._parts.recorder.forget(way.source_id)
+        if way.is_leaving and not self._is_stopping:
+            self._forget(way)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _forget(self, way: SourceWay) -> None:
+        with self._lock:
+            if self._ways.get(way.source_id) is way:
+                del self._ways[way.source_id]
+        self._parts.metrics.forget(way.source_id)
+        self._parts.forget_drawing(way.source_id)

@@ -1,0 +1,166 @@
+"""The thread of the results: an outcome becomes boxes, tracks, events and a FrameResult, and goes to every sink.
+
+One thread for all sources: trackers and rules are quick, and each source's frames stay in their order.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from deepstream_pipeline.errors import InferFailed
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.parse.results import classes_of, detections_of
+from deepstream_pipeline.runner.dispatch import Dispatcher
+from deepstream_pipeline.runner.outlet import EndOfSource, Outlet
+from deepstream_pipeline.runner.secondary import Secondaries
+from deepstream_pipeline.runner.way import Outcome, SourceWay
+from deepstream_pipeline.types import (
+    ByteArray,
+    ClassScore,
+    Detections,
+    DropPolicy,
+    DropReason,
+    Frame,
+    FrameResult,
+    FrameTimes,
+)
+
+log = structlog.get_logger(component="video")
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsParts:
+    """What the thread works with. network: None where nothing is inferred. on_result: told of each, as sinks are."""
+
+    dispatcher: Dispatcher
+    network: Network | None
+    outlets: Sequence[Outlet]
+    secondaries: Secondaries | None
+    metrics: VideoMetrics
+    is_live: Callable[[], bool]
+    on_result: Callable[[FrameResult], None]
+    on_over: Callable[[SourceWay], None]
+
+
+class Results:
+    """`start`, and `close` when every source is over."""
+
+    def __init__(self, parts: ResultsParts) -> None:
+        self._parts = parts
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="results", daemon=True)
+        if parts.secondaries is not None:
+            parts.secondaries.deliver, parts.secondaries.ended = self._emit, self._over
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self, timeout_s: float) -> bool:
+        """Whether the thread ended in time; what it had not done is left."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        parts = self._parts
+        while not self._stop.is_set():
+            outcome = parts.dispatcher.take(LOOK_S)
+            if outcome is not None:
+                self._guarded(outcome)
+            if parts.secondaries is not None:
+                parts.secondaries.pump()
+
+    def _guarded(self, outcome: Outcome) -> None:
+        try:
+            if outcome.prepared is None:
+                self._end(outcome.way)
+            else:
+                self._work(outcome, outcome.prepared.frame)
+        except Exception:  # the thread's root: a bug that one frame finds costs that frame
+            log.exception("a frame failed unexpectedly", source=outcome.way.source_id)
+            self._parts.dispatcher.count_drop(outcome.way, DropReason.INFER_FAILED)
+        finally:
+            if outcome.prepared is not None:
+                outcome.prepared.release()
+
+    def _work(self, outcome: Outcome, frame: Frame) -> None:
+        way = outcome.way
+        if way.new_analytics is not None:
+            way.analytics, way.new_analytics = way.new_analytics, None
+        detections, classes = self._seen(outcome, frame)
+        tracks = way.tracker.coast(frame) if detections is None else way.tracker.update(frame, detections)
+        result = FrameResult(
+            frame=replace(frame, image=self._own(frame.image)),
+            tracks=tracks,
+            analytics=way.analytics.observe(frame, tracks),
+            labels=self._parts.network.labels if self._parts.network is not None else (),
+            classes=classes,
+            is_inferred=detections is not None,
+            times=FrameTimes(
+                mux_s=outcome.mux_s, infer_s=outcome.answer.infer_s if outcome.answer is not None else 0.0
+            ),
+        )
+        if self._parts.secondaries is not None:
+            self._parts.secondaries.look(way, result, frame.image)
+        else:
+            self._emit(way, result)
+
+    def _own(self, image: ByteArray | None) -> ByteArray | None:
+        """A picture that stays when the ring's slot is written again, where anybody draws."""
+        if image is None or not any(outlet.options.draws for outlet in self._parts.outlets):
+            return None
+        return image.copy()
+
+    def _seen(self, outcome: Outcome, frame: Frame) -> tuple[Detections | None, tuple[ClassScore, ...]]:
+        """(what the network saw, None where it did not look or failed; the classes of the whole picture)."""
+        network, answer = self._parts.network, outcome.answer
+        if network is None or answer is None or answer.error_of(outcome.index) is not None:
+            return None, ()
+        try:
+            if network.is_classifier:
+                return None, classes_of(network, answer, outcome.index)
+            return detections_of(network, answer, outcome.index, frame.width, frame.height), ()
+        except InferFailed as error:
+            log.warning("an answer cannot be read", source=frame.source_id, reason=error.message)
+            self._parts.dispatcher.count_drop(outcome.way, DropReason.INFER_FAILED)
+            return None, ()
+
+    def _emit(self, way: SourceWay, result: FrameResult) -> None:
+        """To every sink, with the picture only for those who draw."""
+        now = time.monotonic()
+        total_s = now - result.frame.captured_at
+        whole = replace(result, times=replace(result.times, total_s=total_s))
+        bare = whole if whole.frame.image is None else replace(whole, frame=replace(whole.frame, image=None))
+        way.last = bare
+        way.note_latency(now, total_s)
+        self._parts.metrics.glass_to_event(way.source_id, total_s)
+        for event in bare.analytics.events:
+            self._parts.metrics.event(way.source_id, event.kind)
+        may_wait = not self._parts.is_live() and way.policy is DropPolicy.BLOCK
+        for outlet in self._parts.outlets:
+            outlet.put(whole if outlet.options.draws else bare, may_wait=may_wait)
+        self._parts.on_result(bare)
+
+    def _end(self, way: SourceWay) -> None:
+        if self._parts.secondaries is not None:
+            self._parts.secondaries.finish(way)
+        else:
+            self._over(way)
+
+    def _over(self, way: SourceWay) -> None:
+        """Its last frame has passed: sinks finish what they have of it."""
+        for outlet in self._parts.outlets:
+            outlet.put(EndOfSource(way.source_id), may_wait=True)
+        way.is_over = True
+        self._parts.on_over(way)
+        way.over.set()

@@ -1,0 +1,65 @@
+"""One source's way through the pipeline: its tracker, its rules, its order, and what was counted on it."""
+
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from deepstream_pipeline.infer.answer import Answer
+from deepstream_pipeline.interfaces import Analytics, Tracker
+from deepstream_pipeline.order import Sequencer
+from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.types import DropPolicy, FrameResult, PreparedFrame, SourceConfig
+
+LATENCIES_KEPT = 128
+LATENCY_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What became of one frame at the engine, or, without a frame, that its source is over.
+
+    answer: None where the frame was not to be inferred. index: of its row in the answer. mux_s: it waited for a batch.
+    """
+
+    way: "SourceWay"
+    prepared: PreparedFrame | None
+    answer: Answer | None = None
+    index: int = 0
+    mux_s: float = 0.0
+
+
+@dataclass(eq=False)
+class SourceWay:
+    """order and what is behind it are the dispatcher's, under its lock; tracker, analytics and what is behind them
+    belong to the thread of the results."""
+
+    config: SourceConfig
+    policy: DropPolicy
+    tracker: Tracker
+    analytics: Analytics
+    section: object = None
+    order: Sequencer[Outcome] = field(default_factory=Sequencer)
+    drops: Counter[str] = field(default_factory=Counter)
+    inferred: int = 0
+    last: FrameResult | None = None
+    snapshot: SourceSnapshot | None = None
+    is_over: bool = False
+    is_leaving: bool = False
+    new_analytics: Analytics | None = None
+    latencies: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def source_id(self) -> str:
+        return self.config.source_id
+
+    def note_latency(self, now: float, seconds: float) -> None:
+        """Of a frame that a sink is given now."""
+        self.latencies.append((now, seconds))
+
+    def typical_latency_s(self) -> float | None:
+        """The median of the last seconds; None where there was no frame."""
+        since = time.monotonic() - LATENCY_WINDOW_S
+        recent = sorted(seconds for at, seconds in tuple(self.latencies) if at >= since)
+        return recent[len(recent) // 2] if recent else None

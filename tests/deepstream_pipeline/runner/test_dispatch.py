@@ -1,0 +1,180 @@
+"""Frames to the engine and back in order."""
+
+import time
+
+import pytest
+
+from deepstream_pipeline.errors import InferFailed, InferRefused
+from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
+from deepstream_pipeline.types import DropPolicy
+from tests.deepstream_pipeline.runner.fakes import FakeEngine, Slots, a_dispatcher, a_way
+
+WAIT_S = 10.0
+
+
+def numbers(dispatcher: Dispatcher, count: int) -> list[int]:
+    """Frame numbers of the next outcomes; -1 for a source's end."""
+    found = []
+    for _ in range(count):
+        outcome = dispatcher.take(WAIT_S)
+        assert outcome is not None
+        found.append(outcome.prepared.frame.frame_num if outcome.prepared is not None else -1)
+    return found
+
+
+def test_engine_is_asked_as_far_as_it_has_room() -> None:
+    """The first frame goes at once; what comes meanwhile makes the next batch."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("cam")
+    dispatcher = a_dispatcher(engine, way)
+    for number in range(3):
+        dispatcher.on_frame(slots.prepared("cam", number))
+    assert [asked.names for asked in engine.asked] == [[0]]
+    engine.asked[0].answer()
+    assert [asked.names for asked in engine.asked] == [[0], [1, 2]]
+    engine.asked[1].answer()
+    assert numbers(dispatcher, 3) == [0, 1, 2]
+    assert way.inferred == 3
+
+
+def test_answers_out_of_order_come_out_in_order() -> None:
+    """Two calls run at once and the later one is answered first."""
+    engine, slots = FakeEngine(), Slots()
+    dispatcher = a_dispatcher(engine, a_way("cam"), options=DispatchOptions(max_batches=2))
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    dispatcher.on_frame(slots.prepared("cam", 1))
+    engine.asked[1].answer()
+    assert dispatcher.take(0.0) is None
+    engine.asked[0].answer()
+    assert numbers(dispatcher, 2) == [0, 1]
+
+
+def test_frame_that_is_not_inferred_waits_for_those_before_it() -> None:
+    """interval: frames without a row never see the engine, and keep their place."""
+    engine, slots = FakeEngine(), Slots()
+    dispatcher = a_dispatcher(engine, a_way("cam"))
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    dispatcher.on_frame(slots.prepared("cam", 1, has_row=False))
+    assert dispatcher.take(0.0) is None
+    engine.asked[0].answer()
+    assert numbers(dispatcher, 2) == [0, 1]
+    assert len(engine.asked) == 1
+
+
+def test_frame_of_a_camera_that_the_gate_refuses_goes_on_without_boxes_and_is_counted() -> None:
+    """A live frame is not asked for twice: it would be late."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("cam")
+    dispatcher = a_dispatcher(engine, way)
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    engine.asked[0].fail(InferRefused("too late"))
+    outcome = dispatcher.take(WAIT_S)
+    assert outcome is not None
+    assert outcome.answer is not None
+    assert isinstance(outcome.answer.error_of(0), InferRefused)
+    assert dict(way.drops) == {"refused": 1}
+    assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize("error", [InferRefused("full"), InferFailed("the engine is down")])
+def test_frame_of_a_file_is_asked_for_until_it_is_answered(error: InferFailed) -> None:
+    """A file loses nothing while the engine is full or restarts, and its rows stay where they are meanwhile."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("clip", DropPolicy.BLOCK)
+    dispatcher = a_dispatcher(engine, way)
+    dispatcher.on_frame(slots.prepared("clip", 7))
+    engine.asked[0].taken()
+    engine.asked[0].fail(error)
+    assert slots.released == []
+    until = time.monotonic() + WAIT_S
+    while len(engine.asked) < 2 and time.monotonic() < until:
+        assert dispatcher.take(0.05) is None
+    assert engine.asked[1].names == [7]
+    engine.asked[1].answer()
+    assert numbers(dispatcher, 1) == [7]
+    assert dict(way.drops) == {}
+
+
+def test_slot_of_a_camera_is_free_as_soon_as_its_row_was_read() -> None:
+    """The ring of a camera is small: only a picture keeps a slot until it was drawn."""
+    engine, slots = FakeEngine(), Slots()
+    dispatcher = a_dispatcher(engine, a_way("cam"), options=DispatchOptions(max_batches=2))
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    dispatcher.on_frame(slots.prepared("cam", 1, image=True))
+    for asked in engine.asked:
+        asked.taken()
+    assert slots.released == [("cam", 0)]
+
+
+def test_frame_that_loses_its_place_holds_nobody_up() -> None:
+    """drop-oldest: it is released, counted, and the frames behind it go on."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("cam")
+    dispatcher = a_dispatcher(engine, way)
+    for number in range(5):  # 0 is in the engine, 1 and 2 lose their places
+        dispatcher.on_frame(slots.prepared("cam", number))
+    assert slots.released == [("cam", 1), ("cam", 2)]
+    assert dict(way.drops) == {"queue_full": 2}
+    engine.asked[0].answer()
+    engine.asked[1].answer()
+    assert numbers(dispatcher, 3) == [0, 3, 4]
+
+
+def test_frame_that_waits_too_long_is_given_up_by_time_alone() -> None:
+    """Nobody has to push or answer for it: whoever takes outcomes keeps the mux's time."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("cam")
+    dispatcher = a_dispatcher(engine, way)
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    dispatcher.on_frame(slots.prepared("cam", 1, captured_at=time.monotonic() - 0.9))  # max_latency_s is 1
+    until = time.monotonic() + WAIT_S
+    while not way.drops and time.monotonic() < until:
+        dispatcher.take(0.5)
+    assert dict(way.drops) == {"too_old": 1}
+    assert slots.released == [("cam", 1)]
+
+
+def test_end_of_a_file_comes_behind_its_last_frame() -> None:
+    """What waits of a file is still inferred."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("clip", DropPolicy.BLOCK)
+    dispatcher = a_dispatcher(engine, way)
+    for number in range(3):
+        dispatcher.on_frame(slots.prepared("clip", number))
+    dispatcher.on_end("clip")
+    while engine.asked:
+        engine.asked.pop(0).answer()
+    assert numbers(dispatcher, 4) == [0, 1, 2, -1]
+    dispatcher.add(a_way("clip"))
+    dispatcher.on_frame(slots.prepared("clip", 0))
+    assert len(engine.asked) == 1
+
+
+def test_end_of_a_camera_that_is_taken_out_gives_up_what_waits() -> None:
+    """It leaves at once, with what is in the engine already."""
+    engine, slots, way = FakeEngine(), Slots(), a_way("cam")
+    dispatcher = a_dispatcher(engine, way)
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    dispatcher.on_frame(slots.prepared("cam", 1))
+    way.is_leaving = True
+    dispatcher.on_frame(slots.prepared("cam", 2))
+    dispatcher.on_end("cam")
+    assert slots.released == [("cam", 2), ("cam", 1)]
+    engine.asked[0].answer()
+    assert numbers(dispatcher, 2) == [0, -1]
+    assert len(engine.asked) == 1
+
+
+def test_results_that_nobody_takes_hold_the_engine_back() -> None:
+    """A slow sink of a file run slows the run down: outcomes are bounded."""
+    engine, slots = FakeEngine(), Slots()
+    options = DispatchOptions(max_batches=1, max_outcomes=2)
+    dispatcher = a_dispatcher(engine, a_way("clip", DropPolicy.BLOCK), options=options)
+    for number in range(6):
+        dispatcher.on_frame(slots.prepared("clip", number))
+    engine.asked[0].answer()
+    engine.asked[1].answer()
+    assert len(engine.asked) == 2
+    assert numbers(dispatcher, 2) == [0, 1]
+    assert len(engine.asked) == 3
+
+
+def test_frame_of_a_source_that_nobody_knows_is_released() -> None:
+    """It was taken out meanwhile."""
+    slots = Slots()
+    a_dispatcher(FakeEngine()).on_frame(slots.prepared("gone", 0))
+    assert slots.released == [("gone", 0)]
