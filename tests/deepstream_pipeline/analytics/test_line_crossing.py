@@ -58,6 +58,8 @@ THROUGH = straight((400, 500), (600, 500), 11)
         ("clearly beyond it", gate(), straight((400, 500), (500 + SLACK + 0.1, 500), 11), 1),
         ("begins on it", gate(), straight((500, 500), (600, 500), 11), 0),
         ("in one step", gate(), [(400, 500), (600, 500)], 1),
+        ("in one step through it, landing past its end", gate(), [(400, 700), (600, 860)], 1),
+        ("in one step past its end, from beside it", gate(), [(400, 700), (600, 940)], 0),
         ("around its end and back", gate(direction=LEFT), [(400, 900), (600, 900), (600, 500), (400, 500)], 1),
         ("along it, then over", gate(), [(490, 300), (498, 300), (500, 600), (502, 700), (520, 700)], 1),
         ("along it beyond its end, then over", gate(), [(490, 700), (499, 700), (499, 850), (501, 850), (520, 850)], 0),

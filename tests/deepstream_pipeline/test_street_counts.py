@@ -1,0 +1,50 @@
+"""Rendered street scenes, whose truth is known: the shipped network, our tracker and a line give exact counts."""
+
+from collections import Counter
+
+import cv2
+import pytest
+
+from deepstream_pipeline.analytics.rules import LineCrossing, Rules, Segment
+from deepstream_pipeline.analytics.source import new_analytics
+from deepstream_pipeline.track.options import TrackerOptions, new_tracker
+from deepstream_pipeline.types import Detections, Frame
+from deploy.models.street.clip import Clip, Line, make_clip
+from deploy.models.street.detector import StreetDetector
+from deploy.models.street.stage import LABELS
+
+FPS, SECONDS = 10.0, 12.0
+
+
+def street_rules(line: Line) -> Rules:
+    """A rule for each direction; "right" is towards the right of the line from its near to its far end."""
+    (x1, y1), (x2, y2) = line.start, line.end
+    middle = ((x1 + x2) / 2, (y1 + y2) / 2)
+    beside = (middle[0] - (y2 - y1), middle[1] + (x2 - x1))
+    way: Segment = (middle, beside)
+    both = (LineCrossing("right", (line.start, line.end), way), LineCrossing("left", (line.start, line.end), way[::-1]))
+    return Rules(line_crossing=both)
+
+
+def counted(clip: Clip) -> Counter[tuple[str, str]]:
+    """(label, direction) of every crossing, by what the network sees."""
+    cv2.setNumThreads(1)
+    detector, tracker = StreetDetector(), new_tracker(TrackerOptions())
+    analytics = new_analytics(street_rules(clip.line), LABELS)
+    for number, (picture, _) in enumerate(clip.frames()):
+        height, width = picture.shape[:2]
+        frame = Frame("street", number, number / clip.fps, 0.0, width, height)
+        found = detector.find([picture])[0]
+        tracks = tracker.update(frame, Detections(found.xyxy, found.score, found.class_id))
+        said = analytics.observe(frame, tracks)
+    keys = (key.split("/") for key in said.counts if key.count("/") == 2)
+    return Counter({(label, way): said.counts[f"{kind}/{way}/{label}"] for kind, way, label in keys})
+
+
+@pytest.mark.parametrize("seed", [33, 38])
+def test_crossings_of_a_rendered_street_are_counted_exactly(seed: int) -> None:
+    """By class and direction, as many as the scene has: people, bicycles and cars, both ways."""
+    clip = make_clip(seed, SECONDS, FPS)
+    true = Counter((crossing.label, crossing.direction) for crossing in clip.crossings())
+    assert true.total() >= 7
+    assert counted(clip) == true
