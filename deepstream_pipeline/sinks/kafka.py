@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROUND_S = 1.0  # what one send waits for answers
 SILENT_AFTER_S = 5.0  # without any answer the broker is said to be away
 POLL_S = 0.1
+LET_GO_S = 0.5
 BATCH_MESSAGES = 1_000
 SETTINGS: dict[str, str | int | bool] = {
     "acks": "all",
@@ -184,8 +185,8 @@ class KafkaLink:
         self._unsent.clear()
         old, self._producer = self._producer, None
         if old is not None:
-            old.purge(blocking=False)
-            old.poll(0)
+            old.purge()
+            old.flush(LET_GO_S)  # only a message that was reported is freed by the library
         return left
 
     def _waits_for(self) -> str:

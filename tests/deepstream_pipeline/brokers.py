@@ -160,7 +160,7 @@ class MqttBroker(Server):
     def __init__(self, folder: Path, *more: str) -> None:
         port = free_port()
         lines = [f"listener {port} 127.0.0.1", "user root", "persistence true", f"persistence_location {folder}/"]
-        lines += ["max_queued_messages 0", "autosave_interval 1", "autosave_on_changes true"]
+        lines += ["max_queued_messages 0"]
         (folder / "mosquitto.conf").write_text("\n".join([*lines, *(more or ["allow_anonymous true"])]) + "\n")
         super().__init__([program("mosquitto"), "-c", str(folder / "mosquitto.conf")], port)
         self._arrived: list[Arrived] = []

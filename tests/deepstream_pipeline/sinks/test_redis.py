@@ -32,6 +32,7 @@ def test_redis_entry_of_an_event_has_its_fields(tmp_path: Path) -> None:
         sink.close()
         with redis.Redis(port=broker.port, decode_responses=True) as client:
             ((_, fields),) = client.xrange("alerts")
+            assert client.info("commandstats")["cmdstat_exec"]["calls"] == 1  # a batch is a transaction
     assert fields["id"].startswith("gate:4:line-crossing:0:")
     assert (fields["source_id"], fields["kind"]) == ("gate", "events")
     assert json.loads(fields["body"])["rule"] == crossing(4).rule
