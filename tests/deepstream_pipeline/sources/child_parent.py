@@ -1,0 +1,126 @@
+"""A real decode process, and its parent's side of the socket and the ring, for tests."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deepstream_pipeline.sources.messages import (
+    DOWN,
+    UP,
+    Ended,
+    FrameReady,
+    Release,
+    Start,
+    decode_up,
+    encode,
+)
+from deepstream_pipeline.sources.ring import Ring, image_offset, new_ring, ring_size
+from server.vision.spec import ColorFormat, PrepareSpec
+from tests.deepstream_pipeline.clips import number_of
+
+SPEC = PrepareSpec(64, 48, color=ColorFormat.BGR)
+PATIENCE_S = 30.0
+FRAMES = 40
+
+
+@dataclass
+class Parent:
+    """The other end: what the process said, and what its slots hold."""
+
+    socket: socket.socket
+    process: "subprocess.Popen[bytes]"
+    ring: Ring
+    told: list[UP] = field(default_factory=list)
+
+    def say(self, *records: DOWN) -> None:
+        """To the process."""
+        for record in records:
+            self.socket.send(encode(record))
+
+    def hear(self) -> UP | None:
+        """The next it says; None when it hung up."""
+        message = self.socket.recv(70_000)
+        if not message:
+            return None
+        self.told.append(decode_up(message))
+        return self.told[-1]
+
+    def until(self, is_it: Callable[[UP], bool]) -> UP:
+        """Hear until that, releasing nothing."""
+        while (record := self.hear()) is not None:
+            if is_it(record):
+                return record
+        raise AssertionError(f"it hung up; the last it said: {self.told[-3:]}")
+
+    def frame(self) -> FrameReady:
+        """The next frame."""
+        record = self.until(lambda record: isinstance(record, FrameReady | Ended))
+        assert isinstance(record, FrameReady), record
+        return record
+
+    def rest(self, pause_s: float = 0.0) -> list[FrameReady]:
+        """All frames to the end, each released, after a while."""
+        frames = []
+        while (record := self.hear()) is not None:
+            if isinstance(record, FrameReady):
+                frames.append(record)
+                time.sleep(pause_s)
+                self.release(record)
+        return frames
+
+    def release(self, frame: FrameReady) -> None:
+        """Its slot may be written again."""
+        with suppress(BrokenPipeError):  # it is over
+            self.say(Release((frame.slot,)))
+
+    def of(self, kind: type[UP]) -> list[Any]:
+        """All of a kind so far."""
+        return [record for record in self.told if isinstance(record, kind)]
+
+    def image(self, frame: FrameReady) -> np.ndarray:
+        """The picture in its slot."""
+        row_bytes = int(np.prod(frame.row_shape)) * 4 if frame.row_shape else 0
+        return self.ring.array(frame.slot, image_offset(row_bytes), (frame.height, frame.width, 3), np.uint8)
+
+    def row_number(self, frame: FrameReady) -> int:
+        """The number of the picture in its row."""
+        row = self.ring.array(frame.slot, 0, frame.row_shape, np.float32)
+        return number_of(row.transpose(1, 2, 0))
+
+
+@contextmanager
+def child(uri: object, *, spec: PrepareSpec | None = SPEC, frames: int = 4, **how: Any) -> Iterator[Parent]:
+    """A real decode process, told to begin; killed at the end."""
+    size = ring_size(frames, spec.row_bytes if spec else 0, 320 * 192 * 3)
+    descriptor = new_ring(size, "test")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE_S)
+    command = [sys.executable, "-m", "deepstream_pipeline.sources.child", str(theirs.fileno()), str(descriptor)]
+    process = subprocess.Popen(command, pass_fds=(theirs.fileno(), descriptor), stderr=subprocess.PIPE)
+    theirs.close()
+    parent = Parent(ours, process, Ring(descriptor, size))
+    started: dict[str, Any] = {
+        "ring_frames": frames, "slot_bytes": size.slot_bytes, "ring_bytes": size.size_bytes, "policy": "block",
+    }  # fmt: skip
+    parent.say(Start(uri=str(uri), spec=spec.pack() if spec else b"", **(started | how)))
+    try:
+        yield parent
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+        ours.close()
+        parent.ring.close()
+
+
+def ended(parent: Parent) -> Ended:
+    """How it ended."""
+    [last] = parent.of(Ended)
+    assert parent.told[-1] == last
+    return last
