@@ -1,0 +1,121 @@
+"""Brokers over TLS: a certificate that nobody vouches for is refused, one that is trusted is taken."""
+
+import datetime
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from deepstream_pipeline.errors import SinkFailed
+from deepstream_pipeline.sinks.broker import BrokerSink, What
+from deepstream_pipeline.sinks.mqtt import MqttOptions, mqtt_sink
+from deepstream_pipeline.sinks.redis_stream import RedisOptions, redis_sink
+from deepstream_pipeline.sinks.webhook import WebhookOptions, webhook_sink
+from tests.deepstream_pipeline.brokers import free_port, mqtt_broker, redis_broker, until
+from tests.deepstream_pipeline.sinks.results import result
+
+Secured = Callable[[Path, Path, Path], AbstractContextManager[Callable[[], BrokerSink]]]
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@contextmanager
+def secured_mqtt(folder: Path, certificate: Path, key: Path) -> Iterator[Callable[[], BrokerSink]]:
+    """mosquitto, whose only port speaks TLS."""
+    lines = ("allow_anonymous true", f"certfile {certificate}", f"keyfile {key}")
+    with mqtt_broker(folder, *lines) as broker:
+        yield lambda: mqtt_sink(MqttOptions("127.0.0.1", broker.port, is_tls=True, what=What.OBJECTS))
+
+
+@contextmanager
+def secured_redis(folder: Path, certificate: Path, key: Path) -> Iterator[Callable[[], BrokerSink]]:
+    """redis-server with a TLS port beside its plain one."""
+    port = free_port()
+    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no"]
+    with redis_broker(folder, "--tls-port", str(port), *files):
+        yield lambda: redis_sink(RedisOptions(f"rediss://127.0.0.1:{port}/0", what=What.OBJECTS))
+
+
+@contextmanager
+def secured_web(folder: Path, certificate: Path, key: Path) -> Iterator[Callable[[], BrokerSink]]:
+    """An address of https:// that takes everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that hangs up in the handshake is what is tested."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        url = f"https://127.0.0.1:{server.server_address[1]}/hook"
+        yield lambda: webhook_sink(WebhookOptions(url, timeout_s=2.0, attempts=2, what=What.OBJECTS))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # paho drops its socket when a handshake fails
+@pytest.mark.parametrize("secured", [secured_mqtt, secured_redis, secured_web])
+def test_sink_over_tls_delivers_only_to_whom_it_trusts(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an unknown certificate nothing is sent, and the state says why; with a trusted one everything is."""
+    monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 0.5)
+    certificate, key = certify(tmp_path)
+    with secured(tmp_path, certificate, key) as make:
+        sink = make()
+        sink.write(result(0, has_image=False))
+        assert until(lambda: sink.statistics().errors > 0)
+        said = sink.statistics()
+        assert (said.sent, said.refused, said.depth) == (0, 0, 1)
+        assert "certificate" in said.reason.lower()
+        with pytest.raises(SinkFailed):
+            sink.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        sink = make()
+        sink.write(result(0, has_image=False))
+        assert until(lambda: sink.statistics().sent == 1), sink.statistics()
+        sink.close()
