@@ -53,6 +53,8 @@ def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool)
     # What is not on the allow-lists is an invalid argument to FFmpeg; so is some nonsense that a camera says.
     if isinstance(error, ArgumentError) and is_opening and kind in {UriKind.FILE, UriKind.HTTP}:
         return SourceNotAllowed(f"{shown} is of a format that is not read, or leads to a protocol that is not")
+    if isinstance(error, InvalidDataError) and is_opening and kind is UriKind.RTSP:  # also of one that went silent
+        return SourceUnavailable(f"{shown} did not say in time what it sends")
     if isinstance(error, InvalidDataError):
         return DecodeError(f"{shown} cannot be read as video ({reason})")
     return SourceUnavailable(f"{shown} cannot be {'opened' if is_opening else 'read'} ({redacted(reason)})")

@@ -1,6 +1,7 @@
 """What may be opened, how long that may take, and what is said where it fails."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,3 +197,13 @@ def test_pictures_that_are_too_large_are_refused(tmp_path: Path) -> None:
     assert frames_of(path, DecodeOptions(max_pixels=320 * 240)) == 2
     with pytest.raises(DecodeError, match="320x240"):
         frames_of(path, DecodeOptions(max_pixels=320 * 240 - 1))
+
+
+def test_camera_that_takes_the_call_and_says_nothing_is_unavailable() -> None:
+    """A stopped RTSP server: the connection is there, no word comes, the time-out ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        error = failure(f"rtsp://anna:hunter2@127.0.0.1:{silent.getsockname()[1]}/1")
+    assert type(error) is SourceUnavailable
+    assert time.monotonic() - began < 10
+    assert "hunter2" not in error.message
