@@ -24,7 +24,7 @@ from server.core.address import authority
 from server.local.running import RunningStack, running_stacks
 
 BOND = "server.commands.video_bond"
-START_TIMEOUT_S, STOP_TIMEOUT_S = 180.0, 45.0
+START_TIMEOUT_S, STOP_TIMEOUT_S, HURRY_S = 180.0, 45.0, 5.0
 _LOOK_S = 0.1
 _LINES_SHOWN = 12
 _FREE_PORTS = [
@@ -126,12 +126,12 @@ class OwnEngine:
         try:
             self.stack = self._ready()
         except BaseException:
-            self._stop()
+            self._stop(HURRY_S)
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop(HURRY_S if kind is KeyboardInterrupt else STOP_TIMEOUT_S)
 
     def _collect(self, stream: IO[str]) -> None:
         with stream:
@@ -153,11 +153,11 @@ class OwnEngine:
     def _last_lines(self) -> list[str]:
         return list(self._lines)[-_LINES_SHOWN:]
 
-    def _stop(self) -> None:
-        """In order, then by force; its children with it, by their bonds. Ctrl-C meanwhile ends it at once."""
+    def _stop(self, patience_s: float) -> None:
+        """In order, then by force; its children with it, by their bonds. Ctrl-C meanwhile is force."""
         try:
             self._process.terminate()
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(patience_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

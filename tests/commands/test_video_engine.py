@@ -1,0 +1,158 @@
+"""Who infers for `penstock video`: a gateway, the stack that runs here, or an engine of its own that leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.records import EngineChoice, EngineSettings
+from server.commands import video_engine
+from server.commands.gateway import Gateway
+from server.commands.video_engine import (
+    BOND,
+    EngineUnavailable,
+    OwnEngine,
+    engine_for,
+    grpc_beside,
+    joinable,
+    own_engine_command,
+    require_installed,
+    require_models,
+)
+from server.local.running import RunningStack
+from tests.commands.conftest import StandIn
+from tests.conftest import CHECKOUT
+
+PEOPLE = {"name": "people", "version": "1", "state": "READY", "reason": ""}
+BROKEN = {"name": "street", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No stack of this machine is seen; own engines have their run directories here."""
+    monkeypatch.setattr(video_engine, "running_stacks", lambda: ())
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+MISSING = {
+    "street": "street is not loaded at {url} (no such file): load it with `penstock models load street`",
+    "fastestdet": "there is no model 'fastestdet' at {url}: fetch it with `penstock models pull fastestdet`",
+    "peoples": "there is no model 'peoples' at {url}: did you mean people?",
+}
+
+
+@pytest.mark.parametrize(("name", "told"), MISSING.items())
+def test_model_that_a_gateway_does_not_serve_is_a_sentence(stand_in: StandIn, name: str, told: str) -> None:
+    """With what to do, before anything is decoded."""
+    stand_in.index = [PEOPLE, BROKEN]
+    require_models(Gateway(stand_in.url), ["people"])
+    with pytest.raises(EngineUnavailable) as refused:
+        require_models(Gateway(stand_in.url), ["people", name])
+    assert str(refused.value) == told.format(url=stand_in.url)
+
+
+def test_model_that_is_not_on_this_machine_is_a_sentence() -> None:
+    """The own engine pulls nothing by itself."""
+    require_installed(["people", "street"])
+    for name, told in (("fastestdet", "penstock models pull fastestdet"), ("peple", "did you mean people?")):
+        with pytest.raises(EngineUnavailable, match=told):
+            require_installed([name])
+
+
+def test_gateway_elsewhere_is_asked_with_the_key_of_the_variable(stand_in: StandIn) -> None:
+    """Its gRPC is one port on, where nothing else is said; no stack of this host is joined."""
+    stand_in.index = [PEOPLE]
+    settings = EngineSettings(gateway=stand_in.url, api_key_variable="GPU_KEY")
+    with engine_for(settings, ["people"], {"GPU_KEY": "k-1"}) as place:
+        assert place == EnginePlace(None, stand_in.url, grpc_beside(stand_in.url), "k-1")
+    assert stand_in.asked[0].headers["x-api-key"] == "k-1"
+    assert "k-1" not in repr(place)
+
+
+def test_gateway_that_does_not_answer_is_a_sentence() -> None:
+    """Not a traceback."""
+    with (
+        pytest.raises(EngineUnavailable, match="nothing answers at"),
+        engine_for(EngineSettings(gateway="http://127.0.0.1:9"), ["m"], {}),
+    ):
+        pass
+
+
+PORTS = {"http://h:8000": "h:8001", "https://h": "h:444", "http://[::1]:8000": "[::1]:8001"}
+
+
+@pytest.mark.parametrize(("url", "address"), PORTS.items())
+def test_grpc_of_a_gateway_is_one_port_on(url: str, address: str) -> None:
+    """As Triton's clients expect it."""
+    assert grpc_beside(url) == address
+
+
+def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By its run directory; one of our own is started only where that is asked for."""
+    stand_in.index = [PEOPLE]
+    stack = RunningStack(tmp_path, stand_in.url, "127.0.0.1:1", os.getpid())
+    monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
+    with engine_for(EngineSettings(), ["people"], {}) as place:
+        assert place == EnginePlace(tmp_path, stand_in.url, "127.0.0.1:1")
+
+
+def test_stack_of_another_command_is_not_joined(tmp_path: Path) -> None:
+    """It would end with that command, in the middle of our frames."""
+    sleeping = [sys.executable, "-c", "print(flush=True); input()", BOND]
+    with subprocess.Popen(sleeping, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()  # its command line is there to be read
+        bound = RunningStack(tmp_path, "http://a", "a", other.pid)
+        free = RunningStack(tmp_path, "http://b", "b", os.getpid())
+        assert joinable([bound, free]) == free
+        assert joinable([bound]) is None
+        other.kill()
+
+
+def test_own_engine_that_cannot_start_shows_its_last_words() -> None:
+    """As one error with the engine's lines."""
+    environ = os.environ | {"PENSTOCK_HTPP_PORT": "1"}
+    with pytest.raises(EngineUnavailable) as refused, OwnEngine(EngineChoice.EMBEDDED, ["street"], environ):
+        pass
+    assert str(refused.value) == "the engine ended at once, with code 2; it said:"
+    assert "PENSTOCK_HTPP_PORT: unknown setting" in refused.value.lines[-1]
+
+
+def test_own_engine_listens_on_loopback_with_the_models_asked_for() -> None:
+    """On free ports, whatever the environment says of hosts; no key is in its command line."""
+    command = own_engine_command(EngineChoice.AUTO, ["a", "b"])
+    assert command[-4:] == ["--engine", "auto", "--models", "a,b"]
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command.count("0") == 6
+
+
+HOLD = """
+import os, time
+from deepstream_pipeline.settings.records import EngineChoice
+from server.commands.video_engine import OwnEngine
+with OwnEngine(EngineChoice.EMBEDDED, ["street"], os.environ) as own:
+    print(own.stack.process_id, own.stack.run_dir, own.stack.http_url, flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_own_engine_leaves_nothing_however_its_command_ends(how: signal.Signals) -> None:
+    """No process, no run directory; after a SIGKILL of the command, too."""
+    command = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as held:
+        assert held.stdout is not None
+        process_id, run_dir, url = held.stdout.readline().split()
+        own = psutil.Process(int(process_id))
+        family = [own, *own.children(recursive=True)]
+        require_models(Gateway(url), ["street"])
+        held.send_signal(how)
+        held.wait(60)
+    _, left = psutil.wait_procs(family, timeout=30)
+    assert left == []
+    assert not Path(run_dir).exists()
