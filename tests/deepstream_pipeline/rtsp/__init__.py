@@ -1,0 +1,1 @@
+"""The RTSP test rig: GStreamer's server under Debian's Python, and servers that answer badly."""
