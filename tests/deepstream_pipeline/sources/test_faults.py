@@ -12,6 +12,7 @@ import pytest
 from deepstream_pipeline.sources import watch
 from deepstream_pipeline.sources.sources import Sources, SourcesOptions
 from deepstream_pipeline.types import SourceState
+from tests.deepstream_pipeline.sources.cycles import rings_now
 from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, one, running
 
 QUICK = {"reconnect_interval_s": 0.5}
@@ -96,6 +97,20 @@ def test_source_that_never_opens_is_tried_again_and_others_start_meanwhile(monke
             SourceState.CONNECTING
         }
         good_neighbour(sources, told)
+
+
+def test_sources_that_begin_together_are_opened_a_few_at_a_time() -> None:
+    """Fault 56: never are more than max_opening processes between their start and their first word."""
+    told = Told()
+    with running(told, replace(OPTIONS, max_opening=2)) as sources:
+        names = [f"s{number}" for number in range(12)]
+        for name in names:
+            sources.add(camera("live?fps=10", name), NEEDS)
+        most = 0
+        while not all(told.count("frame", name) for name in names):
+            most = max(most, sum(seen.pid is not None and seen.opened is None for seen in sources.snapshot()))
+            time.sleep(0.002)
+        assert most == 2
 
 
 def test_source_that_opens_and_says_nothing_is_stalled() -> None:
@@ -194,7 +209,7 @@ def test_process_that_ignores_its_end_is_killed_and_its_word_counts() -> None:
 
 def test_closed_in_the_midst_of_all_faults_nothing_is_left() -> None:
     """No process, thread, descriptor or memory of theirs outlives a close, and each source is told of once."""
-    before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    before = set(os.listdir("/proc/self/fd")), rings_now()
     told = Told()
     sources = Sources(replace(OPTIONS, max_opening=8), told)
     sources.start()
@@ -208,7 +223,7 @@ def test_closed_in_the_midst_of_all_faults_nothing_is_left() -> None:
     assert [len(told.of("ended", mode.partition("?")[0])) for mode in modes] == [1] * len(modes)
     assert [child.cmdline() for child in psutil.Process().children() if COMMAND[1] in child.cmdline()] == []
     told.events.clear()
-    assert (set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))) == before
+    assert (set(os.listdir("/proc/self/fd")), rings_now()) == before
 
 
 def test_process_is_in_a_session_of_its_own_and_hides_its_address() -> None:
