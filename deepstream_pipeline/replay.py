@@ -5,7 +5,7 @@ have them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepstream_pipeline.analytics.rules import Rules
 from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
@@ -53,7 +53,7 @@ class Replay:
                 )
             source.frame_num = frame.frame_num
             source.analytics.labels = _joined(source.analytics.labels, result.labels)
-            said = source.analytics.observe(frame, result.tracks)
+            said = source.analytics.observe(frame, replace(result.tracks, is_estimate=not result.is_inferred))
             source.counts = said.counts
             self.frames += 1
             yield from said.events

@@ -200,12 +200,13 @@ class Tracks:
     """Detections of one frame, each with the identity that a tracker gives it.
 
     track_id: (n,) int64, unique in a source for as long as the program runs.
-    age_frames: (n,) int64, frames since the track began, 1 for a new one.
+    age_frames: (n,) int64, frames since the track began, 1 for a new one. is_estimate: no detector looked at the frame.
     """
 
     detections: Detections
     track_id: IntArray
     age_frames: IntArray
+    is_estimate: bool = False
 
     def __post_init__(self) -> None:
         _check("track_id", self.track_id, (len(self),), np.int64)

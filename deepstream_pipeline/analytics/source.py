@@ -29,6 +29,9 @@ class SourceAnalytics:
     Events come in the order of the kinds in Rules, and of a kind's rules in theirs. counts: "KIND/RULE" for every rule
     (line-crossing: so far; else who is there now), "KIND/RULE/LABEL" for each class that is not 0, and "objects/LABEL"
     for what the frame shows.
+
+    Rules are about what was seen. A frame that no detector looked at changes nothing: it has the counts of the last
+    look, and for each track the rules that held for it then.
     """
 
     def __init__(self, rules: Rules, labels: Sequence[str], *, presence: Presence | None = None) -> None:
@@ -38,24 +41,34 @@ class SourceAnalytics:
             (rule, f"{kind}/{rule.name}", watch) for kind, rule, watch in _watches(rules)
         ]
         self._size = (0, 0)
+        self._counts: dict[str, int] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
 
     def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
         """What came true with this frame, and what is counted so far."""
+        if tracks.is_estimate:
+            names = tuple(self._names.get(track_id, ()) for track_id in tracks.track_id.tolist())
+            return FrameAnalytics((), dict(self._counts), names if self._watches else ())
         if (frame.width, frame.height) != self._size:
             self._fit(frame)
         scene = self._presence.see(frame, tracks)
         counts: dict[str, int] = {}
         self._count_classes(counts, "objects", Counter(scene.everybody.class_ids))
         events: list[AnalyticsEvent] = []
-        names: list[list[str]] = [[] for _ in range(len(tracks))] if self._watches else []
+        names: list[tuple[str, ...]] = [()] * len(tracks) if self._watches else []
+        lasting = list(names)
         for rule, key, watch in self._watches:
             said = watch.observe(scene)
             events += said.events
             counts[key] = said.total
             self._count_classes(counts, key, said.by_class)
             for row in said.rows:
-                names[row].append(rule.name)
-        return FrameAnalytics(tuple(events), counts, tuple(map(tuple, names)))
+                names[row] += (rule.name,)
+                if not isinstance(rule, LineCrossing):  # a crossing is of its one frame
+                    lasting[row] += (rule.name,)
+        self._counts = counts
+        self._names = dict(zip(scene.everybody.track_ids, lasting, strict=False))
+        return FrameAnalytics(tuple(events), dict(counts), tuple(names))
 
     def changed(self, rules: Rules) -> "SourceAnalytics":
         """Other rules from the next frame on, in place of this one. A rule that stays as it is goes on counting."""

@@ -6,6 +6,7 @@ none of them. So one association a frame serves all classes and no track ever ch
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -93,7 +94,7 @@ class ByteTrack:
         self._coasted += 1
         shown = self._shown
         if not len(shown):
-            return shown
+            return replace(shown, is_estimate=True)
         seen, frames = shown.detections, frame.frame_num - self._looks[-1]
         filters = {tracklet.tracker_id + self._first_id: tracklet.state_estimator for tracklet in self._library.tracks}
         boxes = [cast(CornerKalman, filters[track_id]).ahead(frames) for track_id in shown.track_id.tolist()]
@@ -102,7 +103,7 @@ class ByteTrack:
         xyxy = moved.clip(0, (frame.width, frame.height, frame.width, frame.height))
         kept = (xyxy[:, 2] > xyxy[:, 0]) & (xyxy[:, 3] > xyxy[:, 1])
         still = Detections(xyxy[kept].astype(np.float32), seen.score[kept], seen.class_id[kept])
-        return Tracks(still, shown.track_id[kept], shown.age_frames[kept] + frames)
+        return Tracks(still, shown.track_id[kept], shown.age_frames[kept] + frames, is_estimate=True)
 
     def reset(self) -> None:
         """Forget every track; the next one has an identity that was never used."""

@@ -1,5 +1,7 @@
 """No tracker: what the detector saw is passed on, and nothing has an identity."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from deepstream_pipeline.types import Detections, Frame, Tracks, no_tracks
@@ -21,7 +23,7 @@ class Untracked:
 
     def coast(self, frame: Frame) -> Tracks:
         """Nothing: nobody looked, and nothing is known to be still there."""
-        return no_tracks()
+        return replace(no_tracks(), is_estimate=True)
 
     def reset(self) -> None:
         """Nothing is remembered."""

@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,7 +55,10 @@ def results(*, frames: int, objects: int, seed: int, sources: tuple[str, ...] = 
                     source_id, number, number / 12 + 1e-7 * generator.random(), 5.0, 1280, 720,
                     captured_unix_s=START_S + number / 12, segment=number // 60,
                 )  # fmt: skip
-                yield FrameResult(frame, tracks_of(place[at], generator.random(objects) > 0.1), labels=LABELS)
+                tracks, is_inferred = tracks_of(place[at], generator.random(objects) > 0.1), generator.random() > 0.2
+                yield FrameResult(
+                    frame, replace(tracks, is_estimate=not is_inferred), labels=LABELS, is_inferred=is_inferred
+                )
 
 
 def tracks_of(feet: np.ndarray, is_seen: np.ndarray) -> Tracks:

@@ -1,5 +1,7 @@
 """A source's analytics as a whole: directions, scaling, changes of rules, and what it remembers."""
 
+from dataclasses import replace
+
 import pytest
 
 from deepstream_pipeline.analytics import scene
@@ -74,6 +76,19 @@ def test_rules_changed_keep_the_counts_of_those_that_stay() -> None:
     said = observe(changed, {2: [(800, 500)]}, first=2)[0]
     assert said.counts["line-crossing/Gate"] == 2
     assert said.counts["line-crossing/Other"] == 0
+
+
+def test_frame_that_nobody_looked_at_decides_nothing() -> None:
+    """An estimate over a line crosses nothing; counts and lasting rules are those of the last look."""
+    yard = RoiFiltering("Yard", ((0.0, 0.0), (600.0, 0.0), (600.0, 1000.0), (0.0, 1000.0)))
+    analytics = new_analytics(Rules(roi_filtering=(yard,), line_crossing=(LINE,)), LABELS)
+    observe(analytics, {1: [(400, 500)], 2: [(490, 500)]})
+    seen = observe(analytics, {1: [(510, 500)], 2: [(490, 500)]}, first=1)[0]
+    assert seen.rules_of == (("Yard", "Gate"), ("Yard",))
+    guessed = replace(tracks_at({2: (700, 500), 1: (700, 500)}), is_estimate=True)
+    said = analytics.observe(frame_at(2), guessed)
+    assert (said.events, said.counts, said.rules_of) == ((), seen.counts, (("Yard",), ("Yard",)))
+    assert observe(analytics, {1: [(510, 500)], 2: [(490, 500)]}, first=3)[0].events == ()
 
 
 def test_rules_changed_in_their_picture_begin_anew() -> None:

@@ -156,6 +156,7 @@ def test_coasting_moves_tracks_as_they_moved(tracker: Tracker) -> None:
     assert [one.age_frames.tolist() for one in coasted] == [[11], [12], [13]]
     assert coasted[0].detections.score.tolist() == pytest.approx([0.9])
     assert coasted[0].detections.class_id.tolist() == [3]
+    assert all(one.is_estimate for one in coasted)
     assert ids(walk(tracker, [13], class_id=3)) == [[1]]
 
 
@@ -174,7 +175,8 @@ def test_coasting_shows_nobody_who_was_not_seen_at_the_last_look(tracker: Tracke
     """A lost track is in no coasted frame, and neither is one on probation."""
     walk(tracker, range(10))
     tracker.update(frame_at(10), no_detections())
-    assert len(tracker.coast(frame_at(11))) == 0
+    coasted = tracker.coast(frame_at(11))
+    assert (len(coasted), coasted.is_estimate) == (0, True)
 
 
 def test_coasting_out_of_the_picture_is_cut_and_then_left_out(tracker: Tracker) -> None:
