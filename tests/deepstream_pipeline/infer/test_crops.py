@@ -81,6 +81,17 @@ def test_object_is_looked_at_again_after_the_interval_and_when_it_grew() -> None
     assert len(look(plan, 7, tracks((10, 10, 30, 80)))) == 1
 
 
+def test_object_is_not_looked_at_twice_at_once_and_keeps_what_was_said_of_it() -> None:
+    """Neither when it grows nor when its interval is over meanwhile; a failure later takes nothing away."""
+    plan = SecondaryPlan(SecondaryOptions(reinfer_interval=5))
+    plan.take(look(plan, 0)[0], RED)
+    (again,) = look(plan, 5)
+    assert look(plan, 20, tracks((10, 10, 90, 90))) == []
+    plan.take(again, ())
+    assert plan.attributes(ONE) == (RED,)
+    assert len(look(plan, 21)) == 1
+
+
 def test_object_that_was_not_answered_is_looked_at_again_soon_and_not_in_every_frame() -> None:
     """A model that fails is not asked with all objects each time."""
     plan = SecondaryPlan(SecondaryOptions())

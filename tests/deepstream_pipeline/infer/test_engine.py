@@ -249,6 +249,18 @@ def test_close_answers_everything_once_and_for_ever(core: FakeCore, engine: Engi
     engine.close()
 
 
+def test_close_answers_what_came_too_late_to_be_begun(
+    core: FakeCore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handed over in the thread's last moment."""
+    network = engine.network("owned", 20)
+    monkeypatch.setattr(engine, "_begin", lambda *_: None)
+    asked = submit(engine, network, [row(0.5)], within_s=600)
+    engine.close()
+    assert asked.answer(0.1).error is not None
+    assert asked.calls == ["taken", "done"]
+
+
 def test_more_submissions_than_the_limit_are_refused(core: FakeCore) -> None:
     """Whoever forgets to bound what he submits is told so; what is at the engine is not touched."""
     engine = Engine(place(core), max_submitted=2)
