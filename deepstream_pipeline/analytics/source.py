@@ -47,8 +47,7 @@ class SourceAnalytics:
     def observe(self, frame: Frame, tracks: Tracks) -> FrameAnalytics:
         """What came true with this frame, and what is counted so far."""
         if tracks.is_estimate:
-            names = tuple(self._names.get(track_id, ()) for track_id in tracks.track_id.tolist())
-            return FrameAnalytics((), dict(self._counts), names if self._watches else ())
+            return self._as_before(tracks)
         if (frame.width, frame.height) != self._size:
             self._fit(frame)
         scene = self._presence.see(frame, tracks)
@@ -77,6 +76,10 @@ class SourceAnalytics:
             known = {rule: watch for rule, _, watch in self._watches}
             changed._watches = [(rule, key, known.get(rule, watch)) for rule, key, watch in changed._watches]
         return changed
+
+    def _as_before(self, tracks: Tracks) -> FrameAnalytics:
+        names = (self._names.get(track_id, ()) for track_id in tracks.track_id.tolist())
+        return FrameAnalytics((), dict(self._counts), tuple(names) if self._watches else ())
 
     def _fit(self, frame: Frame) -> None:
         self._size = (frame.width, frame.height)
