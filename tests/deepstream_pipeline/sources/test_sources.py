@@ -82,6 +82,21 @@ def test_frames_kept_bound_a_file_and_losses_of_a_camera_are_counted() -> None:
     assert numbers[OPTIONS.ring_frames] >= OPTIONS.ring_frames + 10
 
 
+def test_file_whose_frames_are_kept_for_long_is_not_taken_for_stalled() -> None:
+    """While we hold what it waits for, its silence is ours: an engine that stands still costs no file."""
+    told = Told(is_keeping=True)
+    with running(told) as sources:
+        sources.add(clip("live?frames=10&fps=400", reconnect_interval_s=0.4), NEEDS)
+        told.wait_for("frame", OPTIONS.ring_frames)
+        time.sleep(1.5)  # three intervals, and nothing may happen in them
+        assert (one(sources).state, one(sources).restarts) == (SourceState.RUNNING, 0)
+        told.is_keeping = False
+        while told.frames:
+            told.frames.pop().release()
+        told.wait_for("ended")
+    assert [frame.frame_num for frame in frames_of(told)] == list(range(10))
+
+
 def test_release_from_many_threads_and_twice_gives_each_slot_back_once() -> None:
     """However often and from wherever it is called, the process gets no slot that is still read."""
     told = Told(is_keeping=True)
