@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from deepstream_pipeline.errors import ModelUnusable
+from server.batching.declared import read_options
 from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
 from server.core.tensor import Datatype
@@ -83,6 +84,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
     """Raises ModelUnusable for a model that does not say how it sees images, or says it wrongly."""
     try:
         card = card_from_config(config)
+        most_rows = min(config.max_batch_size, read_options(config).max_batch_size)  # which may be the gateway's cap
     except InvalidRequest as error:
         raise ModelUnusable(error.message) from error
     if card is None:
@@ -97,7 +99,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
         spec=spec.pack(),
         row_bytes=_row_bytes(spec),
         row_dtype=np.dtype(NUMPY_OF[spec.datatype]),
-        max_batch_size=config.max_batch_size,
+        max_batch_size=most_rows,
         labels=card.labels,
         input_name=card.input_name,
         input_shape=config.inputs[0].shape,

@@ -4,6 +4,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 
 from deepstream_pipeline.errors import InferFailed, InferRefused, ModelUnusable
 from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import network_from
 from deepstream_pipeline.infer.place import EnginePlace
 from server.backends.reaper import claim_run_directory
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, Overloaded
 from server.local.running import run_folders, tell_running
 from server.local.socket_folder import reachable
-from tests.deepstream_pipeline.infer.fake_core import SIDE, Asked, FakeCore, engine_at, row, submit, until
+from tests.deepstream_pipeline.infer.fake_core import SIDE, Asked, FakeCore, classifier, engine_at, row, submit, until
 
 
 @pytest.fixture
@@ -320,6 +322,15 @@ def test_network_says_what_rows_must_be(engine: Engine) -> None:
     assert network.with_threshold(0.9).card.parser_options.classifier_threshold == 0.9
     assert network.with_threshold(None) is network
     assert engine.network("keeper", 20).with_threshold(0.9).card.parser_options.pre_cluster_threshold == 0.9
+
+
+@pytest.mark.parametrize(("cap", "rows"), [("", 4), ("2", 2)])
+def test_network_takes_no_more_rows_than_its_batches_may_have(cap: str, rows: int) -> None:
+    """The gateway's own cap in the model's parameters holds for what is asked at once."""
+    parameters = {"batch_owner": "gateway"} | ({"max_batch_size": cap} if cap else {})
+    config = classifier("owned", 4)
+    assert network_from(replace(config, parameters={**config.parameters, **parameters})).max_batch_size == rows
+    assert network_from(classifier("lone", 0)).max_batch_size == 0
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
