@@ -79,7 +79,7 @@ class HlsSink:
 
     def end_source(self, source_id: str) -> None:
         """The source's playlist gets its end."""
-        self._osd.forget(source_id)
+        self._osd.drop_pictures(source_id)
         stream = self._streams.pop(source_id, None)
         if stream is None:
             return

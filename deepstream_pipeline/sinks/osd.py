@@ -143,10 +143,14 @@ class Osd:
         else:
             self._rules[source_id] = rules
 
-    def forget(self, source_id: str) -> None:
-        """Everything about a source that is over."""
+    def drop_pictures(self, source_id: str) -> None:
+        """Trails and pictures of a source that is over: each sink says so when its last one came."""
         with self._lock:
             self._memories.pop(source_id, None)
+
+    def forget(self, source_id: str) -> None:
+        """Everything about a source: who called set_source says so when it is taken out."""
+        self.drop_pictures(source_id)
         self._names.pop(source_id, None)
         self._rules.pop(source_id, None)
 

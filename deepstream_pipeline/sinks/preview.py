@@ -104,6 +104,7 @@ class PreviewBoard:
 
     def end_source(self, source_id: str) -> None:
         """Its viewers are told that nothing comes."""
+        self._osd.drop_pictures(source_id)
         with self._changed:
             board = self._boards.pop(source_id, None)
             if board is not None:

@@ -97,7 +97,7 @@ class RtspOutSink:
 
     def end_source(self, source_id: str) -> None:
         """The server is told that the stream is over."""
-        self._osd.forget(source_id)
+        self._osd.drop_pictures(source_id)
         way = self._ways.pop(source_id, None)
         if way is not None:
             self._lost_of_ended += way.outage.lost

@@ -89,7 +89,7 @@ class AnnotatedSink:
 
     def end_source(self, source_id: str) -> None:
         """The source's file is finished."""
-        self._osd.forget(source_id)
+        self._osd.drop_pictures(source_id)
         self._finish(source_id)
 
     def close(self) -> None:

@@ -173,6 +173,16 @@ def test_osd_forgets_a_source_that_is_over() -> None:
     assert (osd._memories, osd._names, osd._rules) == ({}, {}, {})
 
 
+def test_osd_late_end_of_a_sink_leaves_the_rules_of_a_source_that_came_again() -> None:
+    """A slow sink's word that a source is over costs the source of that name that came since no rule."""
+    osd = Osd(replace(NOTHING, has_rules=True))
+    osd.set_source("cam", rules=RULES)
+    osd.draw(result(0))
+    osd.drop_pictures("cam")
+    told = result(1)
+    assert changed(osd.draw(told), told.frame.image) > 0
+
+
 def test_osd_from_many_threads_draws_whole_pictures() -> None:
     """Several sinks' threads may draw at once: each of them gets the same picture."""
     osd = Osd()
