@@ -39,6 +39,7 @@ class Flags:
     api_port: int | None = None
     has_api: bool = True
     is_loop: bool = False
+    is_realtime: bool = False
 
 
 def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:

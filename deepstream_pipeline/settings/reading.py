@@ -37,6 +37,7 @@ from deepstream_pipeline.settings.sinks import SinkOptions, read_sink
 from deepstream_pipeline.settings.sources import Draft, named_sources, read_sources
 from deepstream_pipeline.settings.variables import Variables
 from deepstream_pipeline.shards import Shard, shard_here, shard_of
+from deepstream_pipeline.types import SourceConfig
 
 NO_FLAGS = Flags()
 
@@ -117,9 +118,12 @@ def _primary(root: Section, flags: Flags) -> PrimarySettings:
 
 def _sources(drafts: tuple[Draft, ...], flags: Flags, complaints: Complaints) -> tuple[SourceSettings, ...]:
     sources = named_sources(drafts, complaints)
-    if not flags.is_loop:
-        return sources
-    return tuple(replace(source, config=replace(source.config, is_loop=True)) for source in sources)
+    return tuple(replace(source, config=_flagged(source.config, flags)) for source in sources)
+
+
+def _flagged(config: SourceConfig, flags: Flags) -> SourceConfig:
+    is_loop, is_realtime = config.is_loop or flags.is_loop, config.is_realtime or flags.is_realtime
+    return replace(config, is_loop=is_loop, is_realtime=is_realtime)
 
 
 def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:

@@ -94,6 +94,7 @@ def _config(section: Section, uri: str) -> SourceConfig:
         source_id=camera_id,
         camera_name=section.text("camera_name"),
         is_loop=section.flag("loop"),
+        is_realtime=section.flag("realtime"),
         policy=DropPolicy(policy) if policy else None,
         expected_fps=section.optional_number("expected-fps", 0.1, 1000),
         reconnect_interval_s=section.number("rtsp-reconnect-interval", default.reconnect_interval_s, 0.5, 3600),

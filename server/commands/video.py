@@ -1,6 +1,7 @@
 """`penstock video`: cameras and files in, tracked objects and events out."""
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from server.commands.video_run import RunningProgram, run_to_its_end
 from server.commands.video_watch import watch_for
 from server.logs import LogFormat, configure_logs
 
+LEVELS = ("debug", "info", "warning", "error")
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="settings; flags win over it")]
@@ -71,6 +73,9 @@ def run(
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end")] = False,
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
+    ] = False,
     as_json: AsJson = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="say nothing while it runs")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
@@ -99,25 +104,10 @@ def run(
         api_port=api_port,
         has_api=not no_api,
         is_loop=loop,
+        is_realtime=realtime,
     )
-    try:
-        settings = read_settings(config, flags)
-    except SettingsRefused as refused:
-        refuse(refused, as_json=as_json)
-    watch = watch_for(is_json=as_json, has_progress=not no_progress)
-    level = log_level or ("warning" if watch.has_table else "info")
-    if level not in ("debug", "info", "warning", "error"):
-        fail(f"--log-level {level!r}: it takes debug, info, warning, error")
-    configure_logs(log_format, level, stream=watch.log_stream)
-    models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
-    code = run_to_its_end(
-        settings,
-        watch,
-        engine=partial(engine_for, settings.engine, models, os.environ),
-        program_of=program_of,
-        is_json=as_json,
-    )
-    raise typer.Exit(code)
+    how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
+    raise typer.Exit(_run(config, flags, how))
 
 
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
@@ -129,3 +119,29 @@ def program_of(settings: VideoSettings, place: EnginePlace) -> RunningProgram:
     from deepstream_pipeline.main import Program
 
     return Program(settings, place)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a run speaks. log_level: empty for what fits."""
+
+    is_json: bool
+    has_progress: bool
+    log_format: LogFormat
+    log_level: str
+
+
+def _run(config: Path | None, flags: Flags, how: Manner) -> int:
+    """The exit code."""
+    try:
+        settings = read_settings(config, flags)
+    except SettingsRefused as refused:
+        refuse(refused, as_json=how.is_json)
+    watch = watch_for(is_json=how.is_json, has_progress=how.has_progress)
+    level = how.log_level or ("warning" if watch.has_table else "info")
+    if level not in LEVELS:
+        fail(f"--log-level {level!r}: it takes {', '.join(LEVELS)}")
+    configure_logs(how.log_format, level, stream=watch.log_stream)
+    models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
+    engine = partial(engine_for, settings.engine, models, os.environ)
+    return run_to_its_end(settings, watch, engine=engine, program_of=program_of, is_json=how.is_json)

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from deepstream_pipeline.errors import PipelineError
+from deepstream_pipeline.errors import PipelineError, RuleRefused
 from deepstream_pipeline.replay import Replay, labels_in
 from deepstream_pipeline.settings.complaints import SettingsRefused
 from deepstream_pipeline.settings.reading import read_rules
@@ -49,6 +49,8 @@ def replay(
             comparison = _compared(played.lines, against) if against is not None else None
     except SettingsRefused as refused:
         refuse(refused, as_json=as_json)
+    except RuleRefused as error:
+        fail(error.message)
     except PipelineError as error:
         fail(f"{objects}: {error.message}", code=1)
     except OSError as error:
