@@ -178,8 +178,8 @@ class FakeChild:
         self.say(self.ready(0, row_shape=(1 << 40, 1 << 40)))
         self.wait_for_ever()
 
-    def do_small_row(self, frames: float) -> None:
-        self.say(self.ready(0, row_shape=(ROW_BYTES - 1,)))
+    def do_long_row(self, frames: float) -> None:
+        self.say(self.ready(0, row_shape=(ROW_BYTES + 1,)))
         self.wait_for_ever()
 
     def do_huge(self, frames: float) -> None:

@@ -22,7 +22,7 @@ BREAKS_ITS_PROMISES = {
     "bad_slot": "slot 10000",
     "same_slot": "slot 0, which is not the process'",
     "big_row": "a frame that cannot be",
-    "small_row": "a row of 15 bytes, where 16 are wanted",
+    "long_row": "a row of 17 bytes, where 16 are",
     "huge": "a picture of 100000x100000",
     "backwards": "a pts of -1.0",
     "flood": "1000 messages in a second",
