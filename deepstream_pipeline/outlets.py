@@ -11,7 +11,6 @@ from deepstream_pipeline.settings.sinks import SinkOptions
 from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink
 from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
 from deepstream_pipeline.sinks.jsonl import JsonlOptions, JsonlSink
-from deepstream_pipeline.sinks.link import Link
 from deepstream_pipeline.sinks.osd import Osd
 from deepstream_pipeline.sinks.preview import PreviewBoard, PreviewOptions
 from deepstream_pipeline.sinks.recordings import RecordOptions
@@ -93,21 +92,21 @@ def _sink(options: SinkOptions, osd: Osd, is_single: bool, gauge: _Gauge) -> tup
     if isinstance(options, RtspOutOptions):
         return RtspOutSink(options, osd, is_single=is_single), True
     assert isinstance(options, BrokerOptions)
-    return BrokerSink(_link(options), options, gauge), False
+    return _broker(options, gauge), False
 
 
-def _link(options: BrokerOptions) -> Link:
+def _broker(options: BrokerOptions, gauge: _Gauge) -> BrokerSink:
     """Clients of brokers are imported only where one is asked for."""
-    from deepstream_pipeline.sinks.kafka import KafkaLink, KafkaOptions
-    from deepstream_pipeline.sinks.mqtt import MqttLink, MqttOptions
-    from deepstream_pipeline.sinks.redis_stream import RedisLink, RedisOptions
-    from deepstream_pipeline.sinks.webhook import WebhookLink, WebhookOptions
+    from deepstream_pipeline.sinks.kafka import KafkaOptions, kafka_sink
+    from deepstream_pipeline.sinks.mqtt import MqttOptions, mqtt_sink
+    from deepstream_pipeline.sinks.redis_stream import RedisOptions, redis_sink
+    from deepstream_pipeline.sinks.webhook import WebhookOptions, webhook_sink
 
     if isinstance(options, KafkaOptions):
-        return KafkaLink(options)
+        return kafka_sink(options, gauge)
     if isinstance(options, MqttOptions):
-        return MqttLink(options)
+        return mqtt_sink(options, gauge)
     if isinstance(options, RedisOptions):
-        return RedisLink(options)
+        return redis_sink(options, gauge)
     assert isinstance(options, WebhookOptions)
-    return WebhookLink(options)
+    return webhook_sink(options, gauge)

@@ -61,17 +61,19 @@ class SourceConfig:
 
     uri: a path, or file:, rtsp:, rtsps:, http:, https: or a V4L2 device (/dev/video0); may hold a user and password.
     source_id: DeepStream's camera_id; unique in the program. camera_name: for people. is_loop: a file begins anew at
-    its end. policy: None for what fits the kind: block for files, drop-oldest for live ones. expected_fps: more than
-    10 above it is a runaway; None for what the stream says of itself. reconnect_interval_s: without a frame for so
-    long the source is opened anew (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for ever. frozen_after_s:
-    the same picture for so long is told. is_udp: RTSP over UDP, else TCP. record_cache_s: how much of the stream is
-    kept for recordings that begin before their event, 0 for none.
+    its end. is_realtime: a file is played at its own speed, as a camera that drops what is late. policy: None for
+    what fits the kind: block for files, drop-oldest for live ones. expected_fps: more than 10 above it is a runaway;
+    None for what the stream says of itself. reconnect_interval_s: without a frame for so long the source is opened
+    anew (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for ever. frozen_after_s: the same picture for so
+    long is told. is_udp: RTSP over UDP, else TCP. record_cache_s: how much of the stream is kept for recordings that
+    begin before their event, 0 for none.
     """
 
     uri: str
     source_id: str
     camera_name: str = ""
     is_loop: bool = False
+    is_realtime: bool = False
     policy: DropPolicy | None = None
     expected_fps: float | None = None
     reconnect_interval_s: float = 10.0

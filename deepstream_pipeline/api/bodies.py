@@ -22,6 +22,7 @@ class NewStream(Strict):
     source_id: str = Field(pattern=SOURCE_ID)
     camera_name: str = Field(default=_DEFAULT.camera_name, max_length=200)
     is_loop: bool = _DEFAULT.is_loop
+    is_realtime: bool = _DEFAULT.is_realtime
     policy: DropPolicy | None = _DEFAULT.policy
     expected_fps: float | None = Field(default=_DEFAULT.expected_fps, gt=0, le=1000)
     reconnect_interval_s: float = Field(default=_DEFAULT.reconnect_interval_s, gt=0, le=3600)

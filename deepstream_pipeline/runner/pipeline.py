@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from deepstream_pipeline.decode.uri import is_live
 from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
@@ -22,6 +21,7 @@ from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.results import Results, ResultsParts
 from deepstream_pipeline.runner.secondary import Secondaries, SecondaryModel
 from deepstream_pipeline.runner.way import SourceWay
+from deepstream_pipeline.sources.address import policy_of
 from deepstream_pipeline.sources.messages import Beat, Opened
 from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.sources import Sources
@@ -140,7 +140,7 @@ class Pipeline:
         section = self._parts.section if section is None else section
         way = SourceWay(
             config=source,
-            policy=source.policy or (DropPolicy.DROP_OLDEST if is_live(source.uri) else DropPolicy.BLOCK),
+            policy=policy_of(source),
             tracker=self._parts.new_tracker(),
             analytics=self._parts.new_analytics(source.source_id, section, None),
             section=section,

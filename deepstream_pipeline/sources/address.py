@@ -21,7 +21,8 @@ def policy_of(config: SourceConfig) -> DropPolicy:
     """What its configuration says, else what fits its kind."""
     if config.policy is not None:
         return config.policy
-    return DropPolicy.DROP_OLDEST if seems_live(config.uri) else DropPolicy.BLOCK
+    drops = config.is_realtime or seems_live(config.uri)
+    return DropPolicy.DROP_OLDEST if drops else DropPolicy.BLOCK
 
 
 class Secrets:

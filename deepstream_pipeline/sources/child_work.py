@@ -40,6 +40,7 @@ from deepstream_pipeline.sources.ring import Ring, RingSize
 from deepstream_pipeline.types import DropPolicy, DropReason
 
 _ERRAND_S = 0.2  # how often the parent's wishes are looked at while nothing is decoded
+_LATE_S = 1.0  # of a file that is played at its own speed: it goes on from where it is
 _LOST_S = 0.2  # how late the parent hears of lost frames, at most, while more are lost
 
 _REASONS: tuple[tuple[type[PipelineError], EndReason], ...] = (
@@ -86,6 +87,7 @@ class Work:
         self._since_row = start.interval
         self._lost: dict[str, int] = {}
         self._lost_at = 0.0
+        self._plays_from: float | None = None
         self._began_s = time.process_time()
         self._prepare_s = 0.0
 
@@ -143,6 +145,8 @@ class Work:
                 self._take(decoder, picture)
 
     def _take(self, decoder: Decoder, picture: Picture) -> None:
+        if self._start.is_realtime:
+            self._wait_for(picture.pts_s)
         captured_at, captured_unix_s = time.monotonic(), time.time()
         frame_num = self._frame_num
         self._frame_num, self._decoded = frame_num + 1, self._decoded + 1
@@ -181,6 +185,16 @@ class Work:
                 digest=digest,
             )
         )
+
+    def _wait_for(self, pts_s: float) -> None:
+        """Until the moment of a file that is played at its own speed. What is late is not made up for."""
+        now = time.monotonic()
+        if self._plays_from is None or now - (self._plays_from + pts_s) > _LATE_S:
+            self._plays_from = now - pts_s
+        due = self._plays_from + pts_s
+        while (left_s := due - time.monotonic()) > 0:
+            time.sleep(min(left_s, _ERRAND_S))
+            self._errands()
 
     def _look(self, decoder: Decoder, picture: Picture) -> int:
         """The picture's digest. A file's cut begins another segment; a camera has none, only a light that goes on."""

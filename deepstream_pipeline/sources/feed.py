@@ -78,8 +78,8 @@ class Feed:
         if not ready.row_shape:
             return None
         row = self._ring.array(ready.slot, 0, ready.row_shape, self._needs.row_dtype)
-        if row.nbytes != self._needs.row_bytes:
-            raise ValueError(f"a row of {row.nbytes} bytes, where {self._needs.row_bytes} are wanted")
+        if row.nbytes > self._needs.row_bytes:
+            raise ValueError(f"a row of {row.nbytes} bytes, where {self._needs.row_bytes} are the most")
         row.flags.writeable = False
         return row  # type: ignore[return-value]  # its dtype is the network's
 

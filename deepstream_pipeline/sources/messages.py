@@ -45,6 +45,7 @@ class Start(Record, frozen=True, kw_only=True):
     interval: int = 0
     wants_images: bool = False
     is_loop: bool = False
+    is_realtime: bool = False
     is_udp: bool = False
     open_timeout_s: float = 10.0
     read_timeout_s: float = 10.0

@@ -278,6 +278,7 @@ class Source:
             interval=needs.interval,
             wants_images=self._wants_images,
             is_loop=config.is_loop,
+            is_realtime=config.is_realtime,
             is_udp=config.is_udp,
             open_timeout_s=config.open_timeout_s,
             read_timeout_s=config.reconnect_interval_s + _READ_MARGIN_S,

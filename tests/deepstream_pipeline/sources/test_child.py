@@ -187,6 +187,17 @@ def test_file_that_loops_goes_on(tmp_path: Path, suffix: str) -> None:
     assert [frame.pts_s for frame in frames] == pytest.approx([50 + n / 25 for n in range(40)], abs=0.05)
 
 
+def test_file_that_is_played_at_its_own_speed_takes_its_time(tmp_path: Path) -> None:
+    """As a camera: a frame is not captured before its time has come, however fast it could be decoded."""
+    clip = write_clip(tmp_path / "a.mp4", frames=12, fps=10)
+    with child(clip, is_realtime=True) as parent:
+        frames = parent.rest()
+    first = frames[0]
+    assert [frame.frame_num for frame in frames] == list(range(12))
+    for frame in frames:
+        assert frame.captured_at - first.captured_at >= frame.pts_s - first.pts_s - 0.001
+
+
 def test_file_that_is_held_stands_still(tmp_path: Path) -> None:
     """Nothing comes while it is held but its beats; then it goes on where it was."""
     with child(write_clip(tmp_path / "a.mp4", frames=200)) as parent:
