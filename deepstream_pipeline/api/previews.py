@@ -1,5 +1,6 @@
 """Previews: the newest picture of a source, once or again and again, for viewers that may be slow or leave."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import APIRouter
@@ -67,9 +68,10 @@ class _Watch:
 
     async def parts(self, source_id: str) -> AsyncIterator[bytes]:
         """Of a multipart answer: each picture with the boundary behind it, at which a browser shows it."""
-        number = _BEFORE_ALL
+        number, clock = _BEFORE_ALL, asyncio.get_running_loop().time
         yield _BOUNDARY.lstrip()
         while True:
+            asked_at = clock()
             try:
                 found = await self.next(source_id, number, _TURN_S)
                 if found is None and not await self._is_there(source_id):
@@ -79,6 +81,8 @@ class _Watch:
             if found is not None:
                 number, jpeg = found
                 yield b"content-type: image/jpeg\r\ncontent-length: %d\r\n\r\n" % len(jpeg) + jpeg + _BOUNDARY
+            else:  # a source that is over has none at once, too
+                await asyncio.sleep(asked_at + _TURN_S - clock())
 
     async def _is_there(self, source_id: str) -> bool:
         return any(each.source_id == source_id for each in await self._calls.run(self._control.statistics))

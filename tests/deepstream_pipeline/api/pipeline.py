@@ -29,6 +29,7 @@ class FakePipeline:
         self.picture_bytes = JPEG
         self.picture_interval_s = 0.02
         self.waits = 0
+        self.patience_s = 60.0  # for a picture; less where it is known at once that none will come
         self._limit = limit
         self._lock = threading.Lock()
 
@@ -89,7 +90,7 @@ class FakePipeline:
         self.before("wait")
         self.waits += 1
         if not self.pictures or source_id not in self.sources:
-            time.sleep(timeout_s)
+            time.sleep(min(timeout_s, self.patience_s))
             return None
         if after >= 0:
             time.sleep(self.picture_interval_s)

@@ -120,6 +120,15 @@ def test_source_without_pictures_keeps_its_viewers_waiting(watched: ApiServer, p
         read_until(viewer, 1, JPEG)
 
 
+def test_source_that_is_over_is_not_asked_without_a_pause(watched: ApiServer, pipeline: FakePipeline) -> None:
+    """It answers at once that there is no picture; its viewer costs a question a second."""
+    pipeline.pictures, pipeline.patience_s = False, 0.0
+    with watch(watched.url) as viewer:
+        assert viewer.recv(65536).startswith(b"HTTP/1.1 200")
+        time.sleep(0.7)
+        assert pipeline.waits <= 2
+
+
 def test_viewers_that_come_and_vanish_leave_no_thread(watched: ApiServer, pipeline: FakePipeline) -> None:
     """Thirty, one after the other, each gone without a word."""
     before = threading.active_count()
