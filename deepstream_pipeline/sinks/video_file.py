@@ -175,7 +175,6 @@ class VideoFile:
 
     def abandon(self) -> None:
         """Leave on the disk what is there: whole fragments, which play."""
-        self._file.discard()
         try:
             self._container.close()
         except (OSError, FFmpegError) as error:
@@ -184,16 +183,15 @@ class VideoFile:
 
 
 class _Output:
-    """The file as FFmpeg sees it. After `discard` what is written to it goes nowhere: nothing is overwritten."""
+    """The file as FFmpeg sees it, which takes no short write for a whole one, and writes no more after one that failed."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._is_discarding = False
 
     def write(self, block: bytes) -> int:
         """All of it, or OSError."""
         view = memoryview(block)
-        while len(view) and not self._is_discarding:
+        while len(view):
             view = view[os.write(self._descriptor, view) :]
         return len(block)
 
@@ -208,10 +206,6 @@ class _Output:
     def read(self, count: int) -> bytes:
         """What is there already."""
         return os.read(self._descriptor, count)
-
-    def discard(self) -> None:
-        """From now on nothing is written."""
-        self._is_discarding = True
 
     def close(self) -> None:
         """Twice does nothing."""
