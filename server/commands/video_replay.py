@@ -21,6 +21,7 @@ from deepstream_pipeline.sinks.schemas import EventLine, event_lines, read_objec
 from deepstream_pipeline.types import AnalyticsEvent, FrameAnalytics
 from server.commands.terminal import fail, one_line, stoppable, table_console
 from server.commands.video_complaints import refuse
+from server.commands.video_summary import rule_counts
 from server.commands.video_watch import write_json
 
 MAX_DIFFERENCES_SHOWN = 10
@@ -148,7 +149,7 @@ def _say(played: Played, comparison: Comparison | None) -> None:
     console = table_console()
     table = Table("source", "rule", "count", header_style="bold")
     for source_id, counts in played.counts.items():
-        for rule, count in sorted(counts.items()):
+        for rule, count in rule_counts(counts):
             table.add_row(Text(one_line(source_id)), Text(one_line(rule)), Text(str(count), justify="right"))
     if table.row_count:
         console.print(table)

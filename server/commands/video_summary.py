@@ -1,6 +1,6 @@
 """What `penstock video run` leaves on standard output at its end: per source what became of it, and the files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepstream_pipeline.types import SourceStatistics
+from deepstream_pipeline.types import AnalyticsKind, SourceStatistics
 from server.commands.terminal import one_line
 from server.commands.video_rows import COLOURS, FAILED, drops_in_words, duration, record_of
 
 MAX_FILES_SHOWN = 20
+RULE_KINDS = {kind.value for kind in AnalyticsKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ def summary_record(summary: Summary) -> dict[str, object]:
     }
 
 
+def rule_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Those of rules, sorted; what merely stood in the last picture is no result."""
+    return sorted((rule, count) for rule, count in counts.items() if rule.partition("/")[0] in RULE_KINDS)
+
+
 def in_bytes(size: int) -> str:
     """1.2 MB."""
     value = float(size)
@@ -96,4 +102,4 @@ def _source_table(summary: Summary) -> Table:
 
 
 def _counts(sources: Sequence[SourceStatistics]) -> list[tuple[str, str, int]]:
-    return [(source.source_id, rule, count) for source in sources for rule, count in sorted(source.counts.items())]
+    return [(source.source_id, rule, count) for source in sources for rule, count in rule_counts(source.counts)]

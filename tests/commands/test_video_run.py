@@ -59,12 +59,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
     """Frames, drops, counts by rule and the files with their sizes; exit code 0."""
     kept: list[FakeProgram] = []
-    told = {"counts": {"line-crossing/Door": 12}, "drops": {"too_old": 3, "corrupt": 0}}
+    told = {"counts": {"line-crossing/Door": 12, "objects/person": 5}, "drops": {"too_old": 3, "corrupt": 0}}
     done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", kept=kept, **told)
     assert done.exit_code == 0, done.output
     assert "ended" in done.stdout
     assert "3 too_old" in done.stdout
     assert "corrupt" not in done.stdout
+    assert "objects/person" not in done.stdout
     assert "line-crossing/Door │    12" in done.stdout
     assert "out/annotated.mp4  4.1 kB" in done.stdout
     assert "100 frames in" in done.stdout
