@@ -183,7 +183,7 @@ class VideoFile:
 
 
 class _Output:
-    """The file as FFmpeg sees it, which takes no short write for a whole one, and writes no more after one that failed."""
+    """The file as FFmpeg sees it, which knows no short writes, and writes no more after one that failed."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
