@@ -71,6 +71,7 @@ class Program:
 
     def _start(self) -> None:
         settings = self._settings
+        new_tracker(settings.tracker)  # its library takes seconds to import: not while cameras wait
         self._engine.start(ENGINE_TIMEOUT_S)
         network = _primary(self._engine, settings.primary)
         secondaries = tuple(_secondary(self._engine, network, row) for row in settings.secondaries)
@@ -113,7 +114,7 @@ class Program:
         if not api.is_enabled:
             return
         options = ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
-        self._api = ApiServer(pipeline, outlets.previews, self._metrics, options)
+        self._api = ApiServer(pipeline, outlets.previews, _Page(pipeline), options)
         self._api.start()
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
@@ -132,6 +133,16 @@ class Program:
         if self._pipeline is not None and not self._pipeline.stop(grace_s, is_hurried=grace_s <= 0):
             log.error("not everything was finished in time", seconds=grace_s)
         self._engine.close(max(until - time.monotonic(), 1.0))
+
+
+class _Page:
+    """The metrics, made fresh for who asks."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def page(self) -> bytes:
+        return self._pipeline.metrics_page()
 
 
 def _primary(engine: Engine, settings: PrimarySettings) -> Network:

@@ -65,7 +65,8 @@ def compose_outlets(
         name = _name(one, names)
         sink, draws = _sink(one, osd, is_single, _Gauge(name, metrics))
         capacity = PICTURES if draws else RESULTS
-        outlets.append(Outlet(sink, OutletOptions(name, capacity, draws=draws, always_draws=draws), metrics))
+        row = OutletOptions(name, capacity, draws=draws, always_draws=draws, has_spool=isinstance(one, BrokerOptions))
+        outlets.append(Outlet(sink, row, metrics))
     recorder = Recorder(record) if record is not None else None
     return Outlets(tuple(outlets), osd, previews, recorder)
 

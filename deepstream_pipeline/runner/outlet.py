@@ -17,12 +17,16 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class OutletOptions:
-    """capacity: results that wait at most. draws: it uses the frames' pictures; always_draws: it needs every one."""
+    """capacity: results that wait at most. draws: it uses the frames' pictures; always_draws: it needs every one.
+
+    has_spool: what waits for it waits in a spool of its own, which tells how much that is.
+    """
 
     name: str
     capacity: int
     draws: bool = False
     always_draws: bool = False
+    has_spool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class Outlet:
 
     def _tell_depth(self) -> None:
         statistics = self._channel.statistics()
+        if not self.options.has_spool:
+            self._metrics.sink_depth(self.options.name, statistics.depth)
         if statistics.dropped > self._told_drops:
             self._metrics.sink_dropped(self.options.name, statistics.dropped - self._told_drops)
             self._told_drops = statistics.dropped

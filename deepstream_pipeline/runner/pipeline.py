@@ -16,6 +16,7 @@ from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.mux import MuxOptions
 from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
 from deepstream_pipeline.runner.figures import statistics_of
+from deepstream_pipeline.runner.gauges import Gauges
 from deepstream_pipeline.runner.outlet import Outlet
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.results import Results, ResultsParts
@@ -80,6 +81,7 @@ class Pipeline:
         self._dispatcher = Dispatcher(parts.engine, parts.network, options.mux, options.dispatch, parts.metrics)
         self._sources = Sources(options.sources, self)
         self._results = Results(self._results_parts())
+        self._gauges = Gauges(parts.metrics)
         self._is_stopping = False
 
     def _results_parts(self) -> ResultsParts:
@@ -193,6 +195,11 @@ class Pipeline:
             way.snapshot = known.get(way.source_id, way.snapshot)
         return tuple(map(statistics_of, present))
 
+    def metrics_page(self) -> bytes:
+        """Prometheus' text, as things are now."""
+        self._gauges.refresh(self._sources.snapshot())
+        return self._parts.metrics.page()
+
     def rules(self, source_id: str) -> object:
         return self._way(source_id).section
 
@@ -229,14 +236,12 @@ class Pipeline:
         tell = log.info if state in (SourceState.RUNNING, SourceState.ENDED) else log.warning
         if state is not SourceState.CONNECTING:
             tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
-        if state in (SourceState.RECONNECTING, SourceState.AUTH_FAILED):
-            self._parts.metrics.restarted(source_id)
 
     def on_opened(self, source_id: str, opened: Opened) -> None:
         log.debug("source opened", source=source_id, width=opened.width, height=opened.height, codec=opened.codec)
 
     def on_beat(self, source_id: str, beat: Beat) -> None:
-        """Counted by the snapshot."""
+        self._gauges.beat(source_id, beat)
 
     def on_ended(self, source_id: str) -> None:
         self._dispatcher.on_end(source_id)
@@ -296,4 +301,5 @@ class Pipeline:
             if self._ways.get(way.source_id) is way:
                 del self._ways[way.source_id]
         self._parts.metrics.forget(way.source_id)
+        self._gauges.forget(way.source_id)
         self._parts.forget_drawing(way.source_id)

@@ -1,0 +1,51 @@
+"""What sources tell in sums and snapshots, as metrics: counters by what was added since, gauges as they are now."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.sources.messages import Beat
+from deepstream_pipeline.sources.snapshot import SourceSnapshot
+
+
+@dataclass(slots=True)
+class _Told:
+    """Of one source, so far."""
+
+    decoded: int = 0
+    decode_s: float = 0.0
+    prepare_s: float = 0.0
+    restarts: int = 0
+
+
+class Gauges:
+    """beat and forget: by the sources' thread; refresh: by whoever reads the metrics."""
+
+    def __init__(self, metrics: VideoMetrics) -> None:
+        self._metrics = metrics
+        self._told: dict[str, _Told] = {}
+
+    def beat(self, source_id: str, beat: Beat) -> None:
+        """Each frame of the last second counts with that second's mean."""
+        told = self._told.setdefault(source_id, _Told())
+        frames = beat.decoded - told.decoded
+        if frames <= 0:
+            return
+        self._metrics.decoded(source_id, frames)
+        self._metrics.decode_s(source_id, max(beat.decode_s - told.decode_s, 0.0) / frames, frames)
+        self._metrics.prepare_s(source_id, max(beat.prepare_s - told.prepare_s, 0.0) / frames, frames)
+        told.decoded, told.decode_s, told.prepare_s = beat.decoded, beat.decode_s, beat.prepare_s
+
+    def refresh(self, snapshots: Iterable[SourceSnapshot]) -> None:
+        """What is true at this moment."""
+        for snapshot in snapshots:
+            self._metrics.fps(snapshot.source_id, snapshot.fps)
+            self._metrics.frozen(snapshot.source_id, snapshot.is_frozen)
+            told = self._told.setdefault(snapshot.source_id, _Told())
+            for _ in range(snapshot.restarts - told.restarts):
+                self._metrics.restarted(snapshot.source_id)
+            told.restarts = max(told.restarts, snapshot.restarts)
+
+    def forget(self, source_id: str) -> None:
+        """The source is gone."""
+        self._told.pop(source_id, None)
