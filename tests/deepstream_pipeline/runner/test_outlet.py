@@ -1,0 +1,107 @@
+"""A sink behind its channel."""
+
+import time
+
+import numpy as np
+
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.runner.outlet import EndOfSource, Outlet, OutletOptions
+from deepstream_pipeline.types import Frame, FrameResult, no_tracks
+from tests.deepstream_pipeline.runner.fakes import KeptSink
+
+WAIT_S = 10.0
+
+
+def result(number: int) -> FrameResult:
+    return FrameResult(Frame("cam", number, number / 10, 0.0, 8, 6, np.zeros((6, 8, 3), np.uint8)), no_tracks())
+
+
+def test_sink_is_given_everything_in_order_and_closed() -> None:
+    """Closing waits for what was taken."""
+    sink = KeptSink()
+    outlet = Outlet(sink, OutletOptions("kept", 100), VideoMetrics())
+    outlet.start()
+    for number in range(20):
+        outlet.put(result(number), may_wait=False)
+    outlet.put(EndOfSource("cam"), may_wait=False)
+    assert outlet.close(WAIT_S)
+    assert [one.frame.frame_num for one in sink.results] == list(range(20))
+    assert (sink.ended, sink.is_closed) == (["cam"], True)
+
+
+class HeldSink(KeptSink):
+    """Takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held = True
+
+    def write(self, result: FrameResult) -> None:
+        while self.is_held:
+            time.sleep(0.01)
+        super().write(result)
+
+
+def test_sink_that_hangs_delays_nobody_and_its_losses_are_counted() -> None:
+    """FAULTS 58: a slow sink never holds the pipeline; the oldest results are lost, and told."""
+    sink, metrics = HeldSink(), VideoMetrics()
+    outlet = Outlet(sink, OutletOptions("held", 2), metrics)
+    outlet.start()
+    began = time.monotonic()
+    for number in range(50):
+        outlet.put(result(number), may_wait=False)
+    assert time.monotonic() - began < 5.0
+    sink.is_held = False
+    assert outlet.close(WAIT_S)
+    numbers = [one.frame.frame_num for one in sink.results]
+    assert numbers[-2:] == [48, 49]
+    assert numbers == sorted(numbers)
+    assert f'penstock_video_sink_dropped_total{{sink="held"}} {50 - len(numbers)}.0' in metrics.page().decode()
+
+
+def test_sink_of_a_file_run_loses_nothing() -> None:
+    """Where there is no camera the run waits for its sinks."""
+    sink = HeldSink()
+    outlet = Outlet(sink, OutletOptions("held", 2), VideoMetrics())
+    outlet.start()
+    sink.is_held = False
+    for number in range(30):
+        outlet.put(result(number), may_wait=True)
+    assert outlet.close(WAIT_S)
+    assert len(sink.results) == 30
+
+
+def test_sink_that_fails_is_asked_again_with_the_next_result() -> None:
+    """A full disk is told once and costs that sink only what it does not take."""
+    sink, metrics = KeptSink(fails=True), VideoMetrics()
+    outlet = Outlet(sink, OutletOptions("full", 100), metrics)
+    outlet.start()
+    outlet.put(result(0), may_wait=False)
+    until = time.monotonic() + WAIT_S
+    while not outlet.failure and time.monotonic() < until:
+        time.sleep(0.01)
+    sink.fails = False
+    outlet.put(result(1), may_wait=False)
+    assert outlet.close(WAIT_S)
+    assert outlet.failure == "full"
+    assert [one.frame.frame_num for one in sink.results] == [1]
+    assert 'penstock_video_sink_errors_total{sink="full"} 1.0' in metrics.page().decode()
+
+
+class BrokenSink(KeptSink):
+    """Has a bug."""
+
+    def write(self, result: FrameResult) -> None:
+        raise ZeroDivisionError(result.frame.frame_num)
+
+
+def test_sink_with_a_bug_costs_the_others_nothing() -> None:
+    """Its thread lives on, and the log has the place."""
+    sink = BrokenSink()
+    outlet = Outlet(sink, OutletOptions("broken", 100), VideoMetrics())
+    outlet.start()
+    outlet.put(result(0), may_wait=False)
+    outlet.put(EndOfSource("cam"), may_wait=False)
+    assert outlet.close(WAIT_S)
+    assert sink.ended == ["cam"]
+    assert outlet.failure.startswith("internal error")
