@@ -187,6 +187,7 @@ def _summary(settings: VideoSettings, ended: Ended, seconds: float, earlier: Ear
         events=earlier.counted_events(),
         seconds=seconds,
         code=exit_code(ended.sources, ended.stopped_by),
+        is_stopped=bool(ended.stopped_by),
     )
 
 

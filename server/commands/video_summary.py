@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepstream_pipeline.types import AnalyticsKind, SourceStatistics
+from deepstream_pipeline.types import AnalyticsKind, SourceState, SourceStatistics
 from server.commands.terminal import one_line
 from server.commands.video_rows import COLOURS, FAILED, drops_in_words, duration, record_of
 
@@ -18,13 +18,15 @@ RULE_KINDS = {kind.value for kind in AnalyticsKind}
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How it went. files: path and size of what was written. events: by source. code: the exit code."""
+    """How it went. files: path and size of what was written. events: by source. code: the exit code. is_stopped: by a
+    person, before its sources were over."""
 
     sources: tuple[SourceStatistics, ...]
     files: tuple[tuple[Path, int], ...]
     events: dict[str, int]
     seconds: float
     code: int
+    is_stopped: bool = False
 
 
 def is_failed(source: SourceStatistics) -> bool:
@@ -90,7 +92,7 @@ def _source_table(summary: Summary) -> Table:
     for source in summary.sources:
         table.add_row(
             Text(one_line(source.source_id)),
-            Text(source.state.value, style=COLOURS.get(source.state, "yellow")),
+            _state_cell(source, is_stopped=summary.is_stopped),
             str(source.frames),
             str(source.inferred),
             Text(drops_in_words(source.drops.items()) or "0"),
@@ -99,6 +101,12 @@ def _source_table(summary: Summary) -> Table:
             f"{source.frames / summary.seconds:.1f}" if summary.seconds > 0 else "",
         )
     return table
+
+
+def _state_cell(source: SourceStatistics, *, is_stopped: bool) -> Text:
+    if is_stopped and source.state is SourceState.RUNNING:
+        return Text("stopped", style="dim")
+    return Text(source.state.value, style=COLOURS.get(source.state, "yellow"))
 
 
 def _counts(sources: Sequence[SourceStatistics]) -> list[tuple[str, str, int]]:
