@@ -11,7 +11,7 @@ import structlog
 from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import Rules
 from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
-from deepstream_pipeline.api.options import ApiOptions
+from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.errors import ModelUnusable, PipelineError
 from deepstream_pipeline.infer.crops import SecondaryOptions
@@ -77,7 +77,7 @@ class Program:
         secondaries = tuple(_secondary(self._engine, network, row) for row in settings.secondaries)
         rules_of = partial(rules_from, labels=network.labels)
         is_single = len(settings.sources) == 1
-        self._outlets = compose_outlets(settings.sinks, self._metrics, self._watch, is_single=is_single)
+        self._outlets = compose_outlets(settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single)
         osd = self._outlets.osd
 
         def analytics_of(source_id: str, section: object, former: Analytics | None) -> Analytics:
@@ -113,16 +113,20 @@ class Program:
         api = self._settings.api
         if not api.is_enabled:
             return
-        options = ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
-        self._api = ApiServer(pipeline, outlets.previews, _Page(pipeline), options)
-        self._api.start()
+        try:
+            options = ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
+            server = ApiServer(pipeline, outlets.previews, _Page(pipeline), options)
+            server.start()
+        except ApiRefused as refused:
+            raise PipelineError(f"{refused} ({KEY_VARIABLE} holds its key, --api-port its port)") from refused
+        self._api = server
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Of every source; empty before the start."""
         return self._pipeline.statistics() if self._pipeline is not None else ()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every source is over by then."""
+        """Whether every source is over by then; never while there is none, which the API may add."""
         return self._pipeline is None or self._pipeline.wait(timeout_s)
 
     def stop(self, grace_s: float) -> None:

@@ -11,7 +11,7 @@ from deepstream_pipeline.settings.sinks import SinkOptions
 from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink
 from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
 from deepstream_pipeline.sinks.jsonl import JsonlOptions, JsonlSink
-from deepstream_pipeline.sinks.osd import Osd
+from deepstream_pipeline.sinks.osd import Osd, OsdOptions
 from deepstream_pipeline.sinks.preview import PreviewBoard, PreviewOptions
 from deepstream_pipeline.sinks.recordings import RecordOptions
 from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions, RtspOutSink
@@ -49,11 +49,16 @@ class _Gauge:
 
 
 def compose_outlets(
-    options: Sequence[SinkOptions], metrics: VideoMetrics, on_watch: Callable[[str, bool], None], *, is_single: bool
+    options: Sequence[SinkOptions],
+    metrics: VideoMetrics,
+    on_watch: Callable[[str, bool], None],
+    drawing: OsdOptions,
+    *,
+    is_single: bool,
 ) -> Outlets:
     """on_watch: told of a source whether anybody looks at its preview. is_single: there is one source, whose files need
     no folder of their own. Raises SinkFailed for a folder that cannot be written to."""
-    osd = Osd()
+    osd = Osd(drawing)
     preview_options = next((one for one in options if isinstance(one, PreviewOptions)), PreviewOptions())
     previews = PreviewBoard(preview_options, osd, on_watch=on_watch)
     record = next((one for one in options if isinstance(one, RecordOptions)), None)

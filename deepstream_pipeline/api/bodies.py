@@ -2,9 +2,10 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deepstream_pipeline.source_ids import ID_PATTERN
 from deepstream_pipeline.types import DropPolicy, SourceConfig, SourceState
 
-SOURCE_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"  # it names a file or folder: no dot at its begin
+SOURCE_ID = f"^{ID_PATTERN}$"
 MAX_URI_CHARACTERS = 2048
 _DEFAULT = SourceConfig(uri="", source_id="")
 

@@ -104,6 +104,7 @@ class Outlet:
         statistics = self._channel.statistics()
         if not self.options.has_spool:
             self._metrics.sink_depth(self.options.name, statistics.depth)
-        if statistics.dropped > self._told_drops:
-            self._metrics.sink_dropped(self.options.name, statistics.dropped - self._told_drops)
-            self._told_drops = statistics.dropped
+        lost = statistics.dropped + getattr(self._sink, "lost", 0)  # of a full disk, say: files' sinks count it
+        if lost > self._told_drops:
+            self._metrics.sink_dropped(self.options.name, lost - self._told_drops)
+            self._told_drops = lost

@@ -1,6 +1,5 @@
 """The running pipeline: sources come and go, are asked about, and are told things; nobody here waits for a camera."""
 
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.results import Results, ResultsParts
 from deepstream_pipeline.runner.secondary import Secondaries, SecondaryModel
 from deepstream_pipeline.runner.way import SourceWay
+from deepstream_pipeline.source_ids import ID_FORM, is_source_id
 from deepstream_pipeline.sources.address import policy_of
 from deepstream_pipeline.sources.messages import Beat, Opened
 from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
@@ -37,18 +37,16 @@ from deepstream_pipeline.types import (
 )
 
 log = structlog.get_logger(component="video")
-SOURCE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """interval: frames between two that are inferred. max_sources: more are refused. stop_s: see Pipeline.stop."""
+    """interval: frames between two that are inferred. sources.max_sources: more are refused."""
 
     mux: MuxOptions
     dispatch: DispatchOptions
     sources: SourcesOptions
     interval: int = 0
-    max_sources: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +108,12 @@ class Pipeline:
         self._sources.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every source is over, within the time."""
-        until = time.monotonic() + timeout_s
+        """Whether every source is over, within the time; never while there is none, since one may be added."""
+        return self._wait(lambda: bool(self._ways) and self._is_over(), timeout_s)
+
+    def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         with self._changed:
-            while not self._is_over() and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return self._is_over()
+            return self._changed.wait_for(is_so, max(timeout_s, 0.0))
 
     def stop(self, grace_s: float, *, is_hurried: bool = False) -> bool:
         """Sources end, what they brought is finished and written. Whether all of it was, within the time."""
@@ -125,7 +123,7 @@ class Pipeline:
         for way in self._present():
             way.is_leaving = is_hurried or way.policy is not DropPolicy.BLOCK
         is_clean = self._sources.close(min(grace_s, 5.0))
-        is_clean &= self.wait(max(until - time.monotonic(), 0.0)) or is_hurried
+        is_clean &= self._wait(self._is_over, until - time.monotonic()) or is_hurried
         is_clean &= self._results.close(1.0)
         for outlet in self._parts.outlets:
             is_clean &= outlet.close(max(until - time.monotonic(), 1.0), is_hurried=is_hurried)
@@ -137,8 +135,10 @@ class Pipeline:
 
     def add(self, source: SourceConfig, section: object = None) -> None:
         """section: its analytics, in place of everybody's. Raises SourceExists, TooManySources, RuleRefused."""
-        if not SOURCE_ID.fullmatch(source.source_id):
-            raise PipelineError(f"a source's id is 1 to 64 of A-Z a-z 0-9 . _ -, not {source.source_id!r}")
+        if not is_source_id(source.source_id):
+            raise PipelineError(
+                f"{source.source_id!r} cannot be a source's id: {ID_FORM}, and no file's name beside it"
+            )
         section = self._parts.section if section is None else section
         way = SourceWay(
             config=source,
@@ -158,19 +158,18 @@ class Pipeline:
         former = self._ways.get(source_id)
         if former is not None and not former.is_over:
             raise SourceExists(f"there is a source {source_id!r} already; remove it first, or choose another id")
-        if sum(1 for way in self._ways.values() if not way.is_over) >= self._options.max_sources:
+        if sum(1 for way in self._ways.values() if not way.is_over) >= self._options.sources.max_sources:
             raise TooManySources(
-                f"{self._options.max_sources} sources are the most here; remove one, or start another shard"
+                f"{self._options.sources.max_sources} sources are the most here; remove one, or start another shard"
             )
 
     def remove(self, source_id: str) -> None:
         """Its frames on the way are still finished where they can be soon. Raises UnknownSource."""
         way = self._way(source_id)
         way.is_leaving = True
+        self._sources.remove(source_id)
         if way.is_over:
             self._forget(way)
-        else:
-            self._sources.remove(source_id)
 
     def pause(self, source_id: str) -> None:
         self._way(source_id)

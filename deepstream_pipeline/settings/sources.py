@@ -8,7 +8,7 @@ from deepstream_pipeline.settings.places import PlaceRefused, places
 from deepstream_pipeline.settings.records import SourceSettings
 from deepstream_pipeline.settings.rules import check_section
 from deepstream_pipeline.settings.section import Plain, Section
-from deepstream_pipeline.settings.source_ids import ID_FORM, ID_PATTERN, id_of, is_source_id, unique_ids
+from deepstream_pipeline.source_ids import ID_FORM, ID_PATTERN, id_of, is_source_id, unique_ids
 from deepstream_pipeline.types import DropPolicy, SourceConfig
 
 DAY_S = 86_400.0

@@ -40,8 +40,8 @@ _READ_MARGIN_S = 2.0  # the watch says first that a source is silent
 class Source:
     """give_back: called from any thread with a slot that nobody reads any more, and its process.
 
-    is_unwanted: somebody asked to take it out, and is_leaving: that is being done. deferred: what is asked of its id once it is. process: the one that runs, is
-    asked to end, or was killed and is not reaped yet.
+    is_unwanted: somebody asked to take it out, and is_leaving: that is being done. deferred: what is asked of its id
+    once it is. process: the one that runs, is asked to end, or was killed and is not reaped yet.
     """
 
     def __init__(

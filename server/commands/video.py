@@ -14,12 +14,14 @@ from deepstream_pipeline.settings.flags import Flags
 from deepstream_pipeline.settings.reading import read_settings
 from deepstream_pipeline.settings.records import EngineChoice, VideoSettings
 from server.commands.terminal import fail
+from server.commands.up import allow_open_files
 from server.commands.video_check import check
 from server.commands.video_complaints import refuse
 from server.commands.video_engine import engine_for
 from server.commands.video_replay import replay
 from server.commands.video_run import RunningProgram, run_to_its_end
 from server.commands.video_watch import watch_for
+from server.local.gateway_process import GATEWAY_ENVIRONMENT
 from server.logs import LogFormat, configure_logs
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -137,6 +139,8 @@ def _run(config: Path | None, flags: Flags, how: Manner) -> int:
         settings = read_settings(config, flags)
     except SettingsRefused as refused:
         refuse(refused, as_json=how.is_json)
+    allow_open_files()
+    os.environ.update(GATEWAY_ENVIRONMENT)  # before gRPC is loaded
     watch = watch_for(is_json=how.is_json, has_progress=how.has_progress)
     level = how.log_level or ("warning" if watch.has_table else "info")
     if level not in LEVELS:

@@ -217,6 +217,7 @@ class CoreLink:
                 await asyncio.sleep(_ASK_AGAIN_S if self._unwelcome else _RECONNECT_S)
                 self._unwelcome = ""
         finally:
+            self._is_up = False  # in order: nobody is warned of it
             self._lose("this gateway stops")
             if self._line is not None:
                 self._line.close()
