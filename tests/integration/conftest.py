@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import start_stack, stop_stack
 from tests.integration.ledger import Ledgers, parameter, write_ledger
 from tests.integration.living import SLOW_CONFIG
+from tests.integration.video_runs import Place, new_place, put_fastestdet, put_small_models, start_stack_at
 from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
 
 
@@ -34,3 +35,17 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"))
     yield Ledgers(running, folder)
     assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+@pytest.fixture(scope="session")
+def video_place(
+    tmp_path_factory: pytest.TempPathFactory, shared_dir: Path, triton_environment: Path
+) -> Iterator[Place]:
+    """Where a stack runs that runs of `penstock video` join: fastestdet, street, people, colour, table."""
+    place = new_place(tmp_path_factory.mktemp("v"))
+    put_fastestdet(place, shared_dir)
+    put_small_models(place)
+    running = start_stack_at(place, "--models", "fastestdet,street,people,colour,table")
+    yield place
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+    assert not place.traces()

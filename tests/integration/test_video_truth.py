@@ -1,0 +1,193 @@
+"""`penstock video run` against the truth: a plain reference program, and streets whose crossings are known."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from deepstream_pipeline.analytics.rules import LineCrossing, Rules
+from deepstream_pipeline.analytics.writing import section_of
+from deploy.models.street.clip import Clip
+from tests.deepstream_pipeline.reference import PAVEMENT_LINE, RIGHTWARDS, SeenFrame, reference
+from tests.deepstream_pipeline.test_street_counts import street_rules
+from tests.integration.video_runs import (
+    Ended,
+    Line,
+    Place,
+    counted_crossings,
+    first_frames,
+    last_counts,
+    lines,
+    pictures_of,
+    run,
+    times_of,
+    true_crossings,
+    video,
+    without_times,
+    write_rules,
+    write_street,
+)
+
+pytestmark = pytest.mark.xdist_group("video")
+FRAMES = 300
+LEFTWARDS = (RIGHTWARDS[1], RIGHTWARDS[0])
+WAYS = Rules(
+    768,
+    576,
+    line_crossing=(LineCrossing("right", PAVEMENT_LINE, RIGHTWARDS), LineCrossing("left", PAVEMENT_LINE, LEFTWARDS)),
+)
+PAVEMENT = "pavement=580,180,580,420"
+ROUNDED = 0.0005 + 1e-4  # pixels: objects.jsonl has three digits; and a float32 of a box at 768
+SEEDS, SECONDS, FPS = (33, 38), 12.0, 10.0
+
+
+@pytest.fixture(scope="module")
+def vtest(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first FRAMES of the clip, and beside it ways.yaml."""
+    folder = tmp_path_factory.mktemp("vtest")
+    write_rules(folder / "ways.yaml", WAYS)
+    return first_frames(folder / "vtest.avi", shared_dir / "media" / "vtest.avi", FRAMES)
+
+
+@pytest.fixture(scope="module")
+def done(video_place: Place, vtest: Path) -> tuple[Ended, Path]:
+    """The run of it, and its folder."""
+    out = vtest.parent / "out"
+    words = ("--source", vtest, "--model", "fastestdet", "--line", PAVEMENT, "--rules", vtest.parent / "ways.yaml")
+    return run(video_place, *words, "--out", out), out
+
+
+@pytest.fixture(scope="module")
+def seen(shared_dir: Path) -> list[SeenFrame]:
+    """What the reference program says of the same frames."""
+    media, models = shared_dir / "media", shared_dir / "models"
+    return reference(media / "vtest.avi", models / "FastestDet.onnx", PAVEMENT_LINE, frames=FRAMES)
+
+
+def test_run_of_a_clip_ends_well_and_says_what_it_wrote(done: tuple[Ended, Path]) -> None:
+    """Exit code 0, every frame inferred, none dropped, and the three files."""
+    ended, out = done
+    assert ended.code == 0, ended.err
+    assert {path.name for path in out.iterdir()} == {"annotated.mp4", "objects.jsonl", "events.jsonl"}
+    assert all(str(out / name) in ended.out for name in ("annotated.mp4", "objects.jsonl", "events.jsonl"))
+    assert f"{FRAMES} frames in " in ended.out
+
+
+def test_tracks_of_a_clip_are_the_reference_programs(done: tuple[Ended, Path], seen: list[SeenFrame]) -> None:
+    """In every frame the same boxes, to the rounding, with the same identities but for their numbers."""
+    objects = lines(done[1] / "objects.jsonl")
+    assert [line["frame_num"] for line in objects] == list(range(FRAMES))
+    assert all(line["is_inferred"] and (line["width"], line["height"]) == (768, 576) for line in objects)
+    ours_of: dict[int, int] = {}
+    for line, one in zip(objects, seen, strict=True):
+        theirs = sorted(one.tracked, key=lambda row: row[2])
+        ours = sorted(line["objects"], key=lambda row: _nearest(row, theirs))
+        assert [row["class_id"] for row in ours] == [class_id for _, class_id, _ in theirs]
+        boxes = np.array([row["xyxy"] for row in ours]).reshape(-1, 4)
+        np.testing.assert_allclose(boxes, np.array([box for _, _, box in theirs]).reshape(-1, 4), rtol=0, atol=ROUNDED)
+        for row, (track_id, _, _) in zip(ours, theirs, strict=True):
+            assert ours_of.setdefault(track_id, row["track_id"]) == row["track_id"]
+    assert len(set(ours_of.values())) == len(ours_of) > 15
+
+
+def _nearest(row: Line, theirs: list[tuple[int, int, tuple[float, ...]]]) -> int:
+    return int(np.abs(np.array([box for _, _, box in theirs]) - row["xyxy"]).sum(1).argmin())
+
+
+def test_counts_of_a_clip_are_the_reference_programs(done: tuple[Ended, Path], seen: list[SeenFrame]) -> None:
+    """After every frame, in both directions, and one event a crossing."""
+    objects, events = lines(done[1] / "objects.jsonl"), lines(done[1] / "events.jsonl")
+    keys = ("line-crossing/right", "line-crossing/left")
+    assert [tuple(line["counts"][key] for key in keys) for line in objects] == [one.counts for one in seen]
+    right, left = seen[-1].counts
+    assert min(right, left) >= 3
+    assert objects[-1]["counts"]["line-crossing/pavement"] == right + left
+    assert [sum(event["rule"] == rule for event in events) for rule in ("right", "left", "pavement")] == [
+        right,
+        left,
+        right + left,
+    ]
+
+
+def test_annotated_clip_plays_frame_for_frame(done: tuple[Ended, Path], vtest: Path) -> None:
+    """As many pictures as the clip has, of its size, at its times, each the clip's with something drawn on it."""
+    path = done[1] / "annotated.mp4"
+    pictures, originals = pictures_of(path), pictures_of(vtest)
+    assert [picture.shape for picture in pictures] == [(576, 768, 3)] * FRAMES
+    np.testing.assert_allclose(times_of(path), np.arange(FRAMES) / 10, atol=1e-3)
+    for picture, original in zip(pictures[::20], originals[::20], strict=True):
+        apart = np.abs(picture.astype(int) - original).max(axis=2)
+        assert np.median(apart) < 12
+        assert 0.001 < (apart > 80).mean() < 0.3
+
+
+def test_replay_of_a_run_gives_its_events(done: tuple[Ended, Path], vtest: Path, video_place: Place) -> None:
+    """The same rules over the recorded tracks: the same events; other rules are told apart, with exit code 1."""
+    out, rules = done[1], vtest.parent / "ways.yaml"
+    words = ("replay", out / "objects.jsonl", "--rules", rules, "--against", out / "events.jsonl")
+    same = video(video_place, *words, "--line", PAVEMENT)
+    assert same.code == 0, same.out + same.err
+    events = len(lines(out / "events.jsonl"))
+    assert f"{events} events in {FRAMES} frames\n{events} are equal, 0 missing here, 0 new\n" in same.out
+    fewer = video(video_place, *words)
+    assert fewer.code == 1
+    assert f"{events // 2} are equal, {events // 2} missing here, 0 new\n" in fewer.out
+
+
+def test_interval_infers_every_second_frame_and_says_so(video_place: Place, vtest: Path, tmp_path: Path) -> None:
+    """Of a clip that is run twice the lines are equal but for the time; frames between say that nobody looked."""
+    clip = first_frames(tmp_path / "clip.avi", vtest, 60)
+    words = ("--source", clip, "--model", "fastestdet", "--line", PAVEMENT, "--interval", "1", "--sink", "jsonl")
+    outs = [tmp_path / "first", tmp_path / "second"]
+    for out in outs:
+        ended = run(video_place, *words, "--out", out)
+        assert ended.code == 0, ended.err
+    first, second = (without_times(out / "objects.jsonl") for out in outs)
+    assert first == second
+    assert without_times(outs[0] / "events.jsonl") == without_times(outs[1] / "events.jsonl")
+    assert [line["is_inferred"] for line in first] == [True, False] * 30
+    shown = [{row["track_id"] for row in line["objects"]} for line in first]
+    assert sum(before == between for before, between in zip(shown[10::2], shown[11::2], strict=True)) >= 20
+    assert max(map(len, shown)) >= 3
+
+
+@pytest.fixture(scope="module")
+def streets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Clip]]:
+    """By their names."""
+    folder = tmp_path_factory.mktemp("streets")
+    paths = {f"street-{seed}": (folder / f"street-{seed}.mp4", seed) for seed in SEEDS}
+    return {name: (path, write_street(path, seed, SECONDS, FPS)) for name, (path, seed) in paths.items()}
+
+
+def test_two_streets_at_once_are_counted_exactly(
+    video_place: Place, streets: dict[str, tuple[Path, Clip]], tmp_path: Path
+) -> None:
+    """By class and direction, each as many as it has: the sources of one run do not mix."""
+    sources = [{"uri": str(path), "analytics": section_of(street_rules(clip.line))} for path, clip in streets.values()]
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump({"source": sources, "primary-gie": {"model": "street"}}))
+    ended = run(video_place, tmp_path / "both.yaml", "--out", tmp_path / "out")
+    assert ended.code == 0, ended.err
+    for name, (_, clip) in streets.items():
+        true = true_crossings(clip)
+        assert true.total() >= 7
+        assert counted_crossings(last_counts(tmp_path / "out" / "objects.jsonl", name)) == true
+        assert len(pictures_of(tmp_path / "out" / name / "annotated.mp4")) == clip.frame_count
+
+
+def test_street_at_its_own_speed_is_counted_exactly(
+    video_place: Place, streets: dict[str, tuple[Path, Clip]], tmp_path: Path
+) -> None:
+    """As a camera that may lose frames, in the time that the clip has: where none was lost, all are counted."""
+    path, clip = streets["street-33"]
+    words = ("--source", path, "--model", "street", "--realtime", "--sink", "jsonl", "--out", tmp_path / "out")
+    began = time.monotonic()
+    ended = run(video_place, *words, "--rules", write_rules(tmp_path / "rules.yaml", street_rules(clip.line)))
+    assert ended.code == 0, ended.err
+    assert time.monotonic() - began > SECONDS - 1
+    objects = lines(tmp_path / "out" / "objects.jsonl")
+    numbers = [line["frame_num"] for line in objects]
+    if numbers != list(range(clip.frame_count)):
+        pytest.skip(f"this machine stood still: {clip.frame_count - len(numbers)} frames were dropped")
+    assert counted_crossings(objects[-1]["counts"]) == true_crossings(clip)
