@@ -61,6 +61,10 @@ class Place:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         return kept | {"TMPDIR": str(self.temp), "PENSTOCK_HOME": str(self.home), "COLUMNS": "200"}
 
+    def engines(self) -> list[str]:
+        """The names in shared memory of the engines that run there now."""
+        return [path.name.removeprefix("run-") for path in self.temp.glob("penstock-*/run-*")]
+
     def traces(self) -> list[str]:
         """Of engines that run or ran there: processes, run directories, shared memory."""
         marks = [f"TMPDIR={self.temp}".encode()]
@@ -176,6 +180,12 @@ def begun(place: Place, *words: object, **environ: str) -> Iterator[Running]:
             process.kill()
         process.wait(30)
         reader.join(10)
+
+
+def one_sentence(ended: Ended) -> bool:
+    """Whether the last thing that it said is one line of this command, and no traceback is anywhere."""
+    told = [line for line in ended.err.splitlines() if line.startswith("penstock: ")]
+    return len(told) == 1 and ended.err.splitlines()[-1] == told[0] and "Traceback" not in ended.err + ended.out
 
 
 def lines(path: Path) -> list[Line]:

@@ -1,0 +1,147 @@
+"""`penstock video run` with the shipped models: its own engine, a gateway elsewhere, and every way to its end."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from server.access.keys import new_secret
+from tests.conftest import RunningStack, stop_stack
+from tests.integration.embedded_stack import NO_TRITON
+from tests.integration.living import wait_for
+from tests.integration.video_runs import (
+    Place,
+    begun,
+    first_frames,
+    lines,
+    new_place,
+    one_sentence,
+    pictures_of,
+    run,
+    start_stack_at,
+    write_street,
+)
+
+pytestmark = pytest.mark.xdist_group("video-own-engine")
+
+
+@pytest.fixture
+def lonely(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Where no stack runs."""
+    return new_place(tmp_path_factory.mktemp("l"))
+
+
+def assert_nothing_left(place: Place, engines: list[str]) -> None:
+    """No process, no run directory and no shared memory of the place's engines."""
+    wait_for(lambda: not place.traces(), 30, f"nothing is left behind: {place.traces()}")
+    assert not [path.name for path in Path("/dev/shm").iterdir() if any(engine in path.name for engine in engines)]
+
+
+def written_bytes(path: Path) -> int:
+    """0 where there is no file."""
+    return path.stat().st_size if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seconds of a rendered street."""
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    write_street(path, 38, 2.0, 10.0)
+    return path
+
+
+def test_people_of_a_clip_are_found_without_any_download(lonely: Place, shared_dir: Path, tmp_path: Path) -> None:
+    """By an engine of the command's own, started by it on free ports and gone with it."""
+    source = first_frames(tmp_path / "walk.avi", shared_dir / "media" / "vtest.avi", 20)
+    with begun(lonely, "--source", source, "--model", "people", "--out", tmp_path / "out") as running:
+        running.api_url()
+        engines = lonely.engines()
+        assert running.process.wait(60) == 0, running.text
+    objects = lines(tmp_path / "out" / "objects.jsonl")
+    assert len(objects) == len(pictures_of(tmp_path / "out" / "annotated.mp4")) == 20
+    assert {row["label"] for line in objects for row in line["objects"]} == {"person"}
+    assert max(len(line["objects"]) for line in objects) >= 3
+    assert_nothing_left(lonely, engines)
+
+
+def test_ctrl_c_leaves_whole_files_and_nothing_else(lonely: Place, clip: Path, tmp_path: Path) -> None:
+    """Exit code 130; the annotated clip has a picture for every line, and no line is cut."""
+    words = ("--source", clip, "--loop", "--model", "street", "--engine", "embedded", "--out", tmp_path / "out")
+    with begun(lonely, *words) as running:
+        running.api_url()
+        wait_for(lambda: written_bytes(tmp_path / "out" / "objects.jsonl") > 20_000, 40, "frames are written")
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(40) == 130, running.text
+    assert "stopping: what was decoded is finished" in running.text
+    assert "Traceback" not in running.text
+    objects = lines(tmp_path / "out" / "objects.jsonl")
+    assert [line["frame_num"] for line in objects] == list(range(len(objects)))
+    assert len(pictures_of(tmp_path / "out" / "annotated.mp4")) == len(objects)
+    assert_nothing_left(lonely, [])
+
+
+def test_killed_run_takes_its_engine_with_it(lonely: Place, clip: Path, tmp_path: Path) -> None:
+    """Engine, gateway and decode process go, their folder and their shared memory, too; what was written plays."""
+    words = ("--source", clip, "--loop", "--model", "street", "--engine", "triton", "--out", tmp_path / "out")
+    with begun(lonely, *words) as running:
+        running.api_url()
+        engines = lonely.engines()
+        assert engines
+        wait_for(lambda: written_bytes(tmp_path / "out" / "annotated.mp4") > 200_000, 40, "a fragment is written")
+        running.process.kill()
+        running.process.wait(20)
+    assert_nothing_left(lonely, engines)
+    assert len(pictures_of(tmp_path / "out" / "annotated.mp4")) > 5
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, str]]:
+    """The embedded engine behind a key, on ports that follow each other, and the key."""
+    key = new_secret()
+    place = new_place(tmp_path_factory.mktemp("g"))
+    ports = [
+        word for flag, port in zip(("http", "grpc"), two_ports(), strict=True) for word in (f"--{flag}-port", port)
+    ]
+    words = ("--engine", "embedded", "--models", "street,identity_fp32", *ports)
+    stack = start_stack_at(place, *words, PENSTOCK_API_KEYS=f"camera:infer+read:{key}", **NO_TRITON)
+    yield stack, key
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def two_ports() -> tuple[str, str]:
+    """Free, the second one above the first."""
+    for _ in range(50):
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                return str(port), str(port + 1)
+    raise AssertionError("no two ports are free")
+
+
+def test_gateway_elsewhere_infers_for_whoever_has_its_key(
+    lonely: Place, guarded: tuple[RunningStack, str], clip: Path, tmp_path: Path
+) -> None:
+    """By gRPC, with all frames; no engine is started here."""
+    stack, key = guarded
+    words = ("--source", clip, "--model", "street", "--gateway", stack.http_url, "--out", tmp_path / "out")
+    ended = run(lonely, *words, PENSTOCK_API_KEY=key)
+    assert ended.code == 0, ended.err
+    objects = lines(tmp_path / "out" / "objects.jsonl")
+    assert [line["is_inferred"] for line in objects] == [True] * 20
+    assert max(len(line["objects"]) for line in objects) >= 3
+    assert not list(lonely.temp.glob("penstock-*/run-*"))
+    assert key not in ended.out + ended.err
+
+
+def test_gateway_that_wants_a_key_says_so(lonely: Place, guarded: tuple[RunningStack, str], clip: Path) -> None:
+    """One sentence that names the variable, and exit code 1; a wrong key is not repeated."""
+    words = ("--source", clip, "--model", "street", "--gateway", guarded[0].http_url)
+    for key in ({}, {"PENSTOCK_API_KEY": "not-the-key"}):
+        ended = run(lonely, *words, **key)
+        assert ended.code == 1
+        assert one_sentence(ended), ended.err
+        assert "PENSTOCK_API_KEY" in ended.err
+        assert "not-the-key" not in ended.err
