@@ -4,8 +4,9 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from enum import StrEnum
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -38,7 +39,7 @@ def configure_logs(log_format: LogFormat, level: str = "info", stream: TextIO | 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=target),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy(target))),
         cache_logger_on_first_use=False,
     )
     handler = _ToStructlog()
@@ -65,6 +66,21 @@ def _printable(text: str) -> str:
 def _shown(value: str) -> str:
     """The value, in quotes where it would not be one word."""
     return value if _BARE.fullmatch(value) else repr(value)
+
+
+class _Lossy:
+    """The stream, where a line that cannot be written (its reader left, the disk is full) costs nobody but itself."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class _ToStructlog(logging.Handler):

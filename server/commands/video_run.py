@@ -145,6 +145,9 @@ def _run(
             except PipelineError:
                 program.stop(0.0)
                 raise
+            except (OSError, SystemExit):  # nobody reads what it says (rich makes that an exit): files are still whole
+                program.stop(GRACE_S)
+                raise
 
 
 def _looked_after(program: RunningProgram, settings: VideoSettings, watch: QuietWatch, stopping: Stopping) -> Ended:

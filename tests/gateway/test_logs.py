@@ -85,3 +85,18 @@ def test_log_as_text_reads_as_time_level_component_and_event() -> None:
         r"reason='no answer' port=9000 models=a,b\n",
         stream.getvalue(),
     )
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.usefixtures("_restored")
+def test_log_that_nobody_reads_costs_nobody_but_its_line() -> None:
+    """A reader that left, or a full disk, is no error of whoever had something to say."""
+    configure_logs(LogFormat.TEXT, stream=Gone())
+    get_logger("core").info("joined")
+    logging.getLogger("library").warning("said")
