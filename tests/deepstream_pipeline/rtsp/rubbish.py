@@ -35,11 +35,11 @@ class Rubbish(Enum):
 class RubbishServer:
     """Serves one kind of rubbish on a port of its own. connections: how many came. kind may be changed at any time."""
 
-    def __init__(self, kind: Rubbish, *, seed: int = 1) -> None:
+    def __init__(self, kind: Rubbish, *, seed: int = 1, port: int = 0) -> None:
         self.kind = kind
         self.connections = 0
         self._dice = random.Random(seed)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._listener.settimeout(0.1)
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._accept, name="rubbish", daemon=True)]
@@ -142,9 +142,9 @@ class RubbishServer:
 
 
 @contextlib.contextmanager
-def rubbish_server(kind: Rubbish) -> Iterator[RubbishServer]:
-    """One, until the block ends."""
-    server = RubbishServer(kind)
+def rubbish_server(kind: Rubbish, *, port: int = 0) -> Iterator[RubbishServer]:
+    """One, until the block ends. port: where another server was, or any."""
+    server = RubbishServer(kind, port=port)
     try:
         yield server
     finally:
