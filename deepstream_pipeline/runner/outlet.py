@@ -13,6 +13,8 @@ from deepstream_pipeline.types import DropPolicy, FrameResult
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
+PATIENCE_S = 30.0  # with a sink that takes nothing, where nothing should be lost
+PICTURES_BYTES = 128 << 20  # that wait for one sink: twenty of 1080p, five of 4K
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,11 @@ class OutletOptions:
     always_draws: bool = False
     has_spool: bool = False
 
+    def shows(self, result: FrameResult) -> bool:
+        """Whether the sink has any use for it. Previews of a frame without a picture have none, and would be woken for
+        each: 0.5 ms of a core on a machine where a frame costs 12."""
+        return not self.draws or self.always_draws or result.frame.image is not None
+
 
 @dataclass(frozen=True, slots=True)
 class EndOfSource:
@@ -39,12 +46,20 @@ class EndOfSource:
 class Outlet:
     """`start`, then `put` from the thread of the results, then `close`."""
 
-    def __init__(self, sink: Sink, options: OutletOptions, metrics: VideoMetrics) -> None:
+    def __init__(
+        self, sink: Sink, options: OutletOptions, metrics: VideoMetrics, *, patience_s: float = PATIENCE_S
+    ) -> None:
         self.options = options
         self.failure = ""
         self._sink = sink
         self._metrics = metrics
-        self._channel: Channel[FrameResult | EndOfSource] = Channel(options.capacity, DropPolicy.DROP_OLDEST)
+        self._channel: Channel[FrameResult | EndOfSource] = Channel(
+            options.capacity,
+            DropPolicy.DROP_OLDEST,
+            patience_s=patience_s,
+            size_of=_picture_bytes,
+            capacity_bytes=PICTURES_BYTES,
+        )
         self._told_drops = 0
         self._thread = threading.Thread(target=self._run, name=f"sink-{options.name}", daemon=True)
 
@@ -56,13 +71,18 @@ class Outlet:
         return self._thread.is_alive()
 
     def put(self, item: FrameResult | EndOfSource, *, may_wait: bool) -> None:
-        """may_wait: there is no live source, so that nothing is lost by waiting for the sink."""
-        must = may_wait or isinstance(item, EndOfSource)
-        self._channel.put(item, DropPolicy.BLOCK if must else DropPolicy.DROP_OLDEST)
+        """may_wait: there is no live source, so that nothing is lost by waiting for the sink; one that hangs is waited
+        for no longer than PATIENCE_S. The end of a source waits for nobody, and is not lost."""
+        policy = DropPolicy.BLOCK if may_wait else DropPolicy.DROP_OLDEST
+        self._channel.put(item, policy, is_kept=isinstance(item, EndOfSource))
+
+    def end(self, *, is_hurried: bool = False) -> None:
+        """Nothing more comes. Does not wait; `close` does."""
+        self._channel.close(is_hurried=is_hurried)
 
     def close(self, timeout_s: float, *, is_hurried: bool = False) -> bool:
         """Whether what was taken is written and the sink closed within the time."""
-        self._channel.close(is_hurried=is_hurried)
+        self.end(is_hurried=is_hurried)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -103,8 +123,13 @@ class Outlet:
     def _tell_depth(self) -> None:
         statistics = self._channel.statistics()
         if not self.options.has_spool:
-            self._metrics.sink_depth(self.options.name, statistics.depth)
+            self._metrics.sink_depth(self.options.name, statistics.depth, statistics.size_bytes)
         lost = statistics.dropped + getattr(self._sink, "lost", 0)  # of a full disk, say: files' sinks count it
         if lost > self._told_drops:
             self._metrics.sink_dropped(self.options.name, lost - self._told_drops)
             self._told_drops = lost
+
+
+def _picture_bytes(item: FrameResult | EndOfSource) -> int:
+    image = item.frame.image if isinstance(item, FrameResult) else None
+    return image.nbytes if image is not None else 0

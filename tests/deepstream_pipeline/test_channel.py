@@ -60,3 +60,33 @@ def test_channel_that_is_closed_in_a_hurry_is_empty() -> None:
     channel.put(1)
     channel.close(is_hurried=True)
     assert (channel.take(WAIT_S), channel.is_over, channel.statistics().dropped) == (None, True, 1)
+
+
+def test_channel_whose_taker_hangs_is_not_waited_for() -> None:
+    """Who puts waits for a taker that comes again, and for no other: the oldest is lost then, and counted."""
+    channel: Channel[int] = Channel(1, DropPolicy.BLOCK, patience_s=0.05)
+    thread = threading.Thread(target=lambda: [channel.put(number) for number in range(3)], daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert (channel.take(0), channel.statistics().dropped) == (2, 2)
+
+
+def test_channel_never_loses_nor_waits_for_what_is_kept() -> None:
+    """It comes in though there is no room, and what loses its place is another."""
+    channel: Channel[str] = Channel(1, DropPolicy.DROP_OLDEST)
+    for word in ("end of a", "end of b"):
+        assert channel.put(word, is_kept=True)
+    for word in ("first", "second"):
+        channel.put(word)
+    assert [channel.take(0) for _ in range(4)] == ["end of a", "end of b", "second", None]
+    assert channel.statistics().dropped == 1
+
+
+def test_channel_holds_no_more_bytes_than_it_may() -> None:
+    """Big items fill it before their number does; one that is larger than all of it has it for itself."""
+    channel: Channel[int] = Channel(10, DropPolicy.DROP_OLDEST, size_of=lambda item: item, capacity_bytes=100)
+    for size in (40, 50, 60, 30, 500):
+        assert channel.put(size)
+        assert channel.statistics().size_bytes <= max(100, size)
+    assert (channel.take(0), channel.take(0), channel.statistics().size_bytes) == (500, None, 0)

@@ -59,6 +59,24 @@ def test_sink_that_hangs_delays_nobody_and_its_losses_are_counted() -> None:
     assert f'penstock_video_sink_dropped_total{{sink="held"}} {50 - len(numbers)}.0' in metrics.page().decode()
 
 
+def test_sink_that_hangs_holds_up_neither_an_end_nor_a_file_for_ever() -> None:
+    """FAULTS 58: the end of a source waits for no sink, and a file no longer than the patience; the end is not lost."""
+    sink = HeldSink()
+    outlet = Outlet(sink, OutletOptions("held", 2), VideoMetrics(), patience_s=0.2)
+    outlet.start()
+    began = time.monotonic()
+    outlet.put(EndOfSource("first"), may_wait=True)
+    for number in range(10):
+        outlet.put(result(number), may_wait=True)
+    outlet.put(EndOfSource("cam"), may_wait=True)
+    for number in range(10, 20):
+        outlet.put(result(number), may_wait=False)
+    assert time.monotonic() - began < 5.0
+    sink.is_held = False
+    assert outlet.close(WAIT_S)
+    assert sink.ended == ["first", "cam"]
+
+
 def test_sink_of_a_file_run_loses_nothing() -> None:
     """Where there is no camera the run waits for its sinks."""
     sink = HeldSink()
