@@ -11,6 +11,8 @@ from deepstream_pipeline.sinks.spool import Message
 class LinkDown(PipelineError):
     """The broker cannot be reached, refuses, or went silent. By links, for the sender, which tries again later."""
 
+    reason = "link_down"
+
     reason = "sink_failed"
 
 

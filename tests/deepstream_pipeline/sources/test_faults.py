@@ -11,7 +11,7 @@ import pytest
 
 from deepstream_pipeline.sources import watch
 from deepstream_pipeline.sources.sources import Sources, SourcesOptions
-from deepstream_pipeline.types import SourceState
+from deepstream_pipeline.types import DropReason, SourceState
 from tests.deepstream_pipeline.sources.cycles import rings_now
 from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, one, running
 
@@ -30,11 +30,15 @@ BREAKS_ITS_PROMISES = {
 
 
 def good_neighbour(sources: Sources, told: Told) -> None:
-    """Another camera runs, and was never restarted: what happened to the first was no affair of it."""
+    """Another camera runs, and was never restarted: what happened to the first was no affair of it.
+
+    Its ring holds frames of 60 ms: a machine that stands still for longer costs it some. Its rate is held by
+    tests/integration/test_video_chaos.
+    """
     before = len(told.of("frame", "good"))
     told.wait_for("frame", before + 10, "good")
     seen = one(sources, "good")
-    assert (seen.state, seen.restarts, dict(seen.drops)) == (SourceState.RUNNING, 0, {})
+    assert (seen.state, seen.restarts, {*seen.drops} - {DropReason.RING_FULL}) == (SourceState.RUNNING, 0, set())
 
 
 @pytest.mark.parametrize("mode", BREAKS_ITS_PROMISES)
