@@ -13,8 +13,6 @@ class LinkDown(PipelineError):
 
     reason = "link_down"
 
-    reason = "sink_failed"
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
