@@ -1,0 +1,165 @@
+"""`penstock video run` against its limit, against a plain loop, with many streams, and with too many.
+
+    python -m deploy.models.googlenet && penstock models load googlenet-random
+    python -m loadtest.bench.video --json video.json
+
+By hand, against the stack that runs here (`penstock up --engine triton`), whose guest the program is. In rounds:
+
+limit     One 720p H.264 stream. If FFmpeg alone decodes D frames a second on all cores, the conversion to the network's
+          row makes R, and the engine, asked with prepared rows by the pipeline's own client, E, then the three one
+          after the other on the same cores make 1 / (1/D + 1/R + 1/E): the harmonic limit. The ratio is ours by it,
+          within a round. Beside it the peer: a loop of OpenCV's VideoCapture and onnxruntime with the same model.
+          googlenet-random has random weights: true arithmetic, and answers that mean nothing.
+streams   Files that wait for the engine, 1 to 16 of them: the aggregate by the best aggregate of the round.
+overload  As many cameras as files, at one and a half times what the files reached: what is answered in time.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from deepstream_pipeline.errors import PipelineError
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.place import EnginePlace
+from loadtest.bench.report import conditions, write_json
+from loadtest.bench.video.clips import frames_of, make_street
+from loadtest.bench.video.figures import ModelResult, OverloadResult, StreamsResult, model_result, overload_result
+from loadtest.bench.video.figures import streams_result as result_of_streams
+from loadtest.bench.video.limits import Preparing
+from loadtest.bench.video.rounds import Bench, ModelBench, StreamsBench
+from loadtest.bench.video.tables import model_table, overload_table, streams_table
+from loadtest.bench.wire import BadAnswer
+from server.commands.video_engine import joinable
+from server.local.running import RunningStack, running_stacks
+
+PARTS = ("limit", "streams", "overload")
+CHECKOUT = Path(__file__).resolve().parents[3]
+CLIP_S, ENGINE_S = 20.0, 30.0
+Result = ModelResult | StreamsResult | OverloadResult
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.video",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    home = os.environ.get("PENSTOCK_HOME", "~/.penstock")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--model", nargs="+", default=["street", "googlenet-random"], metavar="NAME", help="of limit")
+    parser.add_argument("--streams-model", default="street", metavar="NAME", help="of streams and overload")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N")
+    parser.add_argument("--bound-ms", type=float, default=1000.0, help="latency that overload's goodput keeps")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each stretch")
+    parser.add_argument("--clip", type=Path, metavar="FILE", help="a 720p H.264 clip instead of the rendered street")
+    parser.add_argument("--home", type=Path, default=Path(home), help=f"whose models/ the peer reads, too [{home}]")
+    parser.add_argument("--out", "--json", dest="json", type=Path, metavar="FILE", help="write the results here, too")
+    chosen = parser.parse_args(arguments)
+    if chosen.rounds < 1 or chosen.seconds <= 0 or min(chosen.streams) < 1:
+        parser.error("--rounds, --seconds and --streams are above 0")
+    return chosen
+
+
+def run(options: argparse.Namespace) -> list[Result]:
+    """Every part's result. Raises BadAnswer, PipelineError."""
+    with ExitStack() as stack:
+        bench = _bench(options, stack)
+        models = [ModelBench(bench, name) for name in options.model] if "limit" in options.only else []
+        counts = options.streams if "streams" in options.only else [max(options.streams)]
+        streams = StreamsBench(bench, options.streams_model, counts)
+        has_streams = bool({"streams", "overload"} & set(options.only))
+        for _ in range(options.rounds):
+            for model in models:
+                model.run_round()
+                _tick()
+            if has_streams:
+                streams.run_round(with_overload="overload" in options.only)
+                _tick()
+        results: list[Result] = [model_result(one.model, one.load_text, one.rounds) for one in models]
+        if "streams" in options.only:
+            results.append(result_of_streams(streams.model, streams.rounds))
+        if "overload" in options.only:
+            results.append(overload_result(streams.model, options.bound_ms / 1000, streams.rounds))
+        return results
+
+
+def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
+    running = _running()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+    clip = options.clip or folder / "street.mp4"
+    if options.clip is None:
+        make_street(clip, CLIP_S)
+        _tick()
+    engine = Engine(EnginePlace(running.run_dir, running.http_url, running.grpc_address))
+    stack.callback(engine.close)
+    engine.start(ENGINE_S)
+    preparing = Preparing(clip)
+    stack.callback(preparing.close)
+    names = options.model if "limit" in options.only else []
+    return Bench(
+        stack=running,
+        engine=engine,
+        preparing=preparing,
+        clip=clip,
+        frames=frames_of(clip),
+        seconds=options.seconds,
+        folder=folder,
+        models={name: _model_folder(name, options.home.expanduser()) for name in names},
+    )
+
+
+def _running() -> RunningStack:
+    running = joinable(running_stacks())
+    if running is None:
+        raise BadAnswer("no stack of this user runs here; start one with `penstock up`")
+    return running
+
+
+def _model_folder(name: str, home: Path) -> Path:
+    for folder in (CHECKOUT / "model_repository" / name, home / "models" / name):
+        if (folder / "1" / "model.onnx").is_file():
+            return folder
+    raise BadAnswer(
+        f"no model.onnx of {name!r} in model_repository or {home / 'models'}, which the peer needs; see --home"
+    )
+
+
+def _tick() -> None:
+    print(".", end="", file=sys.stderr, flush=True)
+
+
+def _table(result: Result) -> str:
+    if isinstance(result, ModelResult):
+        return model_table(result)
+    return streams_table(result) if isinstance(result, StreamsResult) else overload_table(result)
+
+
+def main() -> int:
+    """0 when everything was measured."""
+    options = parse_arguments()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        results = run(options)
+    except (BadAnswer, PipelineError, OSError) as error:
+        print(f"video: {error}", file=sys.stderr)
+        return 1
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
+    print(f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)")
+    for result in results:
+        print(f"\n{_table(result)}")
+    if options.json:
+        write_json(options.json, results)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,198 @@
+"""`penstock video run` as a child of the bench: what it answered in a stretch, and what that cost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.bench.video.latency import Buckets
+from loadtest.bench.wire import BadAnswer
+from loadtest.witness.process_cpu import CpuMeter
+from server.local.running import RunningStack
+
+START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
+WARM_FRAMES = 16  # of each source, before anything is measured
+_LATENCY = "penstock_video_glass_to_event_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Of a running program. inferred, drops: by source, by reason. latency: of frames, decoding to sinks.
+
+    program_ms, decode_ms, stack_ms: of CPU a frame, of the program itself, its decode processes, and the stack.
+    """
+
+    seconds: float
+    inferred: tuple[int, ...]
+    drops: Mapping[str, int]
+    latency: Buckets
+    program_ms: float
+    decode_ms: float
+    stack_ms: float
+
+    @property
+    def rate(self) -> float:
+        """Frames a second of all sources."""
+        return sum(self.inferred) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """MiB of a program with its decode processes. pss: what processes share counts once in all. uss: theirs alone."""
+
+    pss_mib: float
+    uss_mib: float
+    processes: int
+
+
+class _Stream(msgspec.Struct):
+    """What the control API says of a source, as far as it is used here."""
+
+    inferred: int
+    drops: dict[str, int]
+
+
+class _Streams(msgspec.Struct):
+    streams: tuple[_Stream, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    at: float
+    inferred: tuple[int, ...]
+    drops: Mapping[str, int]
+    latency: Buckets
+    cpu_s: tuple[float, float, float]
+
+
+class VideoProgram:
+    """A context: the program without sinks, its control API on a port of its own. Raises BadAnswer."""
+
+    def __init__(self, stack: RunningStack, model: str, sources: Sequence[Path], port: int, *flags: str) -> None:
+        named = [word for path in sources for word in ("--source", str(path))]
+        command = [sys.executable, "-m", "server.cli", "video", "run", "--model", model, *named, *flags]
+        self._command = [*command, "--api-port", str(port), "--no-progress", "--log-level", "error"]
+        self._url = f"http://127.0.0.1:{port}"
+        self._count = len(sources)
+        self._stack = CpuMeter(psutil.Process(stack.process_id))
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Returns when every source is under way."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            self._wait(self._is_warm, START_S)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def measure(self, seconds: float) -> Stretch:
+        """What comes of so many seconds."""
+        before = self._look()
+        time.sleep(seconds)
+        after = self._look()
+        inferred = tuple(b - a for a, b in zip(before.inferred, after.inferred, strict=True))
+        drops = {reason: count - before.drops.get(reason, 0) for reason, count in after.drops.items()}
+        per_frame = 1000 / max(sum(inferred), 1)
+        own, decode, stack = ((b - a) * per_frame for a, b in zip(before.cpu_s, after.cpu_s, strict=True))
+        latency = after.latency.since(before.latency)
+        return Stretch(after.at - before.at, inferred, drops, latency, own, decode, stack)
+
+    def memory(self) -> Memory:
+        """As it is now."""
+        found = [process.memory_full_info() for process in CpuMeter(self._root).processes()]
+        return Memory(sum(one.pss for one in found) / 2**20, sum(one.uss for one in found) / 2**20, len(found))
+
+    @property
+    def _root(self) -> psutil.Process:
+        assert self._process is not None, "it was entered"
+        return psutil.Process(self._process.pid)
+
+    def _look(self) -> _Look:
+        streams = self._streams()
+        page = self._ask("/metrics")
+        drops: dict[str, int] = {}
+        for stream in streams:
+            for reason, count in stream.drops.items():
+                drops[reason] = drops.get(reason, 0) + count
+        root = self._root
+        own = root.cpu_times()
+        whole_s, own_s = CpuMeter(root).read_s(), own.user + own.system
+        return _Look(
+            at=time.monotonic(),
+            inferred=tuple(stream.inferred for stream in streams),
+            drops=drops,
+            latency=latency_in(page),
+            cpu_s=(own_s, whole_s - own_s, self._stack.read_s()),
+        )
+
+    def _streams(self) -> tuple[_Stream, ...]:
+        return msgspec.json.decode(self._ask("/v1/streams"), type=_Streams).streams
+
+    def _is_warm(self) -> bool:
+        streams = self._streams()
+        return len(streams) == self._count and all(stream.inferred >= WARM_FRAMES for stream in streams)
+
+    def _ask(self, path: str) -> str:
+        with urllib.request.urlopen(self._url + path, timeout=ASK_S) as answer:
+            page: bytes = answer.read()
+        return page.decode()
+
+    def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        reason = "it does not answer"
+        while time.monotonic() < until:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                words = (self._process.stderr.read() if self._process.stderr else "").strip()
+                raise BadAnswer(f"penstock video run ended at once: {words[-500:] or self._process.returncode}")
+            try:
+                if is_there():
+                    return
+                reason = "not every source has answers"
+            except OSError as error:
+                reason = str(error)
+            time.sleep(LOOK_S)
+        raise BadAnswer(f"penstock video run was not under way within {timeout_s:g} s: {reason}")
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.communicate(timeout=STOP_S)
+        except BaseException:  # also Ctrl-C meanwhile: nothing of it stays
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_S)
+            raise
+
+
+def latency_in(page: str) -> Buckets:
+    """The histogram of all sources together, from a metrics page."""
+    counts: dict[float, int] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples if family.name == _LATENCY else ():
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0) + int(sample.value)
+    return Buckets(tuple(sorted(counts.items())))

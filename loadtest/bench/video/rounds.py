@@ -1,0 +1,141 @@
+"""The rounds of the video bench: each stage, ours and the peer once a round, in an order drawn anew."""
+
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import Network
+from loadtest.bench.stages import StageLap
+from loadtest.bench.video.clips import at_rate
+from loadtest.bench.video.figures import ModelRounds, StreamRounds
+from loadtest.bench.video.limits import LOADS, THREADS, EngineAlone, EngineLoad, Preparing, decode_alone
+from loadtest.bench.video.program import Stretch, VideoProgram
+from loadtest.bench.wire import BadAnswer
+from server.local.running import RunningStack
+
+CALIBRATION_S, SETTLE_S, PEER_S = 1.0, 1.0, 60.0
+ROWS = 16  # pictures that the engine alone is asked about
+OVERLOAD = 1.5
+PEERS = (("plain", 1), ("plain", 2), ("ahead", 1), ("ahead", 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all rounds share. clip: frames long. folder: of the bench's own files. models: where each model lies."""
+
+    stack: RunningStack
+    engine: Engine
+    preparing: Preparing
+    clip: Path
+    frames: int
+    seconds: float
+    folder: Path
+    models: dict[str, Path]
+
+
+class ModelBench:
+    """One stream of one model, beside its limit and the peer."""
+
+    def __init__(self, bench: Bench, model: str) -> None:
+        """Finds how the engine and the decoder are asked best. Raises BadAnswer, InferFailed, ModelUnusable."""
+        self.model, self.rounds = model, ModelRounds()
+        self._bench = bench
+        self._network: Network = bench.engine.network(model, 30.0)
+        rows = bench.preparing.rows(self._network.spec, ROWS)
+        self._alone = EngineAlone(bench.engine, self._network, rows)
+        loads = [EngineLoad(*load) for load in LOADS if load[0] <= max(self._network.max_batch_size, 1)]
+        self.load = max(loads, key=lambda load: self._alone.lap(load, min(CALIBRATION_S, bench.seconds)))
+        self._times = 1
+        lap = max((self._decode(threads) for threads in THREADS), key=lambda found: found[1].rate)
+        self._threads = lap[0]
+        self._times = max(round(lap[1].rate * bench.seconds / bench.frames), 1)
+
+    @property
+    def load_text(self) -> str:
+        """For people."""
+        return f"{self.load.calls} calls of {self.load.rows} at once"
+
+    def run_round(self) -> None:
+        """Everything once."""
+        bench, rounds = self._bench, self.rounds
+        turns: list[Callable[[], object]] = [
+            lambda: rounds.decode.append(self._decode(self._threads)[1]),
+            lambda: rounds.prepare.append(bench.preparing.alone(self._network.spec, bench.seconds)),
+            lambda: rounds.engine.append(self._alone.lap(self.load, bench.seconds)),
+            lambda: rounds.ours.append(_stretch(bench, self.model, [bench.clip], "--loop")),
+            *(lambda way=way, threads=threads: self._peer(way, threads) for way, threads in PEERS),
+        ]
+        random.shuffle(turns)
+        for turn in turns:
+            turn()
+
+    def _decode(self, threads: int) -> tuple[int, StageLap]:
+        return threads, decode_alone(self._bench.clip, self._bench.frames, threads, self._times)
+
+    def _peer(self, way: str, threads: int) -> None:
+        bench = self._bench
+        arguments = [str(bench.clip), str(bench.models[self.model]), str(bench.seconds), str(threads), way]
+        command = [sys.executable, "-m", "loadtest.bench.video.peer", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_S + bench.seconds)
+        if done.returncode:
+            raise BadAnswer(f"the peer failed: {done.stderr.strip()[-500:]}")
+        rate, cpu_ms = map(float, done.stdout.split())
+        name = f"{way}, {threads} thread{'s' * (threads > 1)}"
+        self.rounds.peers.setdefault(name, []).append(StageLap(rate, cpu_ms))
+
+
+class StreamsBench:
+    """Files that wait, one to many, then as many cameras as files at more than what the files had."""
+
+    def __init__(self, bench: Bench, model: str, counts: Sequence[int], overload: float = OVERLOAD) -> None:
+        self.model, self.rounds = model, StreamRounds()
+        self._bench, self._counts, self._overload = bench, tuple(counts), overload
+
+    def run_round(self, *, with_overload: bool) -> None:
+        """Every number of streams once, the cameras behind the files that say what they can be."""
+        counts = list(self._counts)
+        random.shuffle(counts)
+        for count in counts:
+            self._files(count)
+        if with_overload:
+            self._cameras(max(self._counts))
+
+    def _files(self, count: int) -> None:
+        bench = self._bench
+        with _program(bench, self.model, [bench.clip] * count, "--loop") as program:
+            self.rounds.streams.setdefault(count, []).append(_settled(program, bench.seconds))
+            if count == max(self._counts):
+                self.rounds.memory.append(program.memory())
+
+    def _cameras(self, count: int) -> None:
+        bench = self._bench
+        capacity = self.rounds.streams[count][-1].rate
+        clip = bench.folder / "camera.mp4"
+        at_rate(clip, bench.clip, self._overload * capacity / count)
+        lap = _stretch(bench, self.model, [clip] * count, "--loop", "--realtime")
+        self.rounds.capacity.append(capacity)
+        self.rounds.offered.append(self._overload * capacity)
+        self.rounds.overload.append(lap)
+
+
+def _stretch(bench: Bench, model: str, sources: Sequence[Path], *flags: str) -> Stretch:
+    with _program(bench, model, sources, *flags) as program:
+        return _settled(program, bench.seconds)
+
+
+def _settled(program: VideoProgram, seconds: float) -> Stretch:
+    with suppress(ValueError):
+        program.measure(min(SETTLE_S, seconds))
+    return program.measure(seconds)
+
+
+def _program(bench: Bench, model: str, sources: Sequence[Path], *flags: str) -> VideoProgram:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return VideoProgram(bench.stack, model, sources, port, *flags)
