@@ -157,6 +157,20 @@ def video(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S, **envi
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def video_unheard(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S) -> int:
+    """The exit code of `penstock video WORDS…`, whose output goes into a pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = _command("video", *map(str, words))
+        done = subprocess.run(
+            command, env=place.environ, cwd=CHECKOUT, stdout=writer, stderr=writer, timeout=timeout_s, check=False
+        )
+    finally:
+        os.close(writer)
+    return done.returncode
+
+
 def run(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S, **environ: str) -> Ended:
     """`penstock video run WORDS…` to its end, without the control API."""
     return video(place, "run", *words, "--no-api", timeout_s=timeout_s, **environ)
@@ -234,8 +248,9 @@ def write_rules(path: Path, rules: Rules) -> Path:
     return path
 
 
-def write_street(path: Path, seed: int, seconds: float, fps: float) -> Clip:
-    """A rendered street with known truth, encoded once."""
+def write_street(path: Path, seed: int, seconds: float, fps: float, *, strongest: str = "") -> Clip:
+    """A rendered street with known truth, encoded once. strongest: one of COLOURS, of which it then has most."""
+    share = np.array([1.0 if strongest in ("", name) else 0.75 for name in reversed(COLOURS)])
     clip = make_clip(seed, seconds, fps)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=round(fps), options={"crf": "16", "preset": "veryfast"})
@@ -243,7 +258,8 @@ def write_street(path: Path, seed: int, seconds: float, fps: float) -> Clip:
             if not number:
                 stream.height, stream.width = picture.shape[:2]
                 stream.pix_fmt = "yuv420p"
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="bgr24")))
+            tinted = np.ascontiguousarray((picture * share).astype(np.uint8))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(tinted, format="bgr24")))
         container.mux(stream.encode(None))
     return clip
 
