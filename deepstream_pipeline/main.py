@@ -27,7 +27,7 @@ from deepstream_pipeline.runner.secondary import SecondaryModel
 from deepstream_pipeline.settings.records import PrimarySettings, SecondarySettings, VideoSettings
 from deepstream_pipeline.sources.options import SourcesOptions
 from deepstream_pipeline.track.options import new_tracker
-from deepstream_pipeline.types import SourceStatistics
+from deepstream_pipeline.types import SourceConfig, SourceStatistics
 
 log = structlog.get_logger(component="video")
 ENGINE_TIMEOUT_S = 60.0
@@ -80,9 +80,9 @@ class Program:
         self._outlets = compose_outlets(settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single)
         osd = self._outlets.osd
 
-        def analytics_of(source_id: str, section: object, former: Analytics | None) -> Analytics:
+        def analytics_of(source: SourceConfig, section: object, former: Analytics | None) -> Analytics:
             rules: Rules = rules_of(section)
-            osd.set_source(source_id, rules=rules)
+            osd.set_source(source.source_id, name=source.camera_name, rules=rules)
             return (
                 former.changed(rules) if isinstance(former, SourceAnalytics) else new_analytics(rules, network.labels)
             )
@@ -126,7 +126,10 @@ class Program:
         return self._pipeline.statistics() if self._pipeline is not None else ()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every source is over by then; never while there is none, which the API may add."""
+        """Whether every source is over by then; never while there is none, which the API may add.
+
+        Raises PipelineError where that will never be.
+        """
         return self._pipeline is None or self._pipeline.wait(timeout_s)
 
     def stop(self, grace_s: float) -> None:

@@ -91,6 +91,8 @@ class Dispatcher:
             way = self._ways.get(prepared.frame.source_id)
             if way is None or way.is_leaving:
                 prepared.release()
+                if way is not None:
+                    self.count_drop(way, DropReason.STOPPED)
                 return
             number = prepared.frame.frame_num
             way.order.expect(number)
@@ -114,7 +116,8 @@ class Dispatcher:
 
     def count_drop(self, way: SourceWay, reason: DropReason, count: int = 1) -> None:
         """A frame was lost elsewhere."""
-        way.drops[reason.value] += count
+        with self._changed:
+            way.drops[reason.value] += count
         self._metrics.dropped(way.source_id, reason, count)
 
     def take(self, timeout_s: float) -> Outcome | None:
@@ -153,11 +156,6 @@ class Dispatcher:
                 return
         for sent in due:
             self._submit(self._network, sent)
-
-    @property
-    def in_engine(self) -> int:
-        """Batches that are asked and not answered."""
-        return self._sent
 
     def _has_room(self) -> bool:
         return self._sent < self._options.max_batches and len(self._outcomes) < self._options.max_outcomes

@@ -1,5 +1,6 @@
 """What sources tell in sums and snapshots, as metrics: counters by what was added since, gauges as they are now."""
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,33 +20,42 @@ class _Told:
 
 
 class Gauges:
-    """beat and forget: by the sources' thread; refresh: by whoever reads the metrics."""
+    """From any thread: beat by the sources', refresh by whoever reads the metrics."""
 
     def __init__(self, metrics: VideoMetrics) -> None:
         self._metrics = metrics
         self._told: dict[str, _Told] = {}
+        self._lock = threading.Lock()  # nothing is added twice
 
     def beat(self, source_id: str, beat: Beat) -> None:
         """Each frame of the last second counts with that second's mean."""
-        told = self._told.setdefault(source_id, _Told())
-        frames = beat.decoded - told.decoded
-        if frames <= 0:
-            return
+        with self._lock:
+            told = self._told.setdefault(source_id, _Told())
+            frames = beat.decoded - told.decoded
+            if frames <= 0:
+                return
+            decode_s, prepare_s = beat.decode_s - told.decode_s, beat.prepare_s - told.prepare_s
+            told.decoded, told.decode_s, told.prepare_s = beat.decoded, beat.decode_s, beat.prepare_s
         self._metrics.decoded(source_id, frames)
-        self._metrics.decode_s(source_id, max(beat.decode_s - told.decode_s, 0.0) / frames, frames)
-        self._metrics.prepare_s(source_id, max(beat.prepare_s - told.prepare_s, 0.0) / frames, frames)
-        told.decoded, told.decode_s, told.prepare_s = beat.decoded, beat.decode_s, beat.prepare_s
+        self._metrics.decode_s(source_id, max(decode_s, 0.0) / frames, frames)
+        self._metrics.prepare_s(source_id, max(prepare_s, 0.0) / frames, frames)
 
     def refresh(self, snapshots: Iterable[SourceSnapshot]) -> None:
         """What is true at this moment."""
         for snapshot in snapshots:
             self._metrics.fps(snapshot.source_id, snapshot.fps)
             self._metrics.frozen(snapshot.source_id, snapshot.is_frozen)
-            told = self._told.setdefault(snapshot.source_id, _Told())
-            for _ in range(snapshot.restarts - told.restarts):
+            for _ in range(self._new_restarts(snapshot)):
                 self._metrics.restarted(snapshot.source_id)
-            told.restarts = max(told.restarts, snapshot.restarts)
 
     def forget(self, source_id: str) -> None:
         """The source is gone."""
-        self._told.pop(source_id, None)
+        with self._lock:
+            self._told.pop(source_id, None)
+
+    def _new_restarts(self, snapshot: SourceSnapshot) -> int:
+        with self._lock:
+            told = self._told.setdefault(snapshot.source_id, _Told())
+            count = max(snapshot.restarts - told.restarts, 0)
+            told.restarts += count
+        return count

@@ -3,7 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -26,6 +27,7 @@ from deepstream_pipeline.sources.address import policy_of
 from deepstream_pipeline.sources.messages import Beat, Opened
 from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.sources import Sources
+from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import (
     DropPolicy,
     DropReason,
@@ -52,13 +54,14 @@ class PipelineOptions:
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
     """What the composer wires. network: None where nothing is inferred. section: of sources that bring no rules of
-    their own. new_analytics: of a source and a section, keeping what its former one counted; raises RuleRefused."""
+    their own. new_analytics: of a source and a section, keeping what its former one counted, and drawn from now on;
+    raises RuleRefused. forget_drawing: of a source that was taken out."""
 
     engine: Engine
     network: Network | None
     secondaries: tuple[SecondaryModel, ...]
     new_tracker: Callable[[], Tracker]
-    new_analytics: Callable[[str, object, Analytics | None], Analytics]
+    new_analytics: Callable[[SourceConfig, object, Analytics | None], Analytics]
     section: object
     outlets: Sequence[Outlet]
     recorder: Recorder | None
@@ -74,6 +77,7 @@ class Pipeline:
         self._options = options
         self._ways: dict[str, SourceWay] = {}
         self._watched: set[str] = set()
+        self._asking = threading.Lock()  # before the other: adds, removals and other rules come one at a time
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._dispatcher = Dispatcher(parts.engine, parts.network, options.mux, options.dispatch, parts.metrics)
@@ -94,6 +98,7 @@ class Pipeline:
             secondaries=secondaries,
             metrics=parts.metrics,
             is_live=self._has_live,
+            is_drawn=self._is_drawn,
             on_result=self._on_result,
             on_over=self._on_over,
         )
@@ -102,13 +107,20 @@ class Pipeline:
 
     def start(self) -> None:
         """Threads run; sources may be added."""
+        if self._parts.recorder is not None:
+            self._parts.recorder.start()
         for outlet in self._parts.outlets:
             outlet.start()
         self._results.start()
         self._sources.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every source is over, within the time; never while there is none, since one may be added."""
+        """Whether every source is over, within the time; never while there is none, since one may be added.
+
+        Raises PipelineError where that will never be, since a thread of ours is gone.
+        """
+        if not (self._sources.is_running and self._results.is_running):
+            raise PipelineError("a thread of the pipeline failed, and nothing comes any more; the log says why")
         return self._wait(lambda: bool(self._ways) and self._is_over(), timeout_s)
 
     def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
@@ -118,17 +130,20 @@ class Pipeline:
     def stop(self, grace_s: float, *, is_hurried: bool = False) -> bool:
         """Sources end, what they brought is finished and written. Whether all of it was, within the time."""
         until = time.monotonic() + grace_s
-        self._is_stopping = True
-        self.statistics()  # the last of sources that are gone then
+        with self._asking:
+            self._is_stopping = True
+        self.statistics()  # how sources were before they were ended
         for way in self._present():
             way.is_leaving = is_hurried or way.policy is not DropPolicy.BLOCK
         is_clean = self._sources.close(min(grace_s, 5.0))
         is_clean &= self._wait(self._is_over, until - time.monotonic()) or is_hurried
         is_clean &= self._results.close(1.0)
         for outlet in self._parts.outlets:
+            outlet.end(is_hurried=is_hurried)
+        for outlet in self._parts.outlets:
             is_clean &= outlet.close(max(until - time.monotonic(), 1.0), is_hurried=is_hurried)
         if self._parts.recorder is not None:
-            self._parts.recorder.close()
+            is_clean &= self._parts.recorder.close(max(until - time.monotonic(), 1.0))
         return is_clean
 
     # PipelineControl
@@ -139,37 +154,51 @@ class Pipeline:
             raise PipelineError(
                 f"{source.source_id!r} cannot be a source's id: {ID_FORM}, and no file's name beside it"
             )
-        section = self._parts.section if section is None else section
-        way = SourceWay(
-            config=source,
-            policy=policy_of(source),
-            tracker=self._parts.new_tracker(),
-            analytics=self._parts.new_analytics(source.source_id, section, None),
-            section=section,
-        )
-        with self._lock:
+        with self._asking:
             self._refuse(source.source_id)
-            self._ways[source.source_id] = way
-        self._dispatcher.add(way)
-        self._parts.metrics.state(source.source_id, SourceState.CONNECTING)
-        self._sources.add(source, self._needs(source))
+            self._take_in(source, self._parts.section if section is None else section)
 
     def _refuse(self, source_id: str) -> None:
-        former = self._ways.get(source_id)
+        """One that is over by itself stays until it is removed, but for another of its id."""
+        most = self._options.sources.max_sources
+        with self._lock:
+            former = self._ways.get(source_id)
+            others = len(self._ways) - (former is not None)
+        if self._is_stopping:
+            raise PipelineError("no source is added to a program that ends")
         if former is not None and not former.is_over:
             raise SourceExists(f"there is a source {source_id!r} already; remove it first, or choose another id")
-        if sum(1 for way in self._ways.values() if not way.is_over) >= self._options.sources.max_sources:
-            raise TooManySources(
-                f"{self._options.sources.max_sources} sources are the most here; remove one, or start another shard"
-            )
+        if others >= most:
+            raise TooManySources(f"{most} sources are the most here; remove one, or start another shard")
+
+    def _take_in(self, source: SourceConfig, section: object) -> None:
+        source_id, recorder = source.source_id, self._parts.recorder
+        if recorder is not None and not source.record_cache_s:
+            source = replace(source, record_cache_s=recorder.cache_s(source_id))
+        analytics = self._parts.new_analytics(source, section, None)
+        way = SourceWay(source, policy_of(source), self._parts.new_tracker(), analytics, section)
+        with self._lock:
+            if self._ways.pop(source_id, None) is not None:
+                self._forget_figures(source_id)
+            self._ways[source_id] = way
+        self._dispatcher.add(way)
+        self._parts.metrics.state(source_id, SourceState.CONNECTING)
+        try:
+            self._sources.add(source, self._needs(source))
+        except PipelineError:
+            way.is_leaving = True
+            self._dispatcher.on_end(source_id)
+            raise
 
     def remove(self, source_id: str) -> None:
         """Its frames on the way are still finished where they can be soon. Raises UnknownSource."""
-        way = self._way(source_id)
-        way.is_leaving = True
-        self._sources.remove(source_id)
-        if way.is_over:
-            self._forget(way)
+        with self._asking:
+            way = self._way(source_id)
+            way.is_leaving = True
+            self._sources.remove(source_id)
+            with self._lock:
+                if way.is_over:
+                    self._forget(way)
 
     def pause(self, source_id: str) -> None:
         self._way(source_id)
@@ -200,12 +229,14 @@ class Pipeline:
         return self._parts.metrics.page()
 
     def rules(self, source_id: str) -> object:
-        return self._way(source_id).section
+        section = self._way(source_id).section
+        return {} if section is None else section
 
     def set_rules(self, source_id: str, section: object) -> None:
-        way = self._way(source_id)
-        way.new_analytics = self._parts.new_analytics(source_id, section, way.analytics)
-        way.section = section
+        with self._asking:
+            way = self._way(source_id)
+            way.next_analytics.append(self._parts.new_analytics(way.config, section, way.analytics))
+            way.section = section
 
     def is_healthy(self) -> bool:
         """Whether its threads turn and its engine answers."""
@@ -218,7 +249,8 @@ class Pipeline:
             (self._watched.add if is_watched else self._watched.discard)(source_id)
             is_known = source_id in self._ways
         if is_known and not self._always_wants_images:
-            self._sources.want_images(source_id, is_watched)
+            with suppress(UnknownSource):  # it is being taken out
+                self._sources.want_images(source_id, is_watched)
 
     # the sources' listener
 
@@ -243,6 +275,7 @@ class Pipeline:
         self._gauges.beat(source_id, beat)
 
     def on_ended(self, source_id: str) -> None:
+        self._note_last(source_id)
         self._dispatcher.on_end(source_id)
 
     def on_recorded(self, source_id: str, path: str, error: str) -> None:
@@ -254,7 +287,15 @@ class Pipeline:
 
     @property
     def _always_wants_images(self) -> bool:
-        return bool(self._parts.secondaries) or any(outlet.options.always_draws for outlet in self._parts.outlets)
+        return bool(self._parts.secondaries) or self._always_draws
+
+    @property
+    def _always_draws(self) -> bool:
+        return any(outlet.options.always_draws for outlet in self._parts.outlets)
+
+    def _is_drawn(self, source_id: str) -> bool:
+        """Whether a sink will look at the source's pictures."""
+        return source_id in self._watched or self._always_draws
 
     def _needs(self, source: SourceConfig) -> SourceNeeds:
         network = self._parts.network
@@ -287,18 +328,34 @@ class Pipeline:
         if self._parts.recorder is not None:
             self._parts.recorder.observe(result, self._sources)
 
+    def _note_last(self, source_id: str) -> None:
+        """What is said of it from now on. Of one that the program ended: how it was before, with all its frames."""
+        with self._lock:
+            way = self._ways.get(source_id)
+        last = next((one for one in self._sources.snapshot() if one.source_id == source_id), None)
+        if way is None or last is None:
+            return
+        before = way.snapshot
+        if self._is_stopping and before is not None and last.reason == TAKEN_OUT:
+            last = replace(last, state=before.state, reason=before.reason)
+        way.snapshot = last
+
     def _on_over(self, way: SourceWay) -> None:
         if self._parts.recorder is not None:
             self._parts.recorder.forget(way.source_id)
-        if way.is_leaving and not self._is_stopping:
-            self._forget(way)
         with self._changed:
+            way.is_over = True
+            if way.is_leaving and not self._is_stopping:
+                self._forget(way)
             self._changed.notify_all()
 
     def _forget(self, way: SourceWay) -> None:
-        with self._lock:
-            if self._ways.get(way.source_id) is way:
-                del self._ways[way.source_id]
-        self._parts.metrics.forget(way.source_id)
-        self._gauges.forget(way.source_id)
-        self._parts.forget_drawing(way.source_id)
+        """With the lock, so that another of its id comes before or behind all of it."""
+        if self._ways.get(way.source_id) is way:
+            del self._ways[way.source_id]
+            self._forget_figures(way.source_id)
+            self._parts.forget_drawing(way.source_id)
+
+    def _forget_figures(self, source_id: str) -> None:
+        self._parts.metrics.forget(source_id)
+        self._gauges.forget(source_id)

@@ -5,21 +5,37 @@ import time
 
 import structlog
 
+from deepstream_pipeline.channel import Channel
 from deepstream_pipeline.errors import PipelineError, SinkFailed
 from deepstream_pipeline.sinks.recordings import Recording, RecordingsFolder, RecordOptions, RecordPolicy, RecordRequest
 from deepstream_pipeline.sources.sources import Sources
-from deepstream_pipeline.types import FrameResult
+from deepstream_pipeline.types import DropPolicy, FrameResult
 
 log = structlog.get_logger(component="video")
+LOOK_S = 0.5
+MOST_WAITING = 256  # recordings whose line in the index is not written yet
 
 
 class Recorder:
-    """From any thread. Raises SinkFailed at once where the folder cannot be written to."""
+    """From any thread; the disk is waited for by one of its own. Raises SinkFailed at once where the folder cannot be
+    written to."""
 
     def __init__(self, options: RecordOptions) -> None:
+        self._options = options
         self._policy = RecordPolicy(options)
         self._folder = RecordingsFolder(options)
         self._lock = threading.Lock()
+        self._over: Channel[Recording] = Channel(MOST_WAITING, DropPolicy.DROP_OLDEST)
+        self._thread = threading.Thread(target=self._run, name="recordings", daemon=True)
+
+    def start(self) -> None:
+        """Recordings that are over are named in the index from now on."""
+        self._thread.start()
+
+    def cache_s(self, source_id: str) -> float:
+        """How much of the source has to be kept for recordings that begin before their event."""
+        sources = self._options.sources
+        return self._options.before_s if not sources or source_id in sources else 0.0
 
     def observe(self, result: FrameResult, sources: Sources) -> None:
         """Of every result: begin the recording that its events ask for, and give up what was never finished."""
@@ -30,7 +46,7 @@ class Recorder:
         if request is not None:
             _begin(request, sources)
         for recording in late:
-            self._add(recording)
+            self._over.put(recording)
 
     def ask(self, source_id: str, sources: Sources, *, before_s: float, after_s: float) -> str:
         """Begin one because somebody says so; the path of the file that will be there."""
@@ -46,20 +62,36 @@ class Recorder:
         if error:
             log.error("a recording failed", path=path, reason=error)
         if recording is not None:
-            self._add(recording)
+            self._over.put(recording)
 
     def forget(self, source_id: str) -> None:
         """The source is over."""
         with self._lock:
             self._policy.forget(source_id)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> bool:
+        """Whether the index names within the time all that was recorded."""
+        self._over.close()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._over.is_over:
+            recording = self._over.take(LOOK_S)
+            if recording is None:
+                continue
+            try:
+                self._add(recording)
+            except Exception:  # the thread's root: the next one is named all the same
+                log.exception("a recording could not be named in the index", path=recording.path)
         self._folder.close()
 
     def _add(self, recording: Recording) -> None:
+        with self._lock:
+            running = self._policy.running_paths()
         try:
-            with self._lock:
-                self._folder.add(recording, time.monotonic(), running=self._policy.running_paths())
+            self._folder.add(recording, time.monotonic(), running=running)
         except SinkFailed as failure:
             log.error("the index of recordings fails", reason=failure.message)
 

@@ -27,15 +27,18 @@ from deepstream_pipeline.types import (
     Frame,
     FrameResult,
     FrameTimes,
+    no_detections,
 )
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.2
+STALE_S = 60.0  # longer than one result may wait for a sink: the thread hangs
 
 
 @dataclass(frozen=True, slots=True)
 class ResultsParts:
-    """What the thread works with. network: None where nothing is inferred. on_result: told of each, as sinks are."""
+    """What the thread works with. network: None where nothing is inferred. is_live: whether some source waits for
+    nobody. is_drawn: whether a sink looks at that source's pictures. on_result: told of each, as sinks are."""
 
     dispatcher: Dispatcher
     network: Network | None
@@ -43,6 +46,7 @@ class ResultsParts:
     secondaries: Secondaries | None
     metrics: VideoMetrics
     is_live: Callable[[], bool]
+    is_drawn: Callable[[str], bool]
     on_result: Callable[[FrameResult], None]
     on_over: Callable[[SourceWay], None]
 
@@ -53,6 +57,7 @@ class Results:
     def __init__(self, parts: ResultsParts) -> None:
         self._parts = parts
         self._stop = threading.Event()
+        self._turned_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="results", daemon=True)
         if parts.secondaries is not None:
             parts.secondaries.deliver, parts.secondaries.ended = self._emit, self._over
@@ -61,8 +66,14 @@ class Results:
         self._thread.start()
 
     @property
-    def is_alive(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether the thread is there."""
         return self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread turns."""
+        return self.is_running and time.monotonic() - self._turned_at < STALE_S
 
     def close(self, timeout_s: float) -> bool:
         """Whether the thread ended in time; what it had not done is left."""
@@ -72,13 +83,20 @@ class Results:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        parts = self._parts
         while not self._stop.is_set():
-            outcome = parts.dispatcher.take(LOOK_S)
-            if outcome is not None:
-                self._guarded(outcome)
-            if parts.secondaries is not None:
-                parts.secondaries.pump()
+            self._turned_at = time.monotonic()
+            try:
+                self._turn()
+            except Exception:  # the thread's root: without it nothing would come any more
+                log.exception("the results' thread failed unexpectedly")
+                self._stop.wait(LOOK_S)
+
+    def _turn(self) -> None:
+        outcome = self._parts.dispatcher.take(LOOK_S)
+        if outcome is not None:
+            self._guarded(outcome)
+        if self._parts.secondaries is not None:
+            self._parts.secondaries.pump()
 
     def _guarded(self, outcome: Outcome) -> None:
         try:
@@ -86,7 +104,7 @@ class Results:
                 self._end(outcome.way)
             else:
                 self._work(outcome, outcome.prepared.frame)
-        except Exception:  # the thread's root: a bug that one frame finds costs that frame
+        except Exception:  # a bug that one frame finds costs that frame
             log.exception("a frame failed unexpectedly", source=outcome.way.source_id)
             self._parts.dispatcher.count_drop(outcome.way, DropReason.INFER_FAILED)
         finally:
@@ -95,12 +113,12 @@ class Results:
 
     def _work(self, outcome: Outcome, frame: Frame) -> None:
         way = outcome.way
-        if way.new_analytics is not None:
-            way.analytics, way.new_analytics = way.new_analytics, None
+        if way.next_analytics:
+            way.analytics = way.next_analytics.pop()
         detections, classes = self._seen(outcome, frame)
         tracks = way.tracker.coast(frame) if detections is None else way.tracker.update(frame, detections)
         result = FrameResult(
-            frame=replace(frame, image=self._own(frame.image)),
+            frame=frame if frame.image is None else replace(frame, image=self._own(frame)),
             tracks=tracks,
             analytics=way.analytics.observe(frame, tracks),
             labels=self._parts.network.labels if self._parts.network is not None else (),
@@ -115,11 +133,11 @@ class Results:
         else:
             self._emit(way, result)
 
-    def _own(self, image: ByteArray | None) -> ByteArray | None:
+    def _own(self, frame: Frame) -> ByteArray | None:
         """A picture that stays when the ring's slot is written again, where anybody draws."""
-        if image is None or not any(outlet.options.draws for outlet in self._parts.outlets):
+        if frame.image is None or not self._parts.is_drawn(frame.source_id):
             return None
-        return image.copy()
+        return frame.image.copy()
 
     def _seen(self, outcome: Outcome, frame: Frame) -> tuple[Detections | None, tuple[ClassScore, ...]]:
         """(what the network saw, None where it did not look or failed; the classes of the whole picture)."""
@@ -128,7 +146,7 @@ class Results:
             return None, ()
         try:
             if network.is_classifier:
-                return None, classes_of(network, answer, outcome.index)
+                return no_detections(), classes_of(network, answer, outcome.index)
             return detections_of(network, answer, outcome.index, frame.width, frame.height), ()
         except InferFailed as error:
             log.warning("an answer cannot be read", source=frame.source_id, reason=error.message)
@@ -148,7 +166,8 @@ class Results:
             self._parts.metrics.event(way.source_id, event.kind)
         may_wait = not self._parts.is_live() and way.policy is DropPolicy.BLOCK
         for outlet in self._parts.outlets:
-            outlet.put(whole if outlet.options.draws else bare, may_wait=may_wait)
+            if outlet.options.shows(whole):
+                outlet.put(whole if outlet.options.draws else bare, may_wait=may_wait)
         self._parts.on_result(bare)
 
     def _end(self, way: SourceWay) -> None:
@@ -161,6 +180,4 @@ class Results:
         """Its last frame has passed: sinks finish what they have of it."""
         for outlet in self._parts.outlets:
             outlet.put(EndOfSource(way.source_id), may_wait=True)
-        way.is_over = True
         self._parts.on_over(way)
-        way.over.set()

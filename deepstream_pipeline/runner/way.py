@@ -1,6 +1,5 @@
 """One source's way through the pipeline: its tracker, its rules, its order, and what was counted on it."""
 
-import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -31,8 +30,9 @@ class Outcome:
 
 @dataclass(eq=False)
 class SourceWay:
-    """order and what is behind it are the dispatcher's, under its lock; tracker, analytics and what is behind them
-    belong to the thread of the results."""
+    """order, drops, inferred: the dispatcher's, under its lock. tracker, analytics, last, latencies: of the thread of
+    the results. next_analytics: what that thread goes on with, for others to fill. is_over: under the pipeline's lock.
+    """
 
     config: SourceConfig
     policy: DropPolicy
@@ -46,9 +46,8 @@ class SourceWay:
     snapshot: SourceSnapshot | None = None
     is_over: bool = False
     is_leaving: bool = False
-    new_analytics: Analytics | None = None
+    next_analytics: deque[Analytics] = field(default_factory=lambda: deque(maxlen=1))
     latencies: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
-    over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def source_id(self) -> str:

@@ -80,7 +80,7 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     if not sources and not (api.is_enabled and "source" not in root and not flags.sources and reading.file):
         _complain_of_nothing(reading, has_given=bool(flags.sources) or "source" in root)
     shard = _shard(flags, around, reading.complaints)
-    mine = tuple(_with_cache(source, sinks) for source in sources if shard.has(source.config.source_id))
+    mine = tuple(source for source in sources if shard.has(source.config.source_id))
     analytics = _analytics(root, flags)
     check_section(analytics, reading.complaints)
     mux = read_mux(root.section("streammux"))
@@ -195,20 +195,6 @@ def _shard(flags: Flags, around: Surroundings, complaints: Complaints) -> Shard:
     except ValueError as error:
         complaints.add("--shard" if flags.shard else "environment", str(error))
         return Shard()
-
-
-def _with_cache(source: SourceSettings, sinks: tuple[SinkOptions, ...]) -> SourceSettings:
-    """A recording that begins before its event needs what came before: kept where the source does not say otherwise."""
-    config = source.config
-    wanted = [
-        before_s
-        for sink in sinks
-        if (before_s := getattr(sink, "before_s", 0.0))
-        and config.source_id in (getattr(sink, "sources", ()) or (config.source_id,))
-    ]
-    if config.record_cache_s or not wanted:
-        return source
-    return replace(source, config=replace(config, record_cache_s=max(wanted)))
 
 
 def is_endless(settings: VideoSettings) -> bool:

@@ -30,9 +30,9 @@ def _nobody_cares(source_id: str, is_watched: bool) -> None:
 class PreviewBoard:
     """A Sink that pictures are written to, and the Previews that viewers ask.
 
-    on_watch(source_id, is_watched) is called when the first viewer comes to a source, and when the last one has gone:
-    from a viewer's thread or the sink's, one at a time; it must neither block nor ask the board. A source that nobody
-    looks at costs nothing.
+    on_watch(source_id, is_watched) is called when the first viewer comes to a source, and when the last one, or the
+    source, has gone: from a viewer's thread or the sink's, one at a time; it must neither block nor ask the board. A
+    source that nobody looks at costs nothing.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class PreviewBoard:
             board = self._boards.pop(source_id, None)
             if board is not None:
                 board.is_over = True
+                self._on_watch(source_id, False)
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -226,6 +226,7 @@ class Source:
     def _frame(self, ready: FrameReady, now: float) -> None:
         if self._feed is None or not self.watch.is_taken:
             self._lost(self._tally.lost(Lost(DropReason.STOPPED.value, 1)), 1)
+            self._do(self.watch.lost(now, 1))
             return
         prepared = self._feed.prepared(
             ready, self._timeline, now, max_pixels=self._options.max_pixels, is_live=self.watch.is_live

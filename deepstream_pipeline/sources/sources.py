@@ -62,9 +62,14 @@ class Sources:
         self._thread.start()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the thread is there: from `start` to the end of `close`, but for a fault of ours."""
+        return self._thread.is_alive()
+
+    @property
     def is_alive(self) -> bool:
         """Whether the thread turns."""
-        return self._thread.is_alive() and time.monotonic() - self._turned_at < _STALE_S
+        return self.is_running and time.monotonic() - self._turned_at < _STALE_S
 
     def add(self, config: SourceConfig, needs: SourceNeeds) -> None:
         """Raises SourceExists, TooManySources, and PipelineError once it is closed."""

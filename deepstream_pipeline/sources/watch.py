@@ -18,6 +18,7 @@ START_MARGIN_S = 5.0  # for the process to begin, before it asks the source
 GRACE_S = 2.0  # for a process that was asked to end, or said its last
 WELL_S = 10.0  # a source that gave frames for so long fails for the first time again
 AUTH_RETRY_S = 60.0
+TAKEN_OUT = "taken out"  # the reason of one that was removed
 FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder once kills it again
 
 
@@ -197,7 +198,7 @@ class Watch:
             self._failures = 0
         self._phase, self.fps = _Phase.IDLE, 0.0
         if self._is_removed:
-            self._finish(SourceState.ENDED, "taken out")
+            self._finish(SourceState.ENDED, TAKEN_OUT)
         elif was_asked or (self._is_paused and self.is_live):
             self._begin_anew(now)
         elif end is not None and not fault:
@@ -242,7 +243,7 @@ class Watch:
         """It is to go. It is over at once, or when its process is."""
         self._is_removed = True
         if self._phase in (_Phase.IDLE, _Phase.WAITING):
-            self._finish(SourceState.ENDED, "taken out")
+            self._finish(SourceState.ENDED, TAKEN_OUT)
         if self._phase not in (_Phase.OPENING, _Phase.OPEN):
             return Action.NONE
         self._await_exit(now)
