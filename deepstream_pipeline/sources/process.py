@@ -109,8 +109,8 @@ class DecodeProcess:
                 message = self.socket.recv(MESSAGE_BYTES + 1)
             except BlockingIOError:
                 return
-            except ConnectionResetError:
-                message = b""
+            except ConnectionResetError:  # said once, where it left what we sent unread: what it sent is still there
+                continue
             if not message:
                 self.has_hung_up = True
                 yield None
