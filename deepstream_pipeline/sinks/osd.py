@@ -12,7 +12,7 @@ from typing import Protocol
 import cv2
 import numpy as np
 
-from deepstream_pipeline.sinks.canvas import ALARM, INK, WHITE, Canvas, Pixel, colour_of
+from deepstream_pipeline.sinks.canvas import ALARM, INK, WHITE, Canvas, Colour, Pixel, colour_of
 from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.types import ByteArray, Frame, FrameResult
 
@@ -249,6 +249,7 @@ def _draw_trails(sheet: _Sheet, trails: Mapping[int, _Trail], options: OsdOption
 
 
 def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float]) -> None:
+    names = _Names(sheet.canvas)
     regions = (rules.roi_filtering, rules.overcrowding, rules.dwell)
     for (kind, hue), group in zip(_REGION_KINDS, regions, strict=True):
         for region in group:
@@ -258,22 +259,47 @@ def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float]) 
             sheet.canvas.tint(points, colour, 0.28 if colour == ALARM else 0.12)
             sheet.canvas.polyline(points, colour, is_closed=True)
             lowest = max(points, key=lambda point: point[1])
-            sheet.canvas.chip(_counted(key, region.name, sheet), lowest, colour, strength=0.85)
+            names.add(_counted(key, region.name, sheet), lowest, colour)
     for line in rules.line_crossing:
-        _draw_line(sheet, rules, line, flashes)
+        key = f"line-crossing/{line.name}"
+        colour = ALARM if _is_flashing(key, sheet.result.frame, flashes) else WHITE
+        names.add(_counted(key, line.name, sheet), _draw_line(sheet, rules, line, colour), colour)
+    names.draw()
 
 
-def _draw_line(sheet: _Sheet, rules: RuleShapes, line: NamedLine, flashes: Mapping[str, float]) -> None:
-    key = f"line-crossing/{line.name}"
+class _Names:
+    """The names of rules, each under those that lie where it should be: lines of both ways are often one line."""
+
+    def __init__(self, canvas: Canvas) -> None:
+        self._canvas = canvas
+        self._placed: list[tuple[str, Pixel, Colour, Pixel]] = []
+
+    def add(self, text: str, at: Pixel, colour: Colour) -> None:
+        """at: the upper left corner, where there is room."""
+        width, height = self._canvas.text_size(text)
+        left = max(0, min(at[0], self._canvas.width - width))
+        top = max(0, min(at[1], self._canvas.height - height))
+        taken = sorted(y for _, (x, y), _, (right, _) in self._placed if x < left + width and left < right)
+        for other in taken:
+            if other < top + height and top < other + height:
+                top = other + height
+        self._placed.append((text, (left, top), colour, (left + width, top + height)))
+
+    def draw(self) -> None:
+        """All of them, over all lines."""
+        for text, at, colour, _ in self._placed:
+            self._canvas.chip(text, at, colour, strength=0.85)
+
+
+def _draw_line(sheet: _Sheet, rules: RuleShapes, line: NamedLine, colour: Colour) -> Pixel:
+    """The place of its name."""
     begin, end = (_scaled(sheet, rules, point) for point in line.line)
-    colour = ALARM if _is_flashing(key, sheet.result.frame, flashes) else WHITE
     canvas = sheet.canvas
     canvas.polyline([begin, end], INK, width_px=canvas.line_px * 2 + 2)
     canvas.polyline([begin, end], colour, width_px=canvas.line_px * 2)
     if line.direction is not None:
         canvas.arrow(_scaled(sheet, rules, line.direction[0]), _scaled(sheet, rules, line.direction[1]), colour)
-    middle = ((begin[0] + end[0]) // 2 + canvas.text_px // 2, (begin[1] + end[1]) // 2 + canvas.text_px // 2)
-    canvas.chip(_counted(key, line.name, sheet), middle, colour, strength=0.85)
+    return (begin[0] + end[0]) // 2 + canvas.text_px // 2, (begin[1] + end[1]) // 2 + canvas.text_px // 2
 
 
 def _scaled(sheet: _Sheet, rules: RuleShapes, point: Point) -> Pixel:

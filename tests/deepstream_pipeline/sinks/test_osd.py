@@ -60,6 +60,17 @@ def test_osd_box_is_where_the_object_is() -> None:
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (left, right, top, bottom)
 
 
+def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
+    """As of the two ways over one line: each can be read, so that the second adds as much as the first."""
+    line = RULES.line_crossing[0]
+    told, marks = result(0, objects=0), []
+    for names in (("A",), ("A", "B"), ("A", "B", "C")):
+        osd = Osd(replace(NOTHING, has_rules=True))
+        osd.set_source("cam", rules=Rules(320, 240, line_crossing=tuple(replace(line, name=name) for name in names)))
+        marks.append(changed(osd.draw(told), told.frame.image))
+    assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
+
+
 @pytest.mark.parametrize("size", [(320, 240), (64, 48), (321, 241), (1920, 1080), (3840, 2160)])
 def test_osd_of_any_size_draws_within_the_picture(size: tuple[int, int]) -> None:
     """Small, odd and huge pictures are drawn on; letters grow with them."""
