@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+END = 1 << 62  # behind every frame number
 
 
 class Sequencer(Generic[T]):

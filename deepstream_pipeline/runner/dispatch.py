@@ -17,12 +17,12 @@ from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.mux import Drop, MuxOptions, StreamMux
+from deepstream_pipeline.order import END
 from deepstream_pipeline.runner.way import Outcome, SourceWay
 from deepstream_pipeline.types import DropPolicy, DropReason, FrameBatch, PreparedFrame
 
 CLIENT = "video"
 RETRY_AFTER_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-_END = 1 << 62  # behind every frame number
 LONG_S = 60.0  # what may be waited for a frame that must not be lost
 
 
@@ -110,8 +110,8 @@ class Dispatcher:
                 return
             if way.is_leaving or way.policy is not DropPolicy.BLOCK:
                 self._drop(self._mux.remove(source_id))
-            way.order.expect(_END)
-            self._hand_on(way.order.resolve(_END, Outcome(way, None)))
+            way.order.expect(END)
+            self._hand_on(way.order.resolve(END, Outcome(way, None)))
         self.pump()
 
     def count_drop(self, way: SourceWay, reason: DropReason, count: int = 1) -> None:

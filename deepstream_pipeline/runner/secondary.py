@@ -18,17 +18,17 @@ from deepstream_pipeline.infer.crops import Crop, SecondaryOptions, SecondaryPla
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.order import Sequencer
+from deepstream_pipeline.order import END, Sequencer
 from deepstream_pipeline.parse.results import classes_of
 from deepstream_pipeline.runner.dispatch import CLIENT
 from deepstream_pipeline.runner.way import SourceWay
 from deepstream_pipeline.types import ByteArray, ClassScore, FrameResult
 
 log = structlog.get_logger(component="video")
-MAX_HELD = 64  # frames that wait for their crops; beyond it they go on without
+MAX_HELD = 64  # frames that wait for their crops, or behind such; of more the oldest goes on without
+MAX_WAITING = 256  # crops for one model; nothing is cut while there are more
 MAX_BATCHES = 2  # of crops at the engine, for each model
 PATIENCE_S = 5.0  # for a batch of crops
-_END = 1 << 62  # behind every frame number
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Held:
 
     way: SourceWay
     result: FrameResult | None
-    number: int = _END
+    number: int = END
     missing: int = 0
 
 
@@ -92,6 +92,7 @@ class Secondaries:
         self._lanes = [_Lane(model) for model in models]
         self._plans: dict[SourceWay, _Plans] = {}
         self._held = 0
+        self._pending: dict[_Held, None] = {}  # the oldest first
         self._answers: deque[tuple[_Lane, list[_Asked], Answer]] = deque()
         self._lock = threading.Lock()
 
@@ -101,26 +102,25 @@ class Secondaries:
         image: (H, W, 3) uint8 RGB, read only here; None where none travelled.
         """
         plans = self._plans_of(way)
-        number = result.frame.frame_num
-        held = _Held(way, result, number)
-        plans.order.expect(number)
-        if image is not None and self._held < MAX_HELD:
-            for lane, plan in zip(self._lanes, plans.plans, strict=True):
-                crops = plan.cut(lane.model.network, image, result.frame, result.tracks)
-                held.missing += len(crops)
-                lane.waiting.extend(_Asked(held, plan, crop) for crop in crops)
+        held = _Held(way, result, result.frame.frame_num)
+        if image is not None:
+            self._cut(plans, result, held, image)
+        plans.order.expect(held.number)
         self._held += 1
         if held.missing:
-            self.pump()
+            self._pending[held] = None
         else:
-            self._resolved(plans, number, held)
+            self._resolved(plans, held)
+        while self._held > MAX_HELD and self._pending:
+            self._give_up(next(iter(self._pending)))
+        self.pump()
 
     def finish(self, way: SourceWay) -> None:
         """No more frames of it come: `ended` is called behind the last of them."""
         plans = self._plans_of(way)
-        plans.order.expect(_END)
+        plans.order.expect(END)
         self._held += 1
-        self._resolved(plans, _END, _Held(way, None))
+        self._resolved(plans, _Held(way, None))
 
     def pump(self) -> None:
         """Ask for crops that wait, and deliver frames whose answers are there."""
@@ -134,6 +134,23 @@ class Secondaries:
         for lane in self._lanes:
             while lane.waiting and lane.sent < MAX_BATCHES:
                 self._submit(lane)
+
+    def _cut(self, plans: _Plans, result: FrameResult, held: _Held, image: ByteArray) -> None:
+        for lane, plan in zip(self._lanes, plans.plans, strict=True):
+            if len(lane.waiting) < MAX_WAITING:
+                crops = plan.cut(lane.model.network, image, result.frame, result.tracks)
+                held.missing += len(crops)
+                lane.waiting.extend(_Asked(held, plan, crop) for crop in crops)
+
+    def _give_up(self, held: _Held) -> None:
+        """The frame goes on without what is not answered yet."""
+        for lane in self._lanes:
+            for one in lane.waiting:
+                if one.held is held:
+                    one.plan.take(one.crop, ())
+            lane.waiting = deque(one for one in lane.waiting if one.held is not held)
+        del self._pending[held]
+        self._resolved(self._plans[held.way], held)
 
     def _submit(self, lane: _Lane) -> None:
         network = lane.model.network
@@ -160,9 +177,9 @@ class Secondaries:
         for index, one in enumerate(asked):
             one.plan.take(one.crop, self._classes(lane, answer, index))
             one.held.missing -= 1
-            plans = self._plans.get(one.held.way)
-            if one.held.missing == 0 and plans is not None:
-                self._resolved(plans, one.held.number, one.held)
+            if one.held.missing == 0 and one.held in self._pending:
+                del self._pending[one.held]
+                self._resolved(self._plans[one.held.way], one.held)
 
     def _plans_of(self, way: SourceWay) -> _Plans:
         if way not in self._plans:
@@ -179,8 +196,8 @@ class Secondaries:
             log.warning("an answer cannot be read", model=lane.model.network.name, reason=error.message)
             return ()
 
-    def _resolved(self, plans: _Plans, number: int, held: _Held) -> None:
-        for ready in plans.order.resolve(number, held):
+    def _resolved(self, plans: _Plans, held: _Held) -> None:
+        for ready in plans.order.resolve(held.number, held):
             self._send(plans, ready)
 
     def _send(self, plans: _Plans, held: _Held) -> None:

@@ -1,0 +1,98 @@
+"""Frames that wait for what secondary models say of their objects."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.errors import InferFailed
+from deepstream_pipeline.infer.crops import SecondaryOptions
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.runner import secondary
+from deepstream_pipeline.runner.secondary import MAX_HELD, MAX_WAITING, Secondaries, SecondaryModel
+from deepstream_pipeline.runner.way import SourceWay
+from deepstream_pipeline.types import ClassScore, Detections, Frame, FrameResult, Tracks
+from tests.deepstream_pipeline.infer.test_crops import network
+from tests.deepstream_pipeline.runner.fakes import FakeEngine, a_way
+
+PICTURE = np.zeros((48, 64, 3), np.uint8)
+RED = ClassScore("colour", 1, "red", 0.9)
+
+
+class Held:
+    """Secondaries over an engine that answers when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(secondary, "classes_of", lambda *_: (RED,))
+        self.engine = FakeEngine()
+        self.delivered: list[FrameResult] = []
+        self.ended: list[str] = []
+        whole: Any = self.engine
+        model = SecondaryModel(network(), SecondaryOptions(reinfer_interval=1))
+        self.secondaries = Secondaries(whole, (model,), VideoMetrics(), lambda: None)
+        self.secondaries.deliver = lambda way, result: self.delivered.append(result)
+        self.secondaries.ended = lambda way: self.ended.append(way.source_id)
+
+    def look(self, way: SourceWay, number: int, *, objects: int = 1) -> None:
+        boxes = np.tile(np.array([[4, 4, 30, 40]], np.float32), (objects, 1))
+        seen = Detections(boxes, np.ones(objects, np.float32), np.zeros(objects, np.int64))
+        ids = np.arange(objects) + number * objects  # nobody twice, so that everybody is looked at
+        frame = Frame(way.source_id, number, number / 10, 0.0, 64, 48)
+        self.secondaries.look(way, FrameResult(frame, Tracks(seen, ids, ids)), PICTURE)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [result.frame.frame_num for result in self.delivered]
+
+
+def test_frame_waits_for_what_is_said_of_its_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is delivered with it, behind those before it; the source's end behind all."""
+    held, way = Held(monkeypatch), a_way("cam")
+    held.look(way, 0)
+    held.look(way, 1)
+    held.secondaries.finish(way)
+    first, second = held.engine.asked
+    second.answer()
+    held.secondaries.pump()
+    assert held.numbers == []
+    first.answer()
+    held.secondaries.pump()
+    assert (held.numbers, held.ended) == ([0, 1], ["cam"])
+    assert [result.attributes for result in held.delivered] == [((RED,),), ((RED,),)]
+
+
+def test_engine_that_never_answers_holds_few_frames_and_crops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more frames than MAX_HELD the oldest goes on without; what is answered too late changes nothing."""
+    held, ways = Held(monkeypatch), [a_way("a"), a_way("b")]
+    for number in range(300):
+        for way in ways:
+            held.look(way, number, objects=3)
+    assert len(held.delivered) >= 600 - MAX_HELD
+    assert all(len(lane.waiting) <= MAX_WAITING + 3 for lane in held.secondaries._lanes)
+    while held.engine.asked:
+        held.engine.asked.pop().fail(InferFailed("too late"))
+        held.secondaries.pump()
+    for way in ways:
+        held.secondaries.finish(way)
+    assert held.ended == ["a", "b"]
+    for way in ways:
+        mine = [result.frame.frame_num for result in held.delivered if result.frame.source_id == way.source_id]
+        assert mine == list(range(300))
+
+
+def test_frame_whose_crops_cannot_be_cut_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug that one frame finds costs that frame."""
+    held, way = Held(monkeypatch), a_way("cam")
+    with monkeypatch.context() as broken:
+        broken.setattr(secondary.SecondaryPlan, "cut", _broken)
+        with pytest.raises(RuntimeError):
+            held.look(way, 0)
+    held.look(way, 1)
+    held.engine.asked[0].answer()
+    held.secondaries.finish(way)
+    held.secondaries.pump()
+    assert (held.numbers, held.ended) == ([1], ["cam"])
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("a bug")
