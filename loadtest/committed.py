@@ -1,7 +1,7 @@
 """The results that are kept in version control, each with its verdicts: runs of scenarios, and what benches wrote."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ class _Bench(msgspec.Struct, frozen=True):
 
     conditions: dict[str, str]
     results: list[dict[str, Any]]
+
+
+Results = Sequence[Mapping[str, Any]]  # of a bench, each of its own shape
 
 
 def read_committed(targets: Iterable[Target], folder: Path = FOLDER) -> tuple[Committed, ...]:
@@ -106,7 +109,7 @@ def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
     if name not in _READINGS:
         return None
     try:
-        measurements = tuple(_READINGS[name](bench.results[0]))
+        measurements = tuple(_READINGS[name](bench.results))
         models: tuple[str, ...] = (bench.results[0]["model"],)
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise ResultsError(f"{path}: no result of {name} ({error!r}); measure it again with --json") from None
@@ -125,12 +128,26 @@ def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
     )
 
 
-def _of_image_endpoint(result: Mapping[str, Any]) -> Iterable[Measurement]:
-    yield _measurement("limit_share", result["ratio"])
+def _of_image_endpoint(results: Results) -> Iterable[Measurement]:
+    yield _measurement("limit_share", results[0]["ratio"])
 
 
-def _of_peers(result: Mapping[str, Any]) -> Iterable[Measurement]:
+def _of_video(results: Results) -> Iterable[Measurement]:
+    """Of the models with one stream, the worse one counts."""
+    if models := [one for one in results if one["kind"] == "model"]:
+        for measure, field in (("limit_share", "limit_share"), ("rate_ratio", "peer_ratio")):
+            yield _measurement(measure, min((one[field] for one in models), key=lambda spread: spread["median"]))
+    for one in results:
+        if one["kind"] == "streams":
+            yield _measurement("best_share", one["best_share"])
+            yield _measurement("jain", one["jain"])
+        if one["kind"] == "overload":
+            yield _measurement("goodput_of_capacity", one["goodput_of_capacity"])
+
+
+def _of_peers(results: Results) -> Iterable[Measurement]:
     """The first row is ours; the best peer is the one to whom our rate is the least."""
+    result = results[0]
     rounds = int(result["rounds"])
     peers = [row for row in result["rows"] if not row["name"].startswith("penstock")]
     best = min(peers, key=lambda row: float(row["rate_ratio"]["median"]))
@@ -139,8 +156,9 @@ def _of_peers(result: Mapping[str, Any]) -> Iterable[Measurement]:
     yield _measurement("cpu_ms_per_ok", result["rows"][0]["server_ms"], rounds)
 
 
-_READINGS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[Measurement]]] = {
+_READINGS: Mapping[str, Callable[[Results], Iterable[Measurement]]] = {
     "bench image_endpoint": _of_image_endpoint,
+    "bench video": _of_video,
     "bench peers": _of_peers,
 }
 

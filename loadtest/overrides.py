@@ -46,6 +46,16 @@ def with_rate(scenario: Scenario, rate_per_s: float) -> Scenario:
     return _without_shares(_with_judged(scenario, paced))
 
 
+def with_stream(scenario: Scenario, uri: str) -> Scenario:
+    """Each stream plays that URI. Raises ScenarioError where the scenario has none, or none is known."""
+    if uri and not scenario.is_video:
+        raise ScenarioError(f"--stream is for scenarios of streams; {scenario.name} has none")
+    asks = tuple(msgspec.structs.replace(ask, uri=uri or ask.uri) for ask in scenario.requests)
+    if scenario.is_video and not all(ask.uri for ask in asks):
+        raise ScenarioError(f"{scenario.name} needs --stream URI: a file or camera that the video program can open")
+    return msgspec.structs.replace(scenario, requests=asks)
+
+
 def with_replay(scenario: Scenario, recording: str, *, speed: float = 1.0) -> Scenario:
     """The judged phases send when the recording says, and nothing asks by shares of the capacity any more.
 

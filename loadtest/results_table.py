@@ -22,6 +22,7 @@ NOTE = (
     "versions and commands stand; made by `python -m loadtest.results_table --write README.md`."
 )
 PEERS = f"{BENCH}peers"
+VIDEO = f"{BENCH}video"
 NOTHING = "Nothing is measured yet: `loadtest/results` is empty."
 # A line each; of several measures the first that the result has.
 HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
@@ -35,6 +36,8 @@ HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
     "soak": (("rss_slope_mib_per_min", "p99_drift"),),
     "cold-start": (("first_answer_ms",),),
     "bench image_endpoint": (("limit_share",),),
+    "video-streams": (("streams_held",),),
+    VIDEO: (("limit_share",), ("rate_ratio",), ("best_share",), ("goodput_of_capacity",)),
     PEERS: (("rate_ratio",),),
 }
 _WORDS = {
@@ -45,9 +48,16 @@ _WORDS = {
     "rss_slope_mib_per_min": "growth of the server's memory",
     "p99_drift": "p99 at the end by that at the beginning, less 1",
     "first_answer_ms": "first answer after a load",
+    "streams_held": "cameras held",
     "limit_share": "rate by the harmonic limit of decode, resize and engine",
 }
 _WORDS_OF_PEERS = "pictures a second by the best peer's"
+_WORDS_OF_VIDEO = {
+    "limit_share": "one stream by the harmonic limit of decode, resize and engine",
+    "rate_ratio": "one stream by a plain OpenCV loop",
+    "best_share": "16 streams by the best number of streams",
+    "goodput_of_capacity": "frames in time at 1.5 times the capacity",
+}
 
 
 class ReadmeError(ValueError):
@@ -88,12 +98,18 @@ def _line(one: Committed, measurement: Measurement) -> tuple[str, ...]:
     verdict = _verdict_of(one, measurement.measure)
     return (
         one.name.removeprefix(BENCH),
-        f"{', '.join(one.models)}: {_WORDS_OF_PEERS if one.name == PEERS else _WORDS[measurement.measure]}",
+        f"{', '.join(one.models)}: {_words(one.name, measurement.measure)}",
         spread_in_words(measurement, measurement.unit),
         wanted_in_words(verdict.comparison, verdict.figure, verdict.unit) if verdict else "",
         verdict.state if verdict else "",
         one.on,
     )
+
+
+def _words(name: str, measure: str) -> str:
+    if name == PEERS:
+        return _WORDS_OF_PEERS
+    return _WORDS_OF_VIDEO[measure] if name == VIDEO else _WORDS[measure]
 
 
 def _verdict_of(one: Committed, measure: str) -> Verdict | None:

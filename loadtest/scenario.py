@@ -6,12 +6,14 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """How a request travels. IMAGE: an encoded picture over HTTP; the others: v2 tensors."""
+    """How a request travels. IMAGE: an encoded picture over HTTP; VIDEO: a camera's stream, which the video program is
+    told to read; the others: v2 tensors."""
 
     IMAGE = "image"
     REST = "rest"
     GRPC = "grpc"
     GRPC_STREAM = "grpc-stream"
+    VIDEO = "video"
 
 
 class Shape(StrEnum):
@@ -36,7 +38,7 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """One kind of request. share: its weight among the scenario's requests.
 
     sizes: of a tensor's free dimensions after the batch, in order; shorter lists repeat their last; none: 256.
-    picture_px: width and height of generated pictures.
+    picture_px: width and height of generated pictures. uri: of a video, as the video program is to open it.
     """
 
     kind: Kind
@@ -45,6 +47,7 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     batch: int = 1
     sizes: tuple[int, ...] = ()
     picture_px: tuple[int, int] = (640, 480)
+    uri: str = ""
 
     @property
     def label(self) -> str:
@@ -72,7 +75,8 @@ class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A stretch of a run: an open loop (arrivals), a closed one (callers), or reloads of the model (reloads).
+    """A stretch of a run: an open loop (arrivals), a closed one (callers), reloads of the model (reloads), or a search
+    for how many video streams keep the SLO (streams: at most), each number tried for `seconds`.
 
     is_judged: its figures count for the verdict. is_capacity: its rate of good answers is this run's capacity.
     """
@@ -82,6 +86,7 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     arrivals: Arrivals | None = None
     callers: int = 0
     reloads: int = 0
+    streams: int = 0
     is_judged: bool = False
     is_capacity: bool = False
 
@@ -95,3 +100,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     phases: tuple[Phase, ...] = msgspec.field(name="phase")
     slo_p99_ms: float = 100.0
     timeout_s: float = 10.0
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a search for a number of streams, of the video program."""
+        return any(phase.streams for phase in self.phases)

@@ -81,6 +81,9 @@ def _complaints(scenario: Scenario) -> Iterator[str]:
     names = [phase.name for phase in scenario.phases]
     if len(set(names)) < len(names):
         yield f"phases have names of their own, not {', '.join(names)}"
+    is_video = [ask.kind is Kind.VIDEO for ask in scenario.requests]
+    if scenario.is_video != any(is_video) or (any(is_video) and (len(is_video) > 1 or len(scenario.phases) > 1)):
+        yield "a request of kind video goes with one phase that counts streams, and with nothing else"
     if not any(phase.is_judged for phase in scenario.phases):
         yield "no phase is_judged, so there would be nothing to judge"
     has_capacity = False
@@ -95,8 +98,8 @@ def _complaints_of_ask(ask: Ask) -> Iterator[str]:
 
 
 def _complaints_of_phase(phase: Phase, has_capacity: bool) -> Iterator[str]:
-    if sum((phase.arrivals is not None, phase.callers > 0, phase.reloads > 0)) != 1:
-        yield "it has either arrivals, or callers, or reloads"
+    if sum((phase.arrivals is not None, phase.callers > 0, phase.reloads > 0, phase.streams > 0)) != 1:
+        yield "it has either arrivals, or callers, or reloads, or streams"
     is_timed = not phase.reloads and not (phase.arrivals and phase.arrivals.shape is Shape.REPLAY)
     if not 0 <= phase.seconds < math.inf or (is_timed and phase.seconds == 0):
         yield f"seconds = {phase.seconds:g} is no length"

@@ -61,7 +61,7 @@ async def begun(order: Order, watch: Watch) -> AsyncIterator[tuple[Rig, Run]]:
         await _ask_each_once(order)
         identity = await server_identity(order.target, PREFLIGHT_TIMEOUT_S)
         async with open_rig(order, watch) as rig:
-            yield rig, _head(order, began_at, f"{identity.name} {identity.version}".strip())
+            yield rig, head_of(order, began_at, f"{identity.name} {identity.version}".strip())
     except (TargetError, DriverError, MetricsError) as error:
         raise SessionError(str(error)) from error
 
@@ -127,7 +127,8 @@ async def _client(ask: Ask, endpoint: Endpoint, order: Order) -> Client:
     return await connect(ask, endpoint, seed=order.seed, images=order.images, timeout_s=PREFLIGHT_TIMEOUT_S)
 
 
-def _head(order: Order, began_at: str, server: str) -> Run:
+def head_of(order: Order, began_at: str, server: str) -> Run:
+    """A run that has not begun."""
     return Run(
         scenario=order.scenario.name,
         about=order.scenario.about,

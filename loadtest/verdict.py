@@ -28,11 +28,12 @@ _WAYS = {
     "p99_drift": "a judged phase of 9 s or more shows it",
     "load_ms": "run penstock load run cold-start",
     "first_answer_ms": "run penstock load run cold-start",
+    "streams_per_core": f"not one stream was held; {_NEAR}",
+    "nvdec_share": "comes with the GPU's decoder",
     "refusal_p99_ms": "nothing was refused",
     "batch_size_mean": "the server does not say how large its batches are",
 }
 _WAYS_ELSEWHERE = {
-    "video-streams": "comes with the video program",
     "gpu-mps": "comes with the MPS program, on a GPU",
     "batcher-replay": "comes with penstock plan",
     "bench gpu_engine": "comes with the GPU's bench",

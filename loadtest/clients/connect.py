@@ -38,6 +38,8 @@ async def connect(ask: Ask, endpoint: Endpoint, *, seed: int, images: str, timeo
             return await _rest_client(ask, endpoint, seed, timeout_s)
         case Kind.GRPC | Kind.GRPC_STREAM:
             return await _grpc_client(ask, endpoint, seed, timeout_s)
+        case Kind.VIDEO:
+            raise TargetError("a video stream is not asked for picture by picture; run it with `penstock load run`")
 
 
 async def preflight(ask: Ask, endpoint: Endpoint, *, seed: int = 1, images: str = "", timeout_s: float) -> Answer:

@@ -106,9 +106,13 @@ class HttpPort:
             return http_refusal(answer.status, body, sent_bytes, location=answer.headers.get("Location", ""))
         return judge(HttpReply(answer.status, answer.headers, body, sent_bytes))
 
-    async def call(self, method: str, url: URL) -> tuple[int, bytes]:
+    async def call(
+        self, method: str, url: URL, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
         """Status and body of a question beside the load. Raises aiohttp.ClientError and TimeoutError."""
-        async with self._session.request(method, url, allow_redirects=False) as answer:
+        async with self._session.request(
+            method, url, data=body or None, headers=headers, allow_redirects=False
+        ) as answer:
             return answer.status, await _whole(answer)
 
     async def aclose(self) -> None:

@@ -207,9 +207,14 @@ def capacity_per_s(phases: Iterable[PhaseResult], *, round: int, side: Side) -> 
     return figures.capacity([it for it in phases if it.is_capacity and it.round == round and it.side is side])
 
 
-def _measurement(of: Measure, values: Sequence[float]) -> Measurement:
+def measurement_of(name: str, unit: str, values: Sequence[float]) -> Measurement:
+    """A figure by its values, one a round; there is one at least."""
     spread = Spread(median=statistics.median(values), low=min(values), high=max(values))
-    return Measurement(of.name, of.unit, spread, rounds=len(values))
+    return Measurement(name, unit, spread, rounds=len(values))
+
+
+def _measurement(of: Measure, values: Sequence[float]) -> Measurement:
+    return measurement_of(of.name, of.unit, values)
 
 
 def _round_numbers(phases: Iterable[PhaseResult], reloads: Iterable[Reload]) -> list[int]:

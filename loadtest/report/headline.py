@@ -86,6 +86,8 @@ def _latency(ms: float) -> str:
 
 
 def _reload_figures(run: Run) -> list[str]:
+    if held := next((one for one in run.measurements if one.measure == "streams_held"), None):
+        return [f"{plain_number(held.spread.median)} streams held"]
     if not run.reloads:
         return ["nothing was measured"]
     load_ms = spread_of([reload.load_ms for reload in run.reloads]).median

@@ -12,7 +12,7 @@ from locust.event import EventHook
 from loadtest.clients.client import Endpoint
 from loadtest.scenario import Ask, Kind
 from loadtest.users import grpc, image, rest, stream
-from loadtest.users.terms import Asker, HttpSession, Line, Outcome, Terms
+from loadtest.users.terms import Asker, CannotAsk, HttpSession, Line, Outcome, Terms
 
 DEFAULT_HOST = "http://127.0.0.1:8000"
 
@@ -118,3 +118,5 @@ def _askers_of(
             return grpc.prepare(ask, endpoint, timeout_s)
         case Kind.GRPC_STREAM:
             return stream.prepare(ask, endpoint, timeout_s)
+        case Kind.VIDEO:
+            raise CannotAsk("a video stream is not asked for picture by picture; run it with `penstock load run`")

@@ -39,6 +39,7 @@ def run(
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the phases that are judged")] = None,
     rate: Annotated[float | None, typer.Option(help="requests a second in the phases that are judged")] = None,
     replay: flags.Replay = None,
+    stream: flags.Stream = "",
     rounds: Annotated[int, typer.Option(min=1, max=100, help="repeat all of it; figures get a spread")] = 1,
     slo_p99_ms: flags.SloP99 = None,
     min_rate: flags.MinRate = None,
@@ -58,21 +59,16 @@ def run(
     Exit code 0: something passed and nothing failed. 1: a target was missed, nothing could be judged, or the load
     generator was the bottleneck. 2: the command line is wrong. 130: stopped before there was anything to report.
     """
+    found = flags.scenario_or_fail(scenario)
     chosen = flags.changed_or_fail(
-        flags.scenario_or_fail(scenario),
-        model=model,
-        replay=replay,
-        duration_s=duration,
-        rate_per_s=rate,
-        slo_p99_ms=slo_p99_ms,
+        found, model=model, replay=replay, stream=stream, duration_s=duration, rate_per_s=rate, slo_p99_ms=slo_p99_ms
     )
     rows = flags.targets_or_fail(targets, chosen, min_rate_per_s=min_rate)
     headers = flags.identified(header or (), api_key)
+    url = flags.VIDEO_URL if target is None and chosen.is_video else gateway_url(target)
     order = Order(
         scenario=chosen,
-        target=flags.endpoint_or_fail(
-            gateway_url(target), flag="--target", grpc_address=grpc, image_path=image_path, headers=headers
-        ),
+        target=flags.endpoint_or_fail(url, flag="--target", grpc_address=grpc, image_path=image_path, headers=headers),
         beside=flags.endpoint_or_fail(beside, flag="--beside", headers=header or ()) if beside else None,
         rounds=rounds,
         seed=seed,

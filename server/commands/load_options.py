@@ -35,6 +35,7 @@ Images = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="pictures to post instead of generated ones")
 ]
 ImagePath = Annotated[str, typer.Option(help="where pictures are posted; {model} stands for the model")]
+Stream = Annotated[str, typer.Option("--stream", metavar="URI", help="what each stream of video-streams plays")]
 Replay = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="send when this recording says (records.jsonl)")
 ]
@@ -55,6 +56,8 @@ Out = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="verdicts and figures as one JSON object, and nothing else")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="say nothing while it runs")]
 
+VIDEO_URL = "http://127.0.0.1:8010"  # the video program's control API
+
 
 def scenario_or_fail(name: str) -> Scenario:
     """The scenario; one sentence and exit code 2 where there is none."""
@@ -69,6 +72,7 @@ def changed_or_fail(
     *,
     model: str = "",
     replay: Path | None = None,
+    stream: str = "",
     duration_s: float | None = None,
     rate_per_s: float | None = None,
     slo_p99_ms: float | None = None,
@@ -79,6 +83,7 @@ def changed_or_fail(
     try:
         if model:
             scenario = overrides.with_model(scenario, model)
+        scenario = overrides.with_stream(scenario, stream)
         if replay is not None:
             read_recording(replay)  # a damaged one is told now, not after the phases before
             scenario = overrides.with_replay(scenario, str(replay))

@@ -9,6 +9,7 @@ import typer
 
 from loadtest.order import Order
 from loadtest.session import SessionError, judged, run_session
+from loadtest.streams_session import run_streams
 from loadtest.targets import Target
 from loadtest.verdict import exit_code
 from server.commands.load_end import end_run, give_up
@@ -20,7 +21,8 @@ T = TypeVar("T")
 def run_to_its_end(order: Order, targets: Sequence[Target], *, as_json: bool, is_quiet: bool) -> None:
     """Runs, judges, reports, and ends the command with its exit code."""
     with watch_for(is_quiet=is_quiet) as watch:
-        run = composed(order, run_session(order, watch), as_json=as_json)
+        begin = run_streams if order.scenario.is_video else run_session
+        run = composed(order, begin(order, watch), as_json=as_json)
     run = judged(run, targets)
     code = exit_code(run.verdicts, run.complaints)
     end_run(run, order.folder, as_json=as_json, code=code)

@@ -14,9 +14,9 @@ from loadtest.bench.stages import StageLap
 from loadtest.bench.video.__main__ import parse_arguments
 from loadtest.bench.video.clips import FPS, at_rate, frames_of
 from loadtest.bench.video.figures import ModelRounds, StreamRounds, model_result, overload_result, streams_result
-from loadtest.bench.video.latency import Buckets, jain_index
-from loadtest.bench.video.program import Memory, Stretch, latency_in
+from loadtest.bench.video.program import Memory, Stretch
 from loadtest.bench.video.tables import model_table, overload_table, streams_table
+from loadtest.measure.buckets import Buckets, jain_index, latency_in
 from tests.conftest import CHECKOUT, RunningStack
 from tests.deepstream_pipeline.clips import write_clip
 

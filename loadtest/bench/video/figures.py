@@ -7,8 +7,8 @@ from statistics import median
 from loadtest.bench.image_endpoint import harmonic_limit
 from loadtest.bench.report import Spread, spread
 from loadtest.bench.stages import StageLap
-from loadtest.bench.video.latency import jain_index
 from loadtest.bench.video.program import Memory, Stretch
+from loadtest.measure.buckets import jain_index
 
 MANY = 16
 

@@ -14,16 +14,14 @@ from typing import Self
 
 import msgspec
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.bench.video.latency import Buckets
 from loadtest.bench.wire import BadAnswer
+from loadtest.measure.buckets import Buckets, latency_in
 from loadtest.witness.process_cpu import CpuMeter
 from server.local.running import RunningStack
 
 START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
 WARM_FRAMES = 16  # of each source, before anything is measured
-_LATENCY = "penstock_video_glass_to_event_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +183,3 @@ class VideoProgram:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(STOP_S)
             raise
-
-
-def latency_in(page: str) -> Buckets:
-    """The histogram of all sources together, from a metrics page."""
-    counts: dict[float, int] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples if family.name == _LATENCY else ():
-            if sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                counts[bound] = counts.get(bound, 0) + int(sample.value)
-    return Buckets(tuple(sorted(counts.items())))

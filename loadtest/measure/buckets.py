@@ -1,7 +1,12 @@
 """Latencies as a histogram tells them: how many kept a bound, and between which bounds a percentile lies."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_LATENCY = "penstock_video_glass_to_event_seconds_bucket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +50,15 @@ def jain_index(shares: "tuple[int, ...]") -> float:
     """Jain's index of fairness: 1 where all got the same, 1/n where one got all."""
     squares = len(shares) * sum(share * share for share in shares)
     return sum(shares) ** 2 / squares if squares else 0.0
+
+
+def latency_in(page: str, sources: Collection[str] = ()) -> Buckets:
+    """Of the video program's metrics page: decoding to sinks, of these sources together; empty for all."""
+    lines = "\n".join([*(line for line in page.splitlines() if line.startswith(_LATENCY)), ""])
+    counts: dict[float, int] = {}
+    for family in text_string_to_metric_families(lines):
+        for sample in family.samples:
+            if not sources or sample.labels["source"] in sources:
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0) + int(sample.value)
+    return Buckets(tuple(sorted(counts.items())))
