@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.settings.records import EngineChoice, EngineSettings
 from server.catalogue.catalogue import read_catalogue
 from server.commands.defaults import settings_or_fail
-from server.commands.gateway import Gateway, GatewayError
+from server.commands.gateway import Gateway, GatewayError, NothingAnswers
 from server.commands.local_models import installed_models, unknown_model
 from server.commands.terminal import one_line
 from server.core.address import authority
@@ -77,6 +78,10 @@ def require_models(gateway: Gateway, models: Sequence[str]) -> None:
     """Raises EngineUnavailable with what to do where the gateway does not serve one of them."""
     try:
         rows = gateway.repository_index()
+    except NothingAnswers as error:
+        raise EngineUnavailable(
+            f"nothing answers at {gateway.url}: start it there with `penstock up`, or give its address with --gateway"
+        ) from error
     except GatewayError as error:
         raise EngineUnavailable(str(error)) from error
     ready = {row.name for row in rows if row.state == "READY"}
@@ -123,6 +128,7 @@ class OwnEngine:
         )  # fmt: skip
         assert self._process.stdout is not None
         threading.Thread(target=self._collect, args=(self._process.stdout,), name="engine-log", daemon=True).start()
+        threading.Thread(target=_import_program, name="imports").start()
         try:
             self.stack = self._ready()
         except BaseException:
@@ -168,6 +174,12 @@ def own_engine_command(choice: EngineChoice, models: Sequence[str]) -> list[str]
     """The command line of our own engine."""
     bond = [sys.executable, "-m", BOND, str(os.getpid()), "up", "--host", "127.0.0.1", *_FREE_PORTS]
     return [*bond, "--engine", choice.value, "--models", ",".join(models)]
+
+
+def _import_program() -> None:
+    """What decodes, tracks and draws takes seconds to import: done while the engine starts."""
+    import_module("deepstream_pipeline.main")
+    import_module("deepstream_pipeline.track.bytetrack")
 
 
 def _is_bound(process_id: int) -> bool:
