@@ -98,13 +98,14 @@ class StreamMux:
                 lost.append(Drop(lane.frames.popleft().prepared, DropReason.TOO_OLD))
         return lost
 
-    def pop(self, now: float) -> FrameBatch | None:
-        """The batch that is due, for an engine that has room; None where none is due yet."""
+    def pop(self, now: float, most: int | None = None) -> FrameBatch | None:
+        """The batch that is due, for an engine that has room; None where none is due yet. most: fewer than usual."""
         oldest_at = self._oldest_at()
         if oldest_at is None:
             return None
-        reason = self._why_now(oldest_at, now)
-        return FrameBatch(tuple(self._take()), reason, oldest_at) if reason is not None else None
+        size = self.options.batch_size if most is None else min(most, self.options.batch_size)
+        reason = self._why_now(oldest_at, now, size)
+        return FrameBatch(tuple(self._take(size)), reason, oldest_at) if reason is not None else None
 
     def next_wakeup(self, *, has_room: bool = True) -> float | None:
         """When `expire`, or `pop` for an engine with room, may have something that they have not now; or None."""
@@ -117,23 +118,23 @@ class StreamMux:
     def _oldest_at(self) -> float | None:
         return min((lane.frames[0].since for lane in self._lanes.values() if lane.frames), default=None)
 
-    def _why_now(self, oldest_at: float, now: float) -> CloseReason | None:
+    def _why_now(self, oldest_at: float, now: float, size: int) -> CloseReason | None:
         """Three cases: it is full / it waited long enough / nobody asked that it should wait."""
-        most = self.options.max_same_source or self.options.batch_size
-        if sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= self.options.batch_size:
+        most = self.options.max_same_source or size
+        if sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= size:
             return CloseReason.FULL
         if not self.options.push_timeout_s:
             return CloseReason.SLOT_FREE
         return CloseReason.TIMEOUT if now >= oldest_at + self.options.push_timeout_s else None
 
-    def _take(self) -> list[PreparedFrame]:
+    def _take(self, size: int) -> list[PreparedFrame]:
         taken: list[PreparedFrame] = []
-        rounds = self.options.max_same_source or self.options.batch_size
+        rounds = self.options.max_same_source or size
         for _ in range(rounds):
             turn = [source_id for source_id, lane in self._lanes.items() if lane.frames]
-            for source_id in turn[: self.options.batch_size - len(taken)]:
+            for source_id in turn[: size - len(taken)]:
                 taken.append(self._lanes[source_id].frames.popleft().prepared)
                 self._lanes.move_to_end(source_id)
-            if not turn or len(taken) >= self.options.batch_size:
+            if not turn or len(taken) >= size:
                 break
         return taken

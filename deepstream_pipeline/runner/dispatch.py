@@ -18,6 +18,7 @@ from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.mux import Drop, MuxOptions, StreamMux
 from deepstream_pipeline.order import END
+from deepstream_pipeline.runner.allowance import Allowance
 from deepstream_pipeline.runner.way import Outcome, SourceWay
 from deepstream_pipeline.types import DropPolicy, DropReason, FrameBatch, PreparedFrame
 
@@ -72,7 +73,8 @@ class Dispatcher:
         self._metrics = metrics
         self._mux = StreamMux(mux)
         self._ways: dict[str, SourceWay] = {}
-        self._sent = 0
+        self._sent = self._frames_sent = 0
+        self._allowance = Allowance(options.max_batches * mux.batch_size, mux.max_latency_s)
         self._is_woken = False
         self._again: deque[tuple[float, _Sent]] = deque()
         self._outcomes: deque[Outcome] = deque()
@@ -164,17 +166,26 @@ class Dispatcher:
         due: list[_Sent] = []
         while self._has_room() and self._again and self._again[0][0] <= now:
             due.append(self._again.popleft()[1])
-            self._sent += 1
-        while self._has_room() and (batch := self._mux.pop(now)) is not None:
+            self._count_sent(due[-1], 1)
+        while (most := self._room()) and (batch := self._mux.pop(now, most)) is not None:
             ways = tuple(self._ways[prepared.frame.source_id] for prepared in batch.frames)
             due.append(_Sent(batch, ways, now))
-            self._sent += 1
+            self._count_sent(due[-1], 1)
             self._metrics.batch(len(batch), batch.reason)
         return due
 
+    def _room(self) -> int:
+        """Frames that the next batch may have."""
+        return self._allowance.of_batch(self._frames_sent) if self._has_room() else 0
+
+    def _count_sent(self, sent: _Sent, way: int) -> None:
+        """To the engine (1), or back (-1)."""
+        self._sent += way
+        self._frames_sent += way * len(sent.batch)
+
     def _next_wakeup(self) -> float | None:
         has_room = self._has_room()
-        times = [self._mux.next_wakeup(has_room=has_room)]
+        times = [self._mux.next_wakeup(has_room=self._room() > 0)]
         times += [self._again[0][0]] if self._again and has_room else []
         known = [at for at in times if at is not None]
         return min(known, default=None)
@@ -206,7 +217,8 @@ class Dispatcher:
     def _answered(self, sent: _Sent, answer: Answer) -> None:
         now = time.monotonic()
         with self._changed:
-            self._sent -= 1
+            self._count_sent(sent, -1)
+            self._learn(sent, answer, now)
             if self._network is not None and answer.error is None:
                 self._metrics.infer(self._network.name, answer.infer_s)
             again: list[int] = []
@@ -221,6 +233,15 @@ class Dispatcher:
                 self._again.append((now + pause_s, sent.part(again)))
                 self._changed.notify_all()
         self.pump()
+
+    def _learn(self, sent: _Sent, answer: Answer, now: float) -> None:
+        """How much the engine can do in time, where frames grow too old."""
+        if all(way.policy is DropPolicy.BLOCK for way in sent.ways):
+            return
+        is_refused = isinstance(answer.error, InferRefused)
+        took_s = now - sent.since
+        if answer.error is None or is_refused or took_s > self._mux.options.max_latency_s / 2:
+            self._allowance.answered(took_s, is_refused=is_refused)
 
     def _settle(self, sent: _Sent, index: int, answer: Answer, error: InferFailed | None) -> None:
         prepared, way = sent.batch.frames[index], sent.ways[index]

@@ -1,0 +1,71 @@
+"""How many frames a slow engine is given."""
+
+import math
+
+import pytest
+
+from deepstream_pipeline.runner.allowance import Allowance
+
+MOST, LATENCY_S = 24, 1.0
+
+
+def run(allowance: Allowance, frame_s: float, batch_size: int = 8, batches: int = 200) -> tuple[int, int]:
+    """(frames answered in time, frames asked) by an engine that takes so long a frame, one batch after the other."""
+    now, free_at, in_time, asked = 0.0, 0.0, 0, 0
+    there: list[tuple[float, float, int]] = []
+    for _ in range(batches):
+        while size := min(allowance.of_batch(sum(frames for _, _, frames in there)), batch_size):
+            free_at = max(free_at, now) + frame_s * size
+            there.append((free_at, now, size))
+        now, since, size = there.pop(0)
+        is_late = now - since > LATENCY_S
+        allowance.answered(min(now - since, LATENCY_S), is_refused=is_late)
+        asked += size
+        in_time += 0 if is_late else size
+    return in_time, asked
+
+
+@pytest.mark.parametrize("frame_s", [0.001, 0.01, 0.05, 0.2, 0.5, 0.9])
+def test_engine_answers_nearly_all_in_time_however_slow_it_is(frame_s: float) -> None:
+    """Once it is known: of what it is given a twentieth at most is worth nothing."""
+    allowance = Allowance(MOST, LATENCY_S)
+    run(allowance, frame_s, batches=20)
+    in_time, asked = run(allowance, frame_s)
+    assert in_time >= 0.95 * asked
+
+
+def test_quick_engine_has_all_batches() -> None:
+    """Nothing is taken from one that answers at once."""
+    allowance = Allowance(MOST, LATENCY_S)
+    run(allowance, 0.001)
+    assert allowance.frames == MOST
+    assert allowance.of_batch(0) == MOST
+    assert allowance.of_batch(MOST) == 0
+
+
+def test_engine_that_was_slow_for_a_moment_has_all_again() -> None:
+    """A first call that compiles, a neighbour's load: it grows back within some twenty answers."""
+    allowance = Allowance(MOST, LATENCY_S)
+    for _ in range(10):
+        allowance.answered(1.0, is_refused=True)
+    assert allowance.frames == 1
+    for _ in range(20):
+        allowance.answered(0.01, is_refused=False)
+    assert allowance.frames == MOST
+
+
+def test_one_frame_at_least_is_tried() -> None:
+    """Or nobody would learn that the engine is well again."""
+    allowance = Allowance(MOST, LATENCY_S)
+    for _ in range(100):
+        allowance.answered(math.inf, is_refused=True)
+    assert allowance.of_batch(0) == 1
+
+
+def test_slow_engine_has_one_batch_waiting_while_it_works() -> None:
+    """It never idles for the time that a new batch takes to come."""
+    allowance = Allowance(MOST, LATENCY_S)
+    allowance.answered(0.6, is_refused=False)
+    assert allowance.of_batch(0) == 6
+    assert allowance.of_batch(6) == 6
+    assert allowance.of_batch(12) == 0
