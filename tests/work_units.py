@@ -16,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 LONGEST_FIRST = (
     "load",
     "stack",
+    "video-chaos",
     "client-stack",
     "embedded",
     "ledgers",
@@ -30,6 +31,7 @@ LONGEST_FIRST = (
     "access",
     "streams",
     "wire-stacks",
+    "tests/deepstream_pipeline/sinks/test_broker_faults.py",
 )
 
 
