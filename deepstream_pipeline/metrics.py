@@ -51,7 +51,7 @@ TABLE = (
     Declaration("decode_seconds", _H, "CPU time of decoding a frame.", ("source",), SECONDS),
     Declaration("prepare_seconds", _H, "CPU time of making a frame ready for the network.", ("source",), SECONDS),
     Declaration("glass_to_event_seconds", _H, "From a frame's decoding to its result.", ("source",), SECONDS),
-    Declaration("mux_wait_seconds", _H, "From a frame's coming to the mux to its batch.", (), SECONDS),
+    Declaration("mux_wait_seconds", _H, "From a frame's decoding to its batch.", (), SECONDS),
     Declaration("batch_frames", _H, "Frames of a batch.", (), FRAMES),
     Declaration("batches_total", _C, "Batches formed, by why they closed.", ("reason",)),
     Declaration("infer_seconds", _H, "A batch's call to the engine.", ("model",), SECONDS),
@@ -242,7 +242,7 @@ class VideoMetrics:
                 series.remove()
 
     def mux_wait(self, seconds: float) -> None:
-        """A frame waited so long for its batch."""
+        """A frame waited so long for its batch, from its decoding."""
         self._mux_wait.observe(seconds)
 
     def batch(self, size: int, reason: CloseReason) -> None:

@@ -69,7 +69,7 @@ class SourceConfig:
     begin before their event, 0 for none.
     """
 
-    uri: str
+    uri: str = field(repr=False)
     source_id: str
     camera_name: str = ""
     is_loop: bool = False

@@ -59,7 +59,7 @@ def line_to(place: EnginePlace) -> Line:
 
 
 class Engine:
-    """`start`, then `network` and `submit` from any thread but its own; `close` at the end, harmless again.
+    """`start`, then `submit` from any thread, `network` from any but its own; `close` at the end, harmless again.
 
     The engine may go and come back meanwhile: what it had fails at once, what is submitted then fails at once, and
     what is submitted later is answered; `is_up` tells.

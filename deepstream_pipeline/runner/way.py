@@ -18,7 +18,8 @@ LATENCY_WINDOW_S = 10.0
 class Outcome:
     """What became of one frame at the engine, or, without a frame, that its source is over.
 
-    answer: None where the frame was not to be inferred. index: of its row in the answer. mux_s: it waited for a batch.
+    answer: None where the frame was not to be inferred. index: of its row in the answer. mux_s: from its decoding to
+    its batch.
     """
 
     way: "SourceWay"

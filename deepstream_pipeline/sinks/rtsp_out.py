@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import structlog
@@ -38,18 +38,19 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class RtspOutOptions:
-    """url: rtsp:// or rtsps://, may hold user and password; of several sources each goes to url/SOURCE_ID.
+    """url: rtsp:// or rtsps://, may hold user and password; of several sources each goes to url/SOURCE_ID, and so does
+    each that is added to a single one.
 
     timeout_s: the server may take so long for an answer, or for taking a packet.
     """
 
-    url: str
+    url: str = field(repr=False)
     timeout_s: float = 5.0
     crf: int = 25
 
 
 class RtspOutSink:
-    """Pushes each source's stream; never waits for the server but in close, CLOSE_S at most.
+    """Pushes each source's stream; waits for the server only at a stream's end, CLOSE_S at most.
 
     A server that refuses, hangs or goes is told once by SinkFailed, and tried again with pauses that grow from 1 to
     30 s. `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars.
@@ -66,7 +67,7 @@ class RtspOutSink:
     ) -> None:
         self._options = options
         self._osd = osd
-        self._is_single = is_single
+        self._has_room_for_one, self._single = is_single, ""
         self._clock = clock
         self._command = command
         self._ways: dict[str, _Way] = {}
@@ -83,7 +84,9 @@ class RtspOutSink:
         if picture is None:
             return
         now, source_id = self._clock(), result.frame.source_id
-        way = self._ways.setdefault(source_id, _Way(self._url(source_id)))
+        way = self._ways.get(source_id)
+        if way is None:
+            way = self._ways[source_id] = _Way(self._url(source_id))
         try:
             if way.push is None and way.outage.may_try(now):
                 size = even(result.frame.width, result.frame.height)
@@ -115,7 +118,9 @@ class RtspOutSink:
             way.close(until)
 
     def _url(self, source_id: str) -> str:
-        return self._options.url if self._is_single else f"{self._options.url.rstrip('/')}/{source_id}"
+        if self._has_room_for_one:
+            self._has_room_for_one, self._single = False, source_id
+        return self._options.url if source_id == self._single else f"{self._options.url.rstrip('/')}/{source_id}"
 
 
 class _PushFailed(Exception):

@@ -32,6 +32,9 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
     height: int
     timeout_s: float
 
+    def __repr__(self) -> str:
+        return f"Begin({self.width}x{self.height})"
+
 
 class Coded(msgspec.Struct, frozen=True, array_like=True):
     """One packet, with its parameter sets where it is a key frame. Times in 1/90000 s."""

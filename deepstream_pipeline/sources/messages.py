@@ -57,6 +57,10 @@ class Start(Record, frozen=True, kw_only=True):
     first_segment: int = 0
     cut: float = 0.5
 
+    def __repr__(self) -> str:
+        """Without the address, which may hold a password."""
+        return f"Start({self.policy}, {self.ring_frames} slots of {self.slot_bytes} bytes)"
+
 
 class Release(Record, frozen=True):
     """Parent → child: these slots of the ring may be written again."""

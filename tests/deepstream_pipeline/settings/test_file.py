@@ -143,6 +143,15 @@ def test_sinks_with_secrets_take_them_from_the_environment(tmp_path: Path) -> No
     assert (webhook.attempts, webhook.dead_letters) == (2, tmp_path / "dead.jsonl")
 
 
+def test_settings_that_are_shown_hide_every_secret(tmp_path: Path) -> None:
+    """A traceback, or a log line that somebody adds, holds no password."""
+    rtsp = '  - {type: rtsp, url: "rtsp://u:${CAM_PASSWORD}@out/one"}\n'
+    cameras = LEAST.replace("rtsp://cam/1", '"rtsp://u:${CAM_PASSWORD}@cam/1"')
+    shown = repr(read(cameras + SINKS + rtsp, tmp_path))
+    assert "RtspOutOptions" in shown
+    assert not [word for word in ("ss:w/rd", "p%40ss", "hush") if word in shown]
+
+
 def test_sources_of_a_folder_are_its_videos_sorted(tmp_path: Path) -> None:
     """Other files are left out; names become ids, safe and unique."""
     clips = tmp_path / "clips"

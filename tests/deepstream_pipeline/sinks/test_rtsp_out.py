@@ -265,3 +265,18 @@ def test_rtsp_out_url_is_shown_without_secrets() -> None:
     """Neither user, password nor query of a URL is shown."""
     assert shown("rtsp://ann:secret@host:8554/live?token=x") == "rtsp://host:8554/live"
     assert shown("rtsps://host/a") == "rtsps://host/a"
+
+
+def test_rtsp_out_of_a_source_that_comes_later_goes_elsewhere() -> None:
+    """A program of one source pushes to the address itself; two streams never go to one."""
+    sink = RtspOutSink(RtspOutOptions("rtsp://127.0.0.1:1/one"), Osd(PLAIN), is_single=True, command=DEAF)
+    for source_id in ("first", "second"):
+        told = numbered(0)
+        sink.write(replace(told, frame=replace(told.frame, source_id=source_id)))
+    urls = [way.url for way in sink._ways.values()]
+    for way in sink._ways.values():
+        assert way.push is not None
+        way.push.kill()
+        way.push = None
+    sink.close()
+    assert urls == ["rtsp://127.0.0.1:1/one", "rtsp://127.0.0.1:1/one/second"]
