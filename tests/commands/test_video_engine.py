@@ -77,7 +77,7 @@ def test_gateway_elsewhere_is_asked_with_the_key_of_the_variable(stand_in: Stand
 def test_gateway_that_does_not_answer_is_a_sentence() -> None:
     """Not a traceback."""
     with (
-        pytest.raises(EngineUnavailable, match="nothing answers at .* its address with --gateway"),
+        pytest.raises(EngineUnavailable, match=r"nothing answers at .* its address with --gateway"),
         engine_for(EngineSettings(gateway="http://127.0.0.1:9"), ["m"], {}),
     ):
         pass
