@@ -17,6 +17,8 @@ LONGEST_FIRST = (
     "load",
     "stack",
     "video-chaos",
+    "video",
+    "video-own-engine",
     "client-stack",
     "embedded",
     "ledgers",

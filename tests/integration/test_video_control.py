@@ -111,7 +111,7 @@ def lines_so_far(path: Path) -> list[dict[str, Any]]:
 
 
 def test_source_that_plays_in_a_loop_begins_another_segment(running: Running, folder: Path) -> None:
-    """Frame numbers and times rise on; no identity is of both segments."""
+    """Frame numbers and times rise on."""
     wait_for(lambda: stream(running.api_url(), "door")["frames"] > FRAMES + 20, 30, "it began anew")
 
     def door() -> list[dict[str, Any]]:

@@ -68,11 +68,14 @@ def test_people_of_a_clip_are_found_without_any_download(lonely: Place, shared_d
 
 
 def test_ctrl_c_leaves_whole_files_and_nothing_else(lonely: Place, clip: Path, tmp_path: Path) -> None:
-    """Exit code 130; the annotated clip has a picture for every line, and no line is cut."""
+    """Exit code 130; the annotated clip has a picture for every line, and no line is cut.
+
+    The clip was played several times: no identity is of two of them.
+    """
     words = ("--source", clip, "--loop", "--model", "street", "--engine", "embedded", "--out", tmp_path / "out")
     with begun(lonely, *words) as running:
         running.api_url()
-        wait_for(lambda: written_bytes(tmp_path / "out" / "objects.jsonl") > 20_000, 40, "frames are written")
+        wait_for(lambda: written_bytes(tmp_path / "out" / "objects.jsonl") > 60_000, 40, "frames are written")
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(40) == 130, running.text
     assert "stopping: what was decoded is finished" in running.text
@@ -80,6 +83,9 @@ def test_ctrl_c_leaves_whole_files_and_nothing_else(lonely: Place, clip: Path, t
     objects = lines(tmp_path / "out" / "objects.jsonl")
     assert [line["frame_num"] for line in objects] == list(range(len(objects)))
     assert len(pictures_of(tmp_path / "out" / "annotated.mp4")) == len(objects)
+    identities = {(line["segment"], row["track_id"]) for line in objects for row in line["objects"]}
+    assert len(identities) == len({track_id for _, track_id in identities}) > 5
+    assert {segment for segment, _ in identities} >= {0, 1}
     assert_nothing_left(lonely, [])
 
 
