@@ -89,11 +89,6 @@ def redacted(uri: str) -> str:
     return _SECRET_PARAMETER.sub(rf"\g<1>{_HIDDEN}", uri)
 
 
-def has_credentials(uri: str) -> bool:
-    """Whether anything of it is hidden from people."""
-    return redacted(uri) != uri
-
-
 def _scheme_of(uri: str) -> str:
     """Lower case; empty for a path."""
     found = _SCHEME.match(uri)

@@ -13,6 +13,7 @@ from deepstream_pipeline.types import DropPolicy, FrameResult
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
+TELL_EVERY_S = 60.0
 MOST_WAITING = 256  # recordings whose line in the index is not written yet
 
 
@@ -25,6 +26,7 @@ class Recorder:
         self._policy = RecordPolicy(options)
         self._folder = RecordingsFolder(options)
         self._lock = threading.Lock()
+        self._told_refused, self._tell_at = 0, 0.0
         self._over: Channel[Recording] = Channel(MOST_WAITING, DropPolicy.DROP_OLDEST)
         self._thread = threading.Thread(target=self._run, name="recordings", daemon=True)
 
@@ -43,6 +45,12 @@ class Recorder:
         with self._lock:
             request = self._policy.observe(frame.source_id, result.analytics.events, now, time.time())
             late = self._policy.overdue(now)
+            refused = self._policy.refused - self._told_refused
+            is_told = refused and now >= self._tell_at
+            if is_told:
+                self._told_refused, self._tell_at = self._policy.refused, now + TELL_EVERY_S
+        if is_told:
+            log.warning("events without a recording", events=refused, most_at_once=self._options.max_at_once)
         if request is not None:
             _begin(request, sources)
         for recording in late:

@@ -7,7 +7,7 @@ from deepstream_pipeline.settings.complaints import Complaints
 from deepstream_pipeline.settings.places import PlaceRefused, places
 from deepstream_pipeline.settings.records import SourceSettings
 from deepstream_pipeline.settings.rules import check_section
-from deepstream_pipeline.settings.section import Plain, Section
+from deepstream_pipeline.settings.section import Section
 from deepstream_pipeline.source_ids import ID_FORM, ID_PATTERN, id_of, is_source_id, unique_ids
 from deepstream_pipeline.types import DropPolicy, SourceConfig
 
@@ -21,7 +21,6 @@ class Draft:
 
     settings: SourceSettings
     where: str
-    analytics: Plain | None = None
 
     @property
     def said_id(self) -> str:
@@ -76,8 +75,7 @@ def _read_source(section: Section) -> tuple[Draft, ...]:
         return ()
     where = section.place("uri")
     return tuple(
-        Draft(SourceSettings(replace(config, uri=one), analytics and analytics.content), where, analytics)
-        for one in found
+        Draft(SourceSettings(replace(config, uri=one), analytics and analytics.content), where) for one in found
     )
 
 

@@ -133,6 +133,16 @@ def test_preview_of_a_source_that_ends_lets_viewers_go(ending: str) -> None:
     assert not board.is_watched("cam")
 
 
+def test_preview_of_a_source_that_ends_is_watched_no_more() -> None:
+    """Whoever makes pictures for its viewers is told, or would make them for ever when its id comes again."""
+    watches = Watches()
+    board = board_with(Clock(), watches)
+    board.wait("cam", 0, 0.0)
+    board.end_source("cam")
+    board.end_source("cam")
+    assert watches.told == [("cam", True), ("cam", False)]
+
+
 def test_preview_watched_without_pictures_waits_for_them() -> None:
     """Frames that came without pictures are passed over, until those with pictures come."""
     board = board_with(Clock())
