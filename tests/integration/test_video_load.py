@@ -71,7 +71,7 @@ def test_engine_of_two_frames_a_second_bounds_the_latency_and_counts_the_rest(
             program.wait_for_states({"a": "running", "b": "running"})
             wait_until(lambda: all(row["inferred"] for row in program.streams().values()), 30.0, program.streams)
             began, memory = counts_of(program, ("a", "b")), held_by(program).pss_bytes
-            time.sleep(20.0)
+            time.sleep(12.0)
             answered = rates(began, counts_of(program, ("a", "b")))
             rows = program.streams()
             grown = held_by(program).pss_bytes - memory
@@ -86,7 +86,7 @@ def test_engine_of_two_frames_a_second_bounds_the_latency_and_counts_the_rest(
     for row in rows.values():
         lost = sum(row["drops"].values())
         assert row["frames"] - 12 <= row["inferred"] + lost <= row["frames"], row
-        assert lost > 100
+        assert lost > 60
     assert grown < 8 << 20
     assert code == 0
 
