@@ -60,6 +60,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--bound-ms", type=float, default=1000.0, help="latency that overload's goodput keeps")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each stretch")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="of `penstock video run` [its own choice]")
     parser.add_argument("--clip", type=Path, metavar="FILE", help="a 720p H.264 clip instead of the rendered street")
     parser.add_argument("--home", type=Path, default=Path(home), help=f"whose models/ the peer reads, too [{home}]")
     parser.add_argument("--out", "--json", dest="json", type=Path, metavar="FILE", help="write the results here, too")
@@ -114,6 +115,7 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
         seconds=options.seconds,
         folder=folder,
         models={name: _model_folder(name, options.home.expanduser()) for name in names},
+        flags=("--batch-size", str(options.batch_size)) if options.batch_size else (),
     )
 
 
@@ -152,6 +154,9 @@ def main() -> int:
     except (BadAnswer, PipelineError, OSError) as error:
         print(f"video: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("video: stopped; nothing is left running", file=sys.stderr)
+        return 130
     print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
     print(f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)")
     for result in results:

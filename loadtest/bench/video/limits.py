@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -107,6 +108,7 @@ _pictures: list[av.VideoFrame] = []  # of this process of the pool
 
 
 def _begin(clip: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the bench's to hear
     cv2.setNumThreads(1)
     with av.open(clip) as container:
         _pictures.extend(itertools.islice(container.decode(video=0), FRAMES_KEPT))

@@ -27,7 +27,10 @@ PEERS = (("plain", 1), ("plain", 2), ("ahead", 1), ("ahead", 2))
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all rounds share. clip: frames long. folder: of the bench's own files. models: where each model lies."""
+    """What all rounds share. clip: frames long. folder: of the bench's own files. models: where each model lies.
+
+    flags: of every `penstock video run`.
+    """
 
     stack: RunningStack
     engine: Engine
@@ -37,6 +40,7 @@ class Bench:
     seconds: float
     folder: Path
     models: dict[str, Path]
+    flags: tuple[str, ...] = ()
 
 
 class ModelBench:
@@ -138,4 +142,4 @@ def _settled(program: VideoProgram, seconds: float) -> Stretch:
 def _program(bench: Bench, model: str, sources: Sequence[Path], *flags: str) -> VideoProgram:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return VideoProgram(bench.stack, model, sources, port, *flags)
+    return VideoProgram(bench.stack, model, sources, port, *bench.flags, *flags)

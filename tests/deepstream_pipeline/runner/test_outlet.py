@@ -123,3 +123,12 @@ def test_sink_with_a_bug_costs_the_others_nothing() -> None:
     assert outlet.close(WAIT_S)
     assert sink.ended == ["cam"]
     assert outlet.failure.startswith("internal error")
+
+
+def test_result_without_a_picture_is_not_for_previews() -> None:
+    """They would be woken for each frame, and draw nothing; a sink that needs every frame gets it."""
+    bare = FrameResult(Frame("cam", 0, 0.0, 0.0, 8, 6), no_tracks())
+    assert not OutletOptions("preview", 2, draws=True).shows(bare)
+    assert OutletOptions("preview", 2, draws=True).shows(result(0))
+    assert OutletOptions("annotated", 2, draws=True, always_draws=True).shows(bare)
+    assert OutletOptions("jsonl", 2).shows(bare)
