@@ -138,6 +138,12 @@ class DecodeProcess:
         words = self._last_words()
         return f"ended with status {status}" + (f": {words}" if words else "")
 
+    def is_reaped(self, timeout_s: float) -> bool:
+        """Whether it is over within the time; its state is taken from the system then."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
+
     def close(self) -> None:
         """Its descriptors, once. The ring's memory goes with the last array of it."""
         self.socket.close()

@@ -193,12 +193,14 @@ class Sources:
         return not self._sources or now >= self._end_at
 
     def _close_all(self) -> None:
-        for source in self._sources.values():
-            if (process := source.process) is not None:
-                process.kill()
-                self._wires.cut(process)
-                process.close()
-                log.error("a decode process did not end", source=source.source_id, pid=process.pid)
+        left = [(source, source.process) for source in self._sources.values() if source.process is not None]
+        for _, process in left:
+            process.kill()
+        for source, process in left:
+            self._wires.cut(process)
+            process.close()
+            how = "was killed" if process.is_reaped(_KILL_S) else "cannot be killed"
+            log.error("a decode process did not end in time", source=source.source_id, pid=process.pid, process=how)
         self._wires.close()
         self._bell.close()
 

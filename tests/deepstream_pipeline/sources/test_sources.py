@@ -289,3 +289,15 @@ def test_listener_that_fails_costs_its_source_a_process_and_no_other() -> None:
     finally:
         assert sources.close(10.0)
     assert not sources.is_alive
+
+
+def test_close_without_time_leaves_no_process() -> None:
+    """What is killed in haste is reaped all the same."""
+    told = Told()
+    sources = Sources(OPTIONS, told)
+    sources.start()
+    sources.add(camera("live?fps=50"), NEEDS)
+    told.wait_for("frame")
+    pid = one(sources).pid
+    sources.close(0.0)
+    assert not Path(f"/proc/{pid}").exists()
