@@ -116,20 +116,21 @@ def test_bench_of_too_little_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "above 0" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(180)  # a dozen programs are started one after the other
 @pytest.mark.xdist_group("stack")
 def test_bench_measures_every_part(stack: RunningStack, tmp_path: Path) -> None:
     """A run of moments: every figure is there, whatever it is, and nothing of the bench is left."""
     clip, out = tmp_path / "clip.mp4", tmp_path / "video.json"
     write_clip(clip, frames=60, fps=FPS, size=(320, 240))
-    short = ["--rounds", "1", "--seconds", "0.3", "--model", "street", "--streams", "1", "2"]
+    short = ["--rounds", "1", "--seconds", "0.3", "--model", "street", "--streams", "2"]
     command = [sys.executable, "-m", "loadtest.bench.video", *short, "--clip", str(clip), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=CHECKOUT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=CHECKOUT)
     assert done.returncode == 0, done.stderr
     one, streams, overload = json.loads(out.read_text())["results"]
     assert one["limit_share"]["median"] > 0
     assert one["peer_ratio"]["median"] > 0
     assert one["program_cpu_ms"]["median"] > 0
-    assert set(streams["rates"]) == {"1", "2"}
+    assert set(streams["rates"]) == {"2"}
     assert streams["processes"] == 3
     assert streams["pss_mib"]["median"] > streams["uss_mib"]["median"] > 0
     assert overload["answered"]["median"] > 0

@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> NoReturn:
         detect(picture)
         now = time.perf_counter()
         if not started:
-            if now - begin >= WARM_UP_S:
+            if now - begin >= min(WARM_UP_S, float(seconds)):
                 started, cpu_s = now, time.process_time()
             continue
         count += 1

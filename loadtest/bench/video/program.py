@@ -18,6 +18,7 @@ import psutil
 from loadtest.bench.wire import BadAnswer
 from loadtest.measure.buckets import Buckets, latency_in
 from loadtest.witness.process_cpu import CpuMeter
+from server.commands.video_engine import BOND
 from server.local.running import RunningStack
 
 START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
@@ -79,7 +80,8 @@ class VideoProgram:
 
     def __init__(self, stack: RunningStack, model: str, sources: Sequence[Path], port: int, *flags: str) -> None:
         named = [word for path in sources for word in ("--source", str(path))]
-        command = [sys.executable, "-m", "server.cli", "video", "run", "--model", model, *named, *flags]
+        bond = [sys.executable, "-m", BOND, str(os.getpid())]  # it ends with the bench, however that ends
+        command = [*bond, "video", "run", "--model", model, *named, *flags]
         self._command = [*command, "--api-port", str(port), "--no-progress", "--log-level", "error"]
         self._url = f"http://127.0.0.1:{port}"
         self._count = len(sources)
