@@ -115,6 +115,12 @@ class Source:
         if self.process is not None:
             self.process.kill()
 
+    def let_go(self, now: float) -> None:
+        """Its process is not waited for: it is over."""
+        self.remove(now)
+        if self.process is not None:
+            self.process_ended(now, "was killed")
+
     def broke(self, text: str) -> None:
         """Its process is not to be trusted any more."""
         self._do(self.watch.broke_promise(text))

@@ -193,16 +193,27 @@ class Sources:
         return not self._sources or now >= self._end_at
 
     def _close_all(self) -> None:
-        left = [(source, source.process) for source in self._sources.values() if source.process is not None]
-        for _, process in left:
-            process.kill()
-        for source, process in left:
-            self._wires.cut(process)
-            process.close()
-            how = "was killed" if process.is_reaped(_KILL_S) else "cannot be killed"
-            log.error("a decode process did not end in time", source=source.source_id, pid=process.pid, process=how)
+        """Who is left, at the end of the time or after a fault of ours, is killed, reaped and told of as ended."""
+        for source in self._sources.values():
+            source.kill()
+        for source in self._sources.values():
+            self._let_go(source)
         self._wires.close()
         self._bell.close()
+
+    def _let_go(self, source: Source) -> None:
+        process = source.process
+        if process is not None:
+            how = "was killed" if process.is_reaped(_KILL_S) else "cannot be killed"
+            log.error("a decode process did not end in time", source=source.source_id, pid=process.pid, process=how)
+            self._wires.cut(process)
+        try:
+            source.let_go(time.monotonic())
+        except Exception:
+            log.exception("a source's end could not be told", source=source.source_id)
+            self.faults += 1
+        if process is not None:
+            process.close()
 
     def _add(self, config: SourceConfig, needs: SourceNeeds, now: float) -> None:
         former = self._sources.get(config.source_id)

@@ -292,12 +292,27 @@ def test_listener_that_fails_costs_its_source_a_process_and_no_other() -> None:
 
 
 def test_close_without_time_leaves_no_process() -> None:
-    """What is killed in haste is reaped all the same."""
+    """What is killed in haste is reaped all the same, and told of as ended; that it was in haste is said."""
     told = Told()
     sources = Sources(OPTIONS, told)
     sources.start()
     sources.add(camera("live?fps=50"), NEEDS)
     told.wait_for("frame")
     pid = one(sources).pid
-    sources.close(0.0)
+    assert not sources.close(0.0)
     assert not Path(f"/proc/{pid}").exists()
+    assert len(told.of("ended")) == 1
+
+
+def test_thread_that_fails_tells_every_source_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of ours ends every source, and nobody waits for one of them."""
+    told = Told()
+    sources = Sources(OPTIONS, told)
+    sources.start()
+    sources.add(camera("live?fps=50"), NEEDS)
+    told.wait_for("frame")
+    monkeypatch.setattr(sources._gate, "next_wakeup", lambda: 1 / 0)
+    told.wait_for("ended")
+    sources.close(1.0)
+    assert not sources.is_running
+    assert sources.faults == 1
