@@ -3,7 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
@@ -12,7 +13,7 @@ from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import Rules
 from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
-from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.api.server import ApiServer, check_address
 from deepstream_pipeline.errors import ModelUnusable, PipelineError
 from deepstream_pipeline.infer.crops import SecondaryOptions
 from deepstream_pipeline.infer.engine import Engine
@@ -24,6 +25,7 @@ from deepstream_pipeline.outlets import Outlets, compose_outlets
 from deepstream_pipeline.runner.dispatch import DispatchOptions
 from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from deepstream_pipeline.runner.secondary import SecondaryModel
+from deepstream_pipeline.settings.complaints import did_you_mean
 from deepstream_pipeline.settings.records import PrimarySettings, SecondarySettings, VideoSettings
 from deepstream_pipeline.sources.options import SourcesOptions
 from deepstream_pipeline.track.options import new_tracker
@@ -36,6 +38,7 @@ FITTING_BATCH = 4  # frames of a batch where nobody said, and the model and the 
 SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
 LEAST_SLOTS = 6
 KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"
+_API_WORDS = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
 
 
 class Program:
@@ -71,6 +74,7 @@ class Program:
 
     def _start(self) -> None:
         settings = self._settings
+        self._check_api()
         new_tracker(settings.tracker)  # its library takes seconds to import: not while cameras wait
         self._engine.start(ENGINE_TIMEOUT_S)
         network = _primary(self._engine, settings.primary)
@@ -109,21 +113,33 @@ class Program:
         if self._pipeline is not None:
             self._pipeline.watch(source_id, is_watched)
 
+    def _check_api(self) -> None:
+        """Before cameras are opened and folders made for nothing."""
+        if self._settings.api.is_enabled:
+            with _told_as_pipeline_error():
+                check_address(self._api_options())
+
     def _start_api(self, pipeline: Pipeline, outlets: Outlets) -> None:
-        api = self._settings.api
-        if not api.is_enabled:
+        if not self._settings.api.is_enabled:
             return
-        try:
-            options = ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
-            server = ApiServer(pipeline, outlets.previews, _Page(pipeline), options)
+        with _told_as_pipeline_error():
+            server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options())
             server.start()
-        except ApiRefused as refused:
-            raise PipelineError(f"{refused} ({KEY_VARIABLE} holds its key, --api-port its port)") from refused
         self._api = server
+
+    def _api_options(self) -> ApiOptions:
+        api = self._settings.api
+        return ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Of every source; empty before the start."""
         return self._pipeline.statistics() if self._pipeline is not None else ()
+
+    def sink_failures(self) -> tuple[str, ...]:
+        """A sentence for each sink that failed, now or before: why, and how many results are not in it."""
+        outlets = self._outlets.outlets if self._outlets is not None else ()
+        failed = (outlet for outlet in outlets if outlet.failure)
+        return tuple(f"{one.options.name} failed: {one.failure} ({one.lost} results lost)" for one in failed)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether every source is over by then; never while there is none, which the API may add.
@@ -137,9 +153,18 @@ class Program:
         until = time.monotonic() + grace_s
         if self._api is not None:
             self._api.stop(min(max(grace_s, 0.1), 2.0))
-        if self._pipeline is not None and not self._pipeline.stop(grace_s, is_hurried=grace_s <= 0):
+        is_whole = self._pipeline is None or self._pipeline.stop(grace_s, is_hurried=grace_s <= 0)
+        if not is_whole and grace_s > 0:
             log.error("not everything was finished in time", seconds=grace_s)
         self._engine.close(max(until - time.monotonic(), 1.0))
+
+
+@contextmanager
+def _told_as_pipeline_error() -> Iterator[None]:
+    try:
+        yield
+    except ApiRefused as refused:
+        raise PipelineError(f"{refused} ({_API_WORDS})") from refused
 
 
 class _Page:
@@ -177,7 +202,10 @@ def _class_ids(network: Network, names: Sequence[int | str], where: str) -> froz
     unknown = [name for name in names if isinstance(name, str) and name not in network.labels]
     if unknown:
         known = ", ".join(network.labels[:20]) or "none"
-        raise ModelUnusable(f"{where} names {unknown[0]!r}, which {network.name!r} does not know; its labels: {known}")
+        more = ", …" if len(network.labels) > 20 else ""
+        close = did_you_mean(unknown[0], network.labels)
+        hint = close if close.startswith("did you") else f"its labels: {known}{more}"
+        raise ModelUnusable(f"{where} names {unknown[0]!r}, which {network.name!r} does not know; {hint}")
     return frozenset(network.labels.index(name) if isinstance(name, str) else name for name in names)
 
 

@@ -59,6 +59,8 @@ def _named(fault: object) -> str:
         reason = context.get("error", "") if isinstance(context, dict) else ""
         return f"the body is not JSON ({reason}, at character {where[0] if where else 0})"
     name = ".".join(where) or "the body"
+    if fault.get("type") == "missing" and not where:
+        return "the body is missing; send a JSON object, {} where nothing is to be said"
     if fault.get("type") == "extra_forbidden":
         return f"{name}: there is no such field; leave it out"
     return f"{name}: {fault.get('msg', 'is not right')}"

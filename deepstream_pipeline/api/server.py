@@ -92,6 +92,11 @@ class ApiServer:
             self._listener.close()
 
 
+def check_address(options: ApiOptions) -> None:
+    """Raises ApiRefused where nobody could listen there now."""
+    _bound(options.host, options.port).close()
+
+
 class _Server(uvicorn.Server):
     """uvicorn, that says when it serves, and can cut who does not end."""
 

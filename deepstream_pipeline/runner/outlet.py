@@ -70,6 +70,11 @@ class Outlet:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def lost(self) -> int:
+        """Results that it had no room or no time for, or that the sink wrote nowhere."""
+        return self._channel.statistics().dropped + getattr(self._sink, "lost", 0)
+
     def put(self, item: FrameResult | EndOfSource, *, may_wait: bool) -> None:
         """may_wait: there is no live source, so that nothing is lost by waiting for the sink; one that hangs is waited
         for no longer than PATIENCE_S. The end of a source waits for nobody, and is not lost."""

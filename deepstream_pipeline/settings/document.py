@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Mark = yaml.Mark | LibMark
 
 MAX_FILE_BYTES = 1 << 20
+_VIDEO_HINT = " (a video is given as --source)"
 MAX_DEPTH = 16
 MAX_NODES = 100_000  # with every alias written out: 200 cameras with rules of their own have a tenth
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
@@ -54,12 +55,14 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise _refusal(str(path), f"cannot be read ({error.strerror}); give an existing YAML file") from None
     if len(content) > MAX_FILE_BYTES:
-        raise _refusal(str(path), f"is larger than {MAX_FILE_BYTES >> 20} MiB; that is no file of settings")
+        raise _refusal(
+            str(path), f"is larger than {MAX_FILE_BYTES >> 20} MiB; that is no file of settings{_VIDEO_HINT}"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _refusal(f"{path}:{line}:1", "is not UTF-8 text") from None
+        raise _refusal(f"{path}:{line}:1", f"is not UTF-8 text{_VIDEO_HINT}") from None
 
 
 def _check_events(text: str, name: str) -> None:

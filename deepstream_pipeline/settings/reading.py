@@ -107,7 +107,7 @@ def _primary(root: Section, flags: Flags) -> PrimarySettings:
         place = root.at("primary-gie") if root.reading.file else ""
         where = root.reading.file or "--model"
         name = f"{place}.model: is missing; name a model" if place else "is missing; name a model"
-        root.reading.complaints.add(where, f"{name} of `penstock models list`, such as people")
+        root.reading.complaints.add(where, f"{name} of `penstock models list`, such as street")
     primary = read_primary(section)
     if flags.model and not re.fullmatch(MODEL_PATTERN, flags.model):
         root.reading.complaints.add("--model", f"{shown(flags.model)}: {MODEL_FORM}")
@@ -153,12 +153,16 @@ def _analytics(root: Section, flags: Flags) -> Plain | None:
 
 
 def read_rules_file(path: Path, reading: Reading) -> Plain | None:
-    """The analytics section that a file is, or has under `analytics:`. Raises SettingsRefused."""
+    """The analytics section that a file is, or has under `analytics:` (a source's own is not taken: whose would hold
+    for the others?). Raises SettingsRefused."""
     below = replace(reading, file=str(path), folder=path.parent)
     node = read_document(path)
     root = Section(node, "", below)
     if "analytics" in root or node is None:
         return root.plain("analytics")
+    if "source" in root:
+        below.complaints.add(str(path), "analytics: is missing; rules stand there, or alone in a file of their own")
+        below.complaints.raise_any()
     return plain_of(node, "analytics", below)
 
 

@@ -30,17 +30,26 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 Config = Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="settings; flags win over it")]
 SourceFlag = Annotated[
     list[str] | None,
-    typer.Option("--source", metavar="URI", help="file, folder, 'pattern*', rtsp://, http://, /dev/video0; repeatable"),
+    typer.Option(
+        "--source",
+        metavar="URI",
+        help="file, folder (not those in it), 'pattern*', rtsp://, http://, /dev/video0; repeatable",
+    ),
 ]
-ModelFlag = Annotated[str, typer.Option("--model", help="who looks at every picture, of `penstock models list`")]
+ModelFlag = Annotated[
+    str, typer.Option("--model", help="the model that looks at every picture: one of `penstock models list`")
+]
 Out = Annotated[
     Path | None,
     typer.Option(help="folder of results; without --sink annotated.mp4, objects.jsonl and events.jsonl"),
 ]
-RulesFile = Annotated[Path | None, typer.Option("--rules", dir_okay=False, help="a YAML file of analytics rules")]
+RulesFile = Annotated[
+    Path | None,
+    typer.Option("--rules", dir_okay=False, help="a YAML file of analytics rules, in place of CONFIG.yaml's"),
+]
 Line = Annotated[
     list[str] | None,
-    typer.Option("--line", metavar="NAME=x1,y1,x2,y2", help="count who crosses it, in pixels; repeatable"),
+    typer.Option("--line", metavar="NAME=x1,y1,x2,y2", help="count who crosses it, either way, in pixels; repeatable"),
 ]
 SinkFlag = Annotated[
     list[str] | None,
@@ -74,7 +83,7 @@ def run(
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
-    loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end")] = False,
+    loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
     ] = False,
@@ -89,7 +98,7 @@ def run(
     on free ports. A gateway's API key comes from PENSTOCK_API_KEY, or the variable that the settings name.
 
     Ctrl-C finishes what was decoded and leaves whole files; a second one ends it at once. Exit code 0: all ended well.
-    1: a source or the engine failed. 2: the settings are wrong. 130: stopped by Ctrl-C.
+    1: a source, a sink or the engine failed. 2: the settings are wrong. 130: stopped by Ctrl-C.
     """
     flags = Flags(
         sources=tuple(source or ()),
@@ -147,5 +156,5 @@ def _run(config: Path | None, flags: Flags, how: Manner) -> int:
         fail(f"--log-level {level!r}: it takes {', '.join(LEVELS)}")
     configure_logs(how.log_format, level, stream=watch.log_stream)
     models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
-    engine = partial(engine_for, settings.engine, models, os.environ)
+    engine = partial(engine_for, settings.engine, models, os.environ, watch.note)
     return run_to_its_end(settings, watch, engine=engine, program_of=program_of, is_json=how.is_json)

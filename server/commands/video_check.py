@@ -41,6 +41,7 @@ def check(
     raise typer.Exit(int(has_failed))
 
 
+_WORDS = {"annotated": "mp4", "rtspout": "rtsp"}  # as people write it
 Probed = dict[str, tuple[str, str]]  # by source: why it cannot be opened, or what it is
 
 
@@ -71,6 +72,7 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
 def sink_name(sink: object) -> str:
     """A sink for people: its kind, and where it goes, without user and password."""
     kind = type(sink).__name__.removesuffix("Options").lower()
+    kind = _WORDS.get(kind, kind)
     parts = [
         without_secrets(str(getattr(sink, name)))
         for name in ("folder", "url", "brokers", "host", "topic", "stream")
@@ -101,7 +103,7 @@ def _say(settings: VideoSettings, probed: Probed) -> None:
 
 def _facts(settings: VideoSettings) -> list[tuple[str, str]]:
     primary, mux = settings.primary, settings.mux
-    facts = [("model", primary.model + (f", every {primary.interval + 1} frames" if primary.interval else ""))]
+    facts = [("model", primary.model + (f", one frame in {primary.interval + 1}" if primary.interval else ""))]
     facts += [("secondary", second.model) for second in settings.secondaries]
     size = "as fits the model" if mux.batch_size is None else str(mux.batch_size)
     facts.append(("batches", f"{size}, pushed after {mux.push_timeout_s * 1e3:g} ms" if mux.push_timeout_s else size))

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -44,8 +44,10 @@ class EngineUnavailable(Exception):
 
 
 @contextmanager
-def engine_for(settings: EngineSettings, models: Sequence[str], environ: Mapping[str, str]) -> Iterator[EnginePlace]:
-    """The engine, with the models in it, until the block ends. Raises EngineUnavailable."""
+def engine_for(
+    settings: EngineSettings, models: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
+) -> Iterator[EnginePlace]:
+    """The engine, with the models in it, until the block ends. note: told what takes long. Raises EngineUnavailable."""
     api_key = environ.get(settings.api_key_variable, "")
     if settings.gateway:
         place = EnginePlace(None, settings.gateway, settings.grpc or grpc_beside(settings.gateway), api_key)
@@ -58,6 +60,8 @@ def engine_for(settings: EngineSettings, models: Sequence[str], environ: Mapping
         yield EnginePlace(stack.run_dir, stack.http_url, stack.grpc_address, api_key)
         return
     require_installed(models)
+    why = "no stack runs here: an" if settings.choice is EngineChoice.AUTO else "an"
+    note(f"{why} engine of this run's own starts, with {', '.join(models)}, which takes a while")
     with OwnEngine(settings.choice, models, environ) as own:
         yield EnginePlace(own.stack.run_dir, own.stack.http_url, own.stack.grpc_address, api_key)
 

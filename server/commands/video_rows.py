@@ -41,11 +41,18 @@ def dropped(source: SourceStatistics) -> int:
     return sum(source.drops.values())
 
 
+def is_looped(source: SourceStatistics) -> bool:
+    """Whether it gave more frames than its file has (containers are a little wrong about that): it began anew."""
+    return bool(source.frames_total) and source.frames > (source.frames_total or 0) * 1.05
+
+
 def left_s(source: SourceStatistics) -> float | None:
     """Until the file's end at the rate of the last seconds; 0 when it is over, None where nobody knows."""
     if source.state in (SourceState.ENDED, *FAILED):
         return 0.0
     if source.is_live or source.fps <= 0:
+        return None
+    if is_looped(source):
         return None
     if source.frames_total:
         return max(source.frames_total - source.frames, 0) / source.fps
@@ -56,6 +63,8 @@ def left_s(source: SourceStatistics) -> float | None:
 
 def share_done(source: SourceStatistics) -> float | None:
     """Of a file, from 0 to 1; None where its length is not known."""
+    if is_looped(source):
+        return None
     if source.frames_total:
         return min(source.frames / source.frames_total, 1.0)
     return min(source.position_s / source.duration_s, 1.0) if source.duration_s else None
@@ -107,6 +116,7 @@ def line_of(sources: Sequence[SourceStatistics], seconds: float) -> str:
 
 def record_of(source: SourceStatistics) -> dict[str, object]:
     """For programs."""
+    left = left_s(source)
     known = {
         "source_id": source.source_id,
         "state": source.state.value,
@@ -117,8 +127,8 @@ def record_of(source: SourceStatistics) -> dict[str, object]:
         "fps": round(source.fps, 3),
         "dropped": dict(source.drops),
         "restarts": source.restarts,
-        "latency_s": source.latency_s,
-        "left_s": left_s(source),
+        "latency_s": None if source.latency_s is None else round(source.latency_s, 6),
+        "left_s": None if left is None else round(left, 3),
         "counts": dict(source.counts),
     }
     return {name: value for name, value in known.items() if value is not None and value != ""}
@@ -143,10 +153,11 @@ def drops_in_words(drops: Iterable[tuple[str, int]]) -> str:
 
 def _cells(source: SourceStatistics) -> tuple[Text | ProgressBar, ...]:
     done = share_done(source)
-    frames = f"{source.frames}/{source.frames_total}" if source.frames_total else str(source.frames)
+    has_total = source.frames_total and not is_looped(source)
+    frames = f"{source.frames}/{source.frames_total}" if has_total else str(source.frames)
     state = Text(f"{source.state}{' (frozen)' if source.is_frozen else ''}", style=COLOURS.get(source.state, "yellow"))
     if done is None or source.reason:
-        middle: Text | ProgressBar = Text(one_line(source.reason)[:_REASON_WIDTH])
+        middle: Text | ProgressBar = Text(_short(one_line(source.reason), one_line(source.uri)))
     else:
         middle = ProgressBar(total=1.0, completed=done, width=_BAR_WIDTH)
     latency = "" if source.latency_s is None else f"{source.latency_s * 1e3:.0f} ms"
@@ -161,6 +172,14 @@ def _cells(source: SourceStatistics) -> tuple[Text | ProgressBar, ...]:
         Text(latency),
         Text(duration(left) if left else ""),
     )
+
+
+def _short(reason: str, uri: str) -> str:
+    """As much of it as the table has room for; the source's own address, which people know, goes first."""
+    if len(reason) <= _REASON_WIDTH:
+        return reason
+    reason = reason.replace(uri, "it", 1) if uri else reason
+    return reason if len(reason) <= _REASON_WIDTH else f"{reason[: _REASON_WIDTH - 1]}…"
 
 
 def _total_cells(total: Sums, hidden: int) -> tuple[Text, ...]:

@@ -45,6 +45,10 @@ class RunningProgram(Protocol):
         """Whether every source is over by then."""
         ...
 
+    def sink_failures(self) -> tuple[str, ...]:
+        """A sentence for each sink that failed."""
+        ...
+
     def stop(self, grace_s: float) -> None:
         """What was decoded is finished, files are whole; returns when that is done."""
         ...
@@ -56,10 +60,12 @@ EngineOf = Callable[[], AbstractContextManager[EnginePlace]]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the loop came to its end. stopped_by: the signal's number, 0 for the sources' own end."""
+    """How the loop came to its end. stopped_by: the signal's number, 0 for the sources' own end. sink_failures: in
+    sentences."""
 
     sources: tuple[SourceStatistics, ...]
     stopped_by: int = 0
+    sink_failures: tuple[str, ...] = ()
 
 
 class Stopping:
@@ -91,7 +97,7 @@ class Stopping:
 def run_to_its_end(
     settings: VideoSettings, watch: QuietWatch, *, engine: EngineOf, program_of: ProgramOf, is_json: bool
 ) -> int:
-    """The exit code: 0 all ended well, 1 a source or the engine failed, 130 after Ctrl-C, 143 after SIGTERM."""
+    """The exit code: 0 all ended well, 1 a source, a sink or the engine failed, 130 after Ctrl-C, 143 after SIGTERM."""
     stopping = Stopping()
     earlier = EarlierResults(result_folders(settings), is_kept=is_endless(settings), note=watch.note)
     try:
@@ -122,11 +128,14 @@ def end_at_once(sentence: str, stopped_by: int) -> NoReturn:
     os._exit(_TERMINATED if stopped_by == signal.SIGTERM else _STOPPED)
 
 
-def exit_code(sources: Sequence[SourceStatistics], stopped_by: int) -> int:
-    """Of the whole command. SIGTERM is the ordinary end of what watches cameras, and cuts a file short."""
+def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost: bool = False) -> int:
+    """Of the whole command. SIGTERM is the ordinary end of what watches cameras, and cuts a file short.
+
+    has_lost: a sink failed. Of a run that came to its own end the results should be whole.
+    """
     if stopped_by == signal.SIGINT:
         return _STOPPED
-    if any(map(is_failed, sources)):
+    if any(map(is_failed, sources)) or (has_lost and not stopped_by):
         return 1
     has_cut_a_file = not sources or not all(source.is_live for source in sources)
     return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
@@ -159,14 +168,15 @@ def _looked_after(program: RunningProgram, settings: VideoSettings, watch: Quiet
     if stopping.asked_by:
         watch.note("stopping: what was decoded is finished; Ctrl-C again ends at once")
     program.stop(GRACE_S)
-    return Ended(_both(before, program.statistics()), stopping.asked_by)
+    return Ended(_both(before, program.statistics()), stopping.asked_by, program.sink_failures())
 
 
 def _beginning(program: RunningProgram, settings: VideoSettings) -> str:
     count = len(settings.sources)
     elsewhere = f" ({settings.elsewhere} more on other shards than {settings.shard})" if settings.elsewhere else ""
     api = f"; control API {program.api_url}" if settings.api.is_enabled else ""
-    return f"{count} source{'s' * (count != 1)}{elsewhere}, model {settings.primary.model}{api}"
+    lost = "" if settings.sinks else "; nothing is written: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
+    return f"{count} source{'s' * (count != 1)}{elsewhere}, model {settings.primary.model}{api}{lost}"
 
 
 def _both(before: Sequence[SourceStatistics], after: Sequence[SourceStatistics]) -> tuple[SourceStatistics, ...]:
@@ -189,8 +199,9 @@ def _summary(settings: VideoSettings, ended: Ended, seconds: float, earlier: Ear
         files=written_files(_outermost(folders), seconds),
         events=earlier.counted_events(),
         seconds=seconds,
-        code=exit_code(ended.sources, ended.stopped_by),
+        code=exit_code(ended.sources, ended.stopped_by, has_lost=bool(ended.sink_failures)),
         is_stopped=bool(ended.stopped_by),
+        sink_failures=ended.sink_failures,
     )
 
 

@@ -12,14 +12,16 @@ from deepstream_pipeline.types import AnalyticsKind, SourceState, SourceStatisti
 from server.commands.terminal import one_line
 from server.commands.video_rows import COLOURS, FAILED, drops_in_words, duration, record_of
 
-MAX_FILES_SHOWN = 20
+MAX_LINES_SHOWN = 20
+MANY_FILES = 6  # of one folder, as segments and recordings are: they are told in one line
+STOPPED = "stopped"  # what ran until a person ended it
 RULE_KINDS = {kind.value for kind in AnalyticsKind}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """How it went. files: path and size of what was written. events: by source. code: the exit code. is_stopped: by a
-    person, before its sources were over."""
+    person, before its sources were over. sink_failures: a sentence each."""
 
     sources: tuple[SourceStatistics, ...]
     files: tuple[tuple[Path, int], ...]
@@ -27,6 +29,7 @@ class Summary:
     seconds: float
     code: int
     is_stopped: bool = False
+    sink_failures: tuple[str, ...] = ()
 
 
 def is_failed(source: SourceStatistics) -> bool:
@@ -44,10 +47,11 @@ def say_summary(summary: Summary, console: Console) -> None:
         for source_id, rule, count in counts:
             table.add_row(Text(one_line(source_id)), Text(one_line(rule)), Text(str(count), justify="right"))
         console.print(table)
-    for path, size_bytes in summary.files[:MAX_FILES_SHOWN]:
-        console.print(Text(f"{one_line(str(path))}  {in_bytes(size_bytes)}"), soft_wrap=True)
-    if (more := len(summary.files) - MAX_FILES_SHOWN) > 0:
-        console.print(Text(f"… and {more} files more"))
+    lines = file_lines(summary.files)
+    for line in lines[:MAX_LINES_SHOWN]:
+        console.print(Text(line), soft_wrap=True)
+    if (more := len(lines) - MAX_LINES_SHOWN) > 0:
+        console.print(Text(f"… and {more} lines more of files"))
     frames = sum(source.frames for source in summary.sources)
     rate = f", {frames / summary.seconds:.1f} frames/s" if summary.seconds > 0 else ""
     console.print(Text(f"{frames} frames in {duration(summary.seconds)}{rate}"), soft_wrap=True)
@@ -55,6 +59,8 @@ def say_summary(summary: Summary, console: Console) -> None:
         if is_failed(source):
             reason = source.reason or "no frame got an answer from the engine"
             console.print(Text(one_line(f"{source.source_id} failed: {reason}"), style="red"), soft_wrap=True)
+    for sentence in summary.sink_failures:
+        console.print(Text(one_line(f"sink {sentence}"), style="red"), soft_wrap=True)
 
 
 def summary_record(summary: Summary) -> dict[str, object]:
@@ -63,11 +69,22 @@ def summary_record(summary: Summary) -> dict[str, object]:
         "kind": "summary",
         "exit_code": summary.code,
         "seconds": round(summary.seconds, 3),
-        "sources": [
-            record_of(source) | {"events": summary.events.get(source.source_id, 0)} for source in summary.sources
-        ],
+        "sources": [_record(source, summary) for source in summary.sources],
+        "sink_failures": list(summary.sink_failures),
         "files": [{"path": str(path), "size_bytes": size} for path, size in summary.files],
     }
+
+
+def file_lines(files: Sequence[tuple[Path, int]]) -> list[str]:
+    """A line a file; one for all of a folder that has many."""
+    of_folder: dict[Path, list[int]] = {}
+    for path, size_bytes in files:
+        of_folder.setdefault(path.parent, []).append(size_bytes)
+    many = {folder: sizes for folder, sizes in of_folder.items() if len(sizes) > MANY_FILES}
+    lines = [f"{one_line(str(path))}  {in_bytes(size)}" for path, size in files if path.parent not in many]
+    return lines + [
+        f"{one_line(str(folder))}/  {len(sizes)} files, {in_bytes(sum(sizes))}" for folder, sizes in many.items()
+    ]
 
 
 def rule_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -98,14 +115,26 @@ def _source_table(summary: Summary) -> Table:
             Text(drops_in_words(source.drops.items()) or "0"),
             str(summary.events.get(source.source_id, 0)),
             str(source.restarts),
-            f"{source.frames / summary.seconds:.1f}" if summary.seconds > 0 else "",
+            f"{_rate(source, summary):.1f}",
         )
     return table
 
 
+def _record(source: SourceStatistics, summary: Summary) -> dict[str, object]:
+    """As while it ran, but with the rate of the whole run, and without what the next seconds would have brought."""
+    state = STOPPED if summary.is_stopped and source.state is SourceState.RUNNING else source.state.value
+    known = record_of(source) | {"state": state, "fps": round(_rate(source, summary), 3)}
+    known.pop("left_s", None)
+    return known | {"events": summary.events.get(source.source_id, 0)}
+
+
+def _rate(source: SourceStatistics, summary: Summary) -> float:
+    return source.frames / summary.seconds if summary.seconds > 0 else 0.0
+
+
 def _state_cell(source: SourceStatistics, *, is_stopped: bool) -> Text:
     if is_stopped and source.state is SourceState.RUNNING:
-        return Text("stopped", style="dim")
+        return Text(STOPPED, style="dim")
     return Text(source.state.value, style=COLOURS.get(source.state, "yellow"))
 
 

@@ -44,7 +44,7 @@ def test_check_of_good_settings_tells_what_would_run(check: Check) -> None:
     """Sources with their rules, models, sinks, engine; exit code 0; nothing of a password; nothing is opened."""
     done = check(GOOD)
     assert done.exit_code == 0, done.output
-    for part in ("door", "clip.mp4, looped", "line-crossing/Door", "people, every 3 frames", "secondary: googlenet"):
+    for part in ("door", "clip.mp4, looped", "line-crossing/Door", "people, one frame in 3", "secondary: googlenet"):
         assert part in done.stdout
     assert "sink: redis redis://…@r:6379/0 penstock" in done.stdout
     assert "hush" not in done.output

@@ -68,7 +68,7 @@ def test_gateway_elsewhere_is_asked_with_the_key_of_the_variable(stand_in: Stand
     """Its gRPC is one port on, where nothing else is said; no stack of this host is joined."""
     stand_in.index = [PEOPLE]
     settings = EngineSettings(gateway=stand_in.url, api_key_variable="GPU_KEY")
-    with engine_for(settings, ["people"], {"GPU_KEY": "k-1"}) as place:
+    with engine_for(settings, ["people"], {"GPU_KEY": "k-1"}, print) as place:
         assert place == EnginePlace(None, stand_in.url, grpc_beside(stand_in.url), "k-1")
     assert stand_in.asked[0].headers["x-api-key"] == "k-1"
     assert "k-1" not in repr(place)
@@ -78,7 +78,7 @@ def test_gateway_that_does_not_answer_is_a_sentence() -> None:
     """Not a traceback."""
     with (
         pytest.raises(EngineUnavailable, match=r"nothing answers at .* its address with --gateway"),
-        engine_for(EngineSettings(gateway="http://127.0.0.1:9"), ["m"], {}),
+        engine_for(EngineSettings(gateway="http://127.0.0.1:9"), ["m"], {}, print),
     ):
         pass
 
@@ -97,7 +97,7 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
     stand_in.index = [PEOPLE]
     stack = RunningStack(tmp_path, stand_in.url, "127.0.0.1:1", os.getpid())
     monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
-    with engine_for(EngineSettings(), ["people"], {}) as place:
+    with engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place == EnginePlace(tmp_path, stand_in.url, "127.0.0.1:1")
 
 
@@ -121,6 +121,16 @@ def test_own_engine_that_cannot_start_shows_its_last_words() -> None:
         pass
     assert str(refused.value) == "the engine ended at once, with code 2; it said:"
     assert "PENSTOCK_HTPP_PORT: unknown setting" in refused.value.lines[-1]
+
+
+def test_own_engine_is_announced_since_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute without a word looks like a hang."""
+    monkeypatch.setattr(video_engine, "running_stacks", tuple)
+    said: list[str] = []
+    wrong = os.environ | {"PENSTOCK_HTPP_PORT": "1"}
+    with pytest.raises(EngineUnavailable), engine_for(EngineSettings(), ["street"], wrong, said.append):
+        pass
+    assert said == ["no stack runs here: an engine of this run's own starts, with street, which takes a while"]
 
 
 def test_own_engine_listens_on_loopback_with_the_models_asked_for() -> None:

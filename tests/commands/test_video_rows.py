@@ -29,14 +29,15 @@ LEFT = [
     (replace(RUNNING, frames_total=600, fps=0.0), None),
     (replace(RUNNING, frames_total=600, is_live=True), None),
     (RUNNING, None),
-    (replace(RUNNING, frames_total=50), 0.0),
+    (replace(RUNNING, frames_total=99), 0.0),
+    (replace(RUNNING, frames_total=50), None),
     (replace(RUNNING, frames_total=600, state=SourceState.ENDED), 0.0),
 ]
 
 
 @pytest.mark.parametrize(("source", "seconds"), LEFT, ids=range(len(LEFT)))
 def test_time_left_goes_by_the_rate_of_the_last_seconds(source: SourceStatistics, seconds: float | None) -> None:
-    """By frames where their number is known, else by the position; nothing for cameras."""
+    """By frames where their number is known, else by the position; nothing for cameras and files that began anew."""
     assert left_s(source) == seconds
 
 

@@ -21,6 +21,8 @@ from deepstream_pipeline.settings.records import VideoSettings
 from deepstream_pipeline.types import SourceState
 from server.commands import video
 from server.commands.video_engine import EngineUnavailable
+from server.commands.video_run import exit_code
+from server.commands.video_summary import file_lines
 from tests.commands.video_program import FakeProgram, no_engine
 from tests.conftest import CHECKOUT
 
@@ -155,6 +157,28 @@ def test_run_without_an_engine_shows_its_last_words(run: Run, monkeypatch: pytes
     done = CliRunner().invoke(app, ["video", "run", "--source", "clip.mp4", "--model", "m"])
     told = "    a\\x1b[31mred\n    b\npenstock: the engine ended at once, with code 2; it said:\n"
     assert (done.exit_code, done.stderr) == (1, told)
+
+
+def test_run_whose_sink_failed_is_exit_code_1(run: Run) -> None:
+    """What came of the others stands beside it; a person's own end stays one."""
+    lost = ("jsonl failed: objects.jsonl: No space left on device (612 results lost)",)
+    done = run("--source", "clip.mp4", "--model", "m", "--out", "out", failures=lost)
+    assert (done.exit_code, "sink jsonl failed: objects.jsonl: No space" in done.stdout) == (1, True)
+    told = json.loads(run("--source", "clip.mp4", "--model", "m", "--json", failures=lost).stdout.splitlines()[-1])
+    assert (told["exit_code"], told["sink_failures"]) == (1, list(lost))
+    assert exit_code((), 15, has_lost=True) == 143
+
+
+def test_run_without_a_sink_says_that_nothing_is_written(run: Run) -> None:
+    """Hours of inference for nothing are worth a line."""
+    assert "; nothing is written: give --out FOLDER" in run("--source", "clip.mp4", "--model", "m").stderr
+    assert "nothing is written" not in run("--source", "clip.mp4", "--model", "m", "--out", "out").stderr
+
+
+def test_summary_tells_many_files_of_a_folder_in_a_line() -> None:
+    """Segments of HLS would push everything else off the screen."""
+    files = [(Path("out/objects.jsonl"), 2000), *((Path(f"out/hls/segment-{n}.ts"), 1000) for n in range(9))]
+    assert file_lines(files) == ["out/objects.jsonl  2.0 kB", "out/hls/  9 files, 9.0 kB"]
 
 
 def test_run_with_wrong_settings_tells_all_faults_and_starts_nothing(run: Run, tmp_path: Path) -> None:

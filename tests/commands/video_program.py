@@ -28,6 +28,7 @@ class FakeProgram:
     counts: dict[str, int] = field(default_factory=dict)
     drops: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
+    failures: tuple[str, ...] = ()
     hangs_at_stop: bool = False
     api_url: str = "http://127.0.0.1:8010"
     looked: int = 0
@@ -49,6 +50,9 @@ class FakeProgram:
         if self.settings.out is not None:
             self.settings.out.mkdir(parents=True, exist_ok=True)
             (self.settings.out / "annotated.mp4").write_bytes(b"x" * 4096)
+
+    def sink_failures(self) -> tuple[str, ...]:
+        return self.failures
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         return tuple(self._of(source.config.source_id, source.config.uri) for source in self.settings.sources)

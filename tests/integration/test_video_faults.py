@@ -1,5 +1,6 @@
 """Clips, models, folders and gateways that a run cannot use as they are: what comes of it, and what a user reads."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -127,13 +128,14 @@ def test_folder_that_cannot_be_written_to_is_said_before_the_first_frame(video_p
 
 
 def test_disk_that_is_full_stops_no_run(video_place: Place, tmp_path: Path) -> None:
-    """All frames are inferred to the end; the log says once what could not be written, and where."""
+    """All frames are inferred to the end; the log says once what could not be written, and the end how much."""
     clip = write_clip(tmp_path / "clip.mp4", frames=60)
     with small_disk(tmp_path / "disk") as disk:
         fill(disk, leave_kib=8)
         ended = run(video_place, "--source", clip, "--model", "street", "--out", disk)
-    assert ended.code == 0, ended.err
+    assert ended.code == 1, ended.err
     assert "60 frames in " in ended.out
+    assert re.search(r"sink annotated failed: .*disk full.*\(\d+ results lost\)", ended.out), ended.out
     assert "disk full" in ended.err or "No space left" in ended.err
     assert ended.err.count("disk full") < 5
     assert "Traceback" not in ended.err

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
-from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.api.server import ApiServer, check_address
 from deepstream_pipeline.metrics import VideoMetrics
 from tests.deepstream_pipeline.api.asking import ask, connect, read_all, send_on
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
@@ -30,6 +30,8 @@ def test_port_that_is_taken_is_told_with_the_fix(api: ApiServer) -> None:
     with pytest.raises(ApiRefused, match=f"port {port} .*choose another"):
         second.start()
     second.stop(1.0)
+    with pytest.raises(ApiRefused, match=f"port {port} .*choose another"):  # and before anything else is begun
+        check_address(ApiOptions(port=port))
 
 
 def test_url_before_the_start_is_a_fault() -> None:

@@ -69,7 +69,7 @@ def test_rules_that_cannot_be_meant_are_refused_with_the_fix(api: ApiServer, pip
 
 BAD_BODIES = [
     (b"{", "the body is not JSON"),
-    (b"", "the body: Field required"),
+    (b"", "the body is missing; send a JSON object"),
     (b"[1]", "the body: "),
     (b"\xff\xfe", "the body"),
     (b'{"uri": "rtsp://camera/1"}', "source_id: Field required"),

@@ -1,6 +1,6 @@
 """Cameras for tests: GStreamer's RTSP server as a child, started, asked, stopped and killed.
 
-with rtsp_server([Camera("/a", [clip])]) as server:
+with rtsp_server([Camera("/a", [clip])], folder) as server:
     open_video(server.url("/a"))
     server.tell("silence /a"); server.freeze(); server.thaw(); server.kill(); server.restart()
 """

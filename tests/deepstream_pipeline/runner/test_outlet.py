@@ -56,6 +56,7 @@ def test_sink_that_hangs_delays_nobody_and_its_losses_are_counted() -> None:
     numbers = [one.frame.frame_num for one in sink.results]
     assert numbers[-2:] == [48, 49]
     assert numbers == sorted(numbers)
+    assert outlet.lost == 50 - len(numbers) > 0
     assert f'penstock_video_sink_dropped_total{{sink="held"}} {50 - len(numbers)}.0' in metrics.page().decode()
 
 
