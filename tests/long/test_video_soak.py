@@ -175,9 +175,10 @@ class Samples:
         return float(np.polyfit(self.minutes, [each.pss_bytes / MIB for each in self.held], 1)[0])
 
 
-def shared_memory() -> int:
-    """Files in /dev/shm that bear our name."""
-    return len([name for name in os.listdir("/dev/shm") if name.startswith("penstock")])
+def shared_memory(place: Place) -> int:
+    """Files in /dev/shm of the place's stacks, told from those of any other by the names of their run directories."""
+    runs = [path.name.removeprefix("run-") for path in place.temp.glob("penstock-*/run-*")]
+    return sum(any(run in name for run in runs) for name in os.listdir("/dev/shm"))
 
 
 def quiet(program: Program, troubles: Troubles) -> None:
@@ -225,7 +226,7 @@ def test_minutes_of_cameras_that_come_go_and_misbehave_leave_the_program_as_it_w
             if now >= WARM_UP_S:
                 samples.minutes.append(now / 60)
                 samples.held.append(settled(program))
-                samples.shared.append(shared_memory())
+                samples.shared.append(shared_memory(place))
             with capsys.disabled():
                 print(f"{now:.0f} s, seed {SEED}: {dict(troubles.done)}, {held_by(program)}, {samples.fewest[-1]:.2f}")  # noqa: T201
         viewers.close()
