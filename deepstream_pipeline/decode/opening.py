@@ -41,7 +41,7 @@ _FORMATS_OF = {
     UriKind.HTTP: _FORMATS + _HLS_FORMATS,
     UriKind.DEVICE: "video4linux2,v4l2",
 }
-_PROBED_S = 3.0  # of a live stream, at most, to know its rate
+_PROBED_S = 1.0  # of a live stream, at most, to know its rate: what comes meanwhile is late before it is decoded
 MOST_FILE_THREADS = 4
 
 
