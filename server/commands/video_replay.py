@@ -9,7 +9,6 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from deepstream_pipeline.errors import PipelineError, RuleRefused
@@ -21,7 +20,8 @@ from deepstream_pipeline.sinks.schemas import EventLine, event_lines, read_objec
 from deepstream_pipeline.types import AnalyticsEvent, FrameAnalytics
 from server.commands.terminal import fail, one_line, stoppable, table_console
 from server.commands.video_complaints import refuse
-from server.commands.video_summary import rule_counts
+from server.commands.video_results import EventCounts, keys_of
+from server.commands.video_summary import rule_table
 from server.commands.video_watch import write_json
 
 MAX_DIFFERENCES_SHOWN = 10
@@ -125,6 +125,12 @@ def _play(objects: Path, rules: Path | None, lines: tuple[str, ...], out: Path |
     return played
 
 
+def _counted(lines: list[bytes]) -> EventCounts:
+    decode = msgspec.json.Decoder(EventLine).decode
+    events = map(decode, lines)
+    return Counter((one.source_id, key) for one in events for key in keys_of(one.kind, one.rule, one.label))
+
+
 def _compared(lines: list[bytes], against: Path) -> Comparison:
     decode = msgspec.json.Decoder(EventLine).decode
     try:
@@ -147,10 +153,7 @@ def _sorted(events: Counter[EventLine]) -> tuple[EventLine, ...]:
 
 def _say(played: Played, comparison: Comparison | None) -> None:
     console = table_console()
-    table = Table("source", "rule", "count", header_style="bold")
-    for source_id, counts in played.counts.items():
-        for rule, count in rule_counts(counts):
-            table.add_row(Text(one_line(source_id)), Text(one_line(rule)), Text(str(count), justify="right"))
+    table = rule_table(played.counts, _counted(played.lines))
     if table.row_count:
         console.print(table)
     console.print(f"{len(played.lines)} events in {played.frames} frames")

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,19 @@ _CLOCK_SLACK_S = 2.0  # file systems round
 
 class _Line(msgspec.Struct):
     source_id: str = ""
+    kind: str = ""
+    rule: str = ""
+    label: str | None = None
+
+
+EventCounts = Mapping[tuple[str, str], int]
+"""By source, and by KIND/RULE, KIND/RULE/LABEL, or nothing for all of the source."""
+
+
+def keys_of(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
+    """Under which an event is counted."""
+    key = f"{kind}/{rule}"
+    return ("", key) if label is None else ("", key, f"{key}/{label}")
 
 
 class EarlierResults:
@@ -31,15 +44,18 @@ class EarlierResults:
                     _move_aside(folder / name, note)
             self._sizes[folder / EVENTS_FILE] = _size(folder / EVENTS_FILE)
 
-    def counted_events(self) -> dict[str, int]:
-        """By source, of this run's lines in the events.jsonl of the folders."""
+    def counted_events(self) -> EventCounts | None:
+        """Of this run's lines in the events.jsonl of the folders; None where there is none."""
         decode = msgspec.json.Decoder(_Line).decode
-        counts: Counter[str] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
+        is_known = False
         for path, before in self._sizes.items():
             with suppress(OSError, msgspec.DecodeError), path.open("rb") as lines:
+                is_known = True
                 lines.seek(before)
-                counts.update(decode(line).source_id for line in lines if line.endswith(b"\n"))
-        return dict(counts)
+                for event in (decode(line) for line in lines if line.endswith(b"\n")):
+                    counts.update((event.source_id, key) for key in keys_of(event.kind, event.rule, event.label))
+        return counts if is_known else None
 
 
 def written_files(folders: Iterable[Path], since_s: float) -> tuple[tuple[Path, int], ...]:

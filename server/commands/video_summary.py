@@ -10,6 +10,7 @@ from rich.text import Text
 
 from deepstream_pipeline.types import AnalyticsKind, SourceState, SourceStatistics
 from server.commands.terminal import one_line
+from server.commands.video_results import EventCounts
 from server.commands.video_rows import COLOURS, FAILED, drops_in_words, duration, record_of
 
 MAX_LINES_SHOWN = 20
@@ -20,12 +21,15 @@ RULE_KINDS = {kind.value for kind in AnalyticsKind}
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How it went. files: path and size of what was written. events: by source. code: the exit code. is_stopped: by a
-    person, before its sources were over. sink_failures: a sentence each."""
+    """How it went.
+
+    files: path and size of what was written. events: None where nobody kept them. code: the exit code. is_stopped: by a
+    person, before its sources were over. sink_failures: a sentence each.
+    """
 
     sources: tuple[SourceStatistics, ...]
     files: tuple[tuple[Path, int], ...]
-    events: dict[str, int]
+    events: EventCounts | None
     seconds: float
     code: int
     is_stopped: bool = False
@@ -42,11 +46,9 @@ def say_summary(summary: Summary, console: Console) -> None:
     """Tables: sources, rules, files, and one last line."""
     if summary.sources:
         console.print(_source_table(summary))
-    if counts := _counts(summary.sources):
-        table = Table("source", "rule", "count", header_style="bold")
-        for source_id, rule, count in counts:
-            table.add_row(Text(one_line(source_id)), Text(one_line(rule)), Text(str(count), justify="right"))
-        console.print(table)
+    rules = rule_table({source.source_id: source.counts for source in summary.sources}, summary.events)
+    if rules.row_count:
+        console.print(rules)
     lines = file_lines(summary.files)
     for line in lines[:MAX_LINES_SHOWN]:
         console.print(Text(line), soft_wrap=True)
@@ -87,6 +89,16 @@ def file_lines(files: Sequence[tuple[Path, int]]) -> list[str]:
     ]
 
 
+def rule_table(counts: Mapping[str, Mapping[str, int]], events: EventCounts | None) -> Table:
+    """counts: by source, those of its last frame: of line-crossing all that there were, of others who is there now."""
+    table = Table("source", "rule", "events", "at the end", header_style="bold")
+    for source_id, of_source in counts.items():
+        for rule, count in rule_counts(of_source):
+            numbers = (Text(text, justify="right") for text in (_number_of(events, source_id, rule), str(count)))
+            table.add_row(Text(one_line(source_id)), Text(one_line(rule)), *numbers)
+    return table
+
+
 def rule_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Those of rules, sorted; what merely stood in the last picture is no result."""
     return sorted((rule, count) for rule, count in counts.items() if rule.partition("/")[0] in RULE_KINDS)
@@ -113,7 +125,7 @@ def _source_table(summary: Summary) -> Table:
             str(source.frames),
             str(source.inferred),
             Text(drops_in_words(source.drops.items()) or "0"),
-            str(summary.events.get(source.source_id, 0)),
+            _number_of(summary.events, source.source_id),
             str(source.restarts),
             f"{_rate(source, summary):.1f}",
         )
@@ -125,7 +137,7 @@ def _record(source: SourceStatistics, summary: Summary) -> dict[str, object]:
     state = STOPPED if summary.is_stopped and source.state is SourceState.RUNNING else source.state.value
     known = record_of(source) | {"state": state, "fps": round(_rate(source, summary), 3)}
     known.pop("left_s", None)
-    return known | {"events": summary.events.get(source.source_id, 0)}
+    return known | {"events": None if summary.events is None else summary.events.get((source.source_id, ""), 0)}
 
 
 def _rate(source: SourceStatistics, summary: Summary) -> float:
@@ -138,5 +150,5 @@ def _state_cell(source: SourceStatistics, *, is_stopped: bool) -> Text:
     return Text(source.state.value, style=COLOURS.get(source.state, "yellow"))
 
 
-def _counts(sources: Sequence[SourceStatistics]) -> list[tuple[str, str, int]]:
-    return [(source.source_id, rule, count) for source in sources for rule, count in rule_counts(source.counts)]
+def _number_of(events: EventCounts | None, source_id: str, key: str = "") -> str:
+    return "–" if events is None else str(events.get((source_id, key), 0))

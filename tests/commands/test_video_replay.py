@@ -49,8 +49,8 @@ def test_replay_tells_counts_by_rule(replay: Replayed) -> None:
     """A class may be named; the recording knows its labels."""
     done = replay("--rules", "rules.yaml")
     assert done.exit_code == 0, done.output
-    assert "│ cam    │ line-crossing/Door        │     1 │" in done.stdout
-    assert "│ cam    │ line-crossing/Door/person │     1 │" in done.stdout
+    assert "│ cam    │ line-crossing/Door        │      1 │          1 │" in done.stdout
+    assert "│ cam    │ line-crossing/Door/person │      1 │          1 │" in done.stdout
     assert done.stdout.endswith("1 events in 20 frames\n")
 
 

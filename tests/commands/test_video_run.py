@@ -68,7 +68,7 @@ def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
     assert "3 too_old" in done.stdout
     assert "corrupt" not in done.stdout
     assert "objects/person" not in done.stdout
-    assert "line-crossing/Door │    12" in done.stdout
+    assert "line-crossing/Door │      – │         12" in done.stdout  # nobody wrote events down
     assert "out/annotated.mp4  4.1 kB" in done.stdout
     assert "100 frames in" in done.stdout
     assert done.stderr == "1 source, model m; control API http://127.0.0.1:8010\n"
@@ -229,11 +229,16 @@ def test_run_counts_the_events_of_this_run_only(run: Run, tmp_path: Path, monkey
     def writing(program: FakeProgram, grace_s: float) -> None:
         stop(program, grace_s)
         with path.open("a") as file:
-            file.write('{"source_id":"cam"}\n{"source_id":"cam"}\n{"source_id":"cut')
+            event = '{"source_id":"cam","kind":"roi-filtering","rule":"Lawn","label":"dog"}\n'
+            file.write(f'{event}{event}{{"source_id":"cut')
 
     monkeypatch.setattr(FakeProgram, "stop", writing)
     done = run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl", "--json")
     assert json.loads(done.stdout.splitlines()[-1])["sources"][0]["events"] == 2
+    counts = {"roi-filtering/Lawn": 1, "roi-filtering/Lawn/dog": 0}
+    told = run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl", counts=counts).stdout
+    assert "roi-filtering/Lawn     │      2 │          1 │" in told
+    assert "roi-filtering/Lawn/dog │      2 │          0 │" in told
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""SETTINGS.md, which users read, against what is read."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deepstream_pipeline.analytics.reading import rules_from
+from deepstream_pipeline.errors import RuleRefused
+from deepstream_pipeline.settings.sinks import READERS
+from deepstream_pipeline.types import AnalyticsKind
+from tests.conftest import CHECKOUT
+from tests.deepstream_pipeline.settings.reading import faults
+
+PAGE = (CHECKOUT / "deepstream_pipeline" / "settings" / "SETTINGS.md").read_text()
+SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api")
+NO_KEY = "zzzzzzzz"
+
+
+def keys_of(section: str, folder: Path) -> list[str]:
+    """What a section of the file takes, as its complaint of another key tells it."""
+    told = [text for text in faults(section, folder) if NO_KEY in text]
+    assert len(told) == 1, told
+    return re.sub(r".*there are ", "", told[0]).split(", ")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_page_has_every_key_of_a_section(name: str, tmp_path: Path) -> None:
+    """A key that no page names is a key that nobody uses."""
+    keys = keys_of(f"{name}: {{{NO_KEY}: 1}}", tmp_path)
+    assert len(keys) > 2
+    missing = [key for key in keys if f"`{key}`" not in PAGE and f"`{name}.{key}`" not in PAGE]
+    assert not missing
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_page_has_every_key_of_a_sink(kind: str, tmp_path: Path) -> None:
+    """In the sink's own row, or in the line about all brokers."""
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{kind}` |"))
+    shared = next(line for line in PAGE.splitlines() if line.startswith("The last four also"))
+    known = row + shared if kind in ("kafka", "mqtt", "redis", "webhook") else row
+    keys = keys_of(f"sink: {{type: {kind}, {NO_KEY}: 1}}", tmp_path)
+    assert [key for key in keys if key != "type" and f"`{key}`" not in known] == []
+
+
+@pytest.mark.parametrize("kind", AnalyticsKind)
+def test_page_has_every_key_of_a_rule(kind: AnalyticsKind) -> None:
+    """In the row of its list."""
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{kind}` |"))
+    with pytest.raises(RuleRefused) as refused:
+        rules_from({kind.value: [{NO_KEY: 1}]}, ())
+    keys = refused.value.message.partition("keys: ")[2].split(", ")
+    assert len(keys) > 2
+    assert [key for key in keys if key not in ("name", "class-id") and f"`{key}`" not in row] == []
