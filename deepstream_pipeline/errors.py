@@ -77,6 +77,12 @@ class RecordingUnreadable(PipelineError):
     reason = "bad_recording"
 
 
+class NotSetUp(PipelineError):
+    """What was asked for needs something that the settings leave out. By the runner; the text names it."""
+
+    reason = "not_set_up"
+
+
 class UnknownSource(PipelineError):
     """No source of that id. By the runner."""
 

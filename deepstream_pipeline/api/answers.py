@@ -12,6 +12,7 @@ RETRY_AFTER_S = 1
 _STATUS_OF: tuple[tuple[type[errors.PipelineError], int], ...] = (
     (errors.UnknownSource, 404),
     (errors.SourceExists, 409),
+    (errors.NotSetUp, 409),
     (errors.RuleRefused, 400),
     (errors.SourceNotAllowed, 400),
     (errors.TooManySources, 429),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
+from deepstream_pipeline.errors import NotSetUp, PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.interfaces import Analytics, Tracker
@@ -209,10 +209,10 @@ class Pipeline:
         self._sources.resume(source_id)
 
     def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
-        """Raises PipelineError where the program has no folder for recordings."""
+        """Raises NotSetUp where the program has no folder for recordings."""
         self._way(source_id)
         if self._parts.recorder is None:
-            raise PipelineError("no folder for recordings was given; add a sink of type record")
+            raise NotSetUp("no folder for recordings was given; add a sink of type record")
         return self._parts.recorder.ask(source_id, self._sources, before_s=before_s, after_s=after_s)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.errors import RuleRefused, SourceExists, TooManySources, UnknownSource
+from deepstream_pipeline.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.types import SourceConfig, SourceState, SourceStatistics
 
@@ -23,6 +23,7 @@ class FakePipeline:
         self.configs: dict[str, SourceConfig] = {}
         self.sections: dict[str, object] = {}
         self.recordings: list[tuple[str, float, float]] = []
+        self.has_recorder = True
         self.healthy = True
         self.before: Callable[[str], None] = lambda _: None
         self.pictures = True
@@ -62,6 +63,8 @@ class FakePipeline:
     def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
         self.before("record")
         self._known(source_id)
+        if not self.has_recorder:
+            raise NotSetUp("no folder for recordings was given")
         self.recordings.append((source_id, before_s, after_s))
         return f"/recordings/{source_id}.mp4"
 

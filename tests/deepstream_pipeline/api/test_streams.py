@@ -48,6 +48,9 @@ def test_recording_is_begun_with_its_seconds(api: ApiServer, pipeline: FakePipel
     answer = ask(api.url, "POST", "/v1/streams/door/record", {"before_s": 2, "after_s": 3.5})
     assert (answer.status, answer.json) == (202, {"path": "/recordings/door.mp4"})
     assert pipeline.recordings == [("door", 2.0, 3.5)]
+    pipeline.has_recorder = False
+    answer = ask(api.url, "POST", "/v1/streams/door/record", {})
+    assert (answer.status, answer.json) == (409, {"error": "no folder for recordings was given"})
 
 
 def test_rules_that_are_put_are_read_back(api: ApiServer, pipeline: FakePipeline) -> None:
