@@ -249,7 +249,7 @@ def lines_of(path: Path) -> list[Row]:
 def _api_url(program: Program) -> str:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
-        if found := re.search(r"control API (http://\S+)", program.text):
+        if found := re.search(r"control API (http://[^\s;]+)", program.text):
             return found[1]
         if program.process.poll() is not None:
             break

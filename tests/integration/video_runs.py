@@ -107,7 +107,7 @@ class Running:
 
     def api_url(self) -> str:
         """When it runs."""
-        return self.wait_for(r"control API (http://\S+)")[1]
+        return self.wait_for(r"control API (http://[^\s;]+)")[1]
 
 
 def new_place(folder: Path) -> Place:
