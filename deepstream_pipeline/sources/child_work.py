@@ -40,9 +40,6 @@ from deepstream_pipeline.sources.ring import Ring, RingSize
 from deepstream_pipeline.types import DropPolicy, DropReason
 
 _ERRAND_S = 0.2  # how often the parent's wishes are looked at while nothing is decoded
-# Of a camera whose rows alone travel: as many as wait in the parent's mux. What comes beyond them would be dropped
-# there; here it is lost before anything is made ready of it, which an overloaded machine needs for what it answers.
-_BARE_SLOTS = 2
 _LATE_S = 1.0  # of a file that is played at its own speed: it goes on from where it is
 _LOST_S = 0.2  # how late the parent hears of lost frames, at most, while more are lost
 
@@ -210,7 +207,7 @@ class Work:
         """One to write into; None where there is none and the policy is not to wait for it."""
         most = self._slots.most(facts.width, facts.height, self._link.wants_images)
         if self._policy is not DropPolicy.BLOCK:
-            return self._link.take_slot(most if self._link.wants_images else min(most, _BARE_SLOTS))
+            return self._link.take_slot(most)
         while True:
             slot = self._link.wait_for_slot(most, _ERRAND_S)
             if slot is not None:
