@@ -165,7 +165,7 @@ def test_scenarios_are_listed_for_people_and_programs(penstock: Call) -> None:
     """Nine of them, each with what it asks."""
     rows = json.loads(penstock("load", "scenarios", "--json").stdout)
     table = penstock("load", "scenarios").stdout
-    assert len(rows) == 9
+    assert len(rows) == 10
     assert all(row["name"] in table for row in rows)
 
 

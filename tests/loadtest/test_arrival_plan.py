@@ -66,9 +66,9 @@ def test_what_locust_cannot_do_says_who_can() -> None:
             ArrivalPlan(mine, capacity_per_s=10)
 
 
-@pytest.mark.parametrize("name", [name for name in scenario_names() if name != "cold-start"])
+@pytest.mark.parametrize("name", [name for name in scenario_names() if name not in ("cold-start", "video-streams")])
 def test_every_shipped_scenario_but_reloads_has_a_plan(name: str) -> None:
-    """A capacity is all that they need."""
+    """A capacity is all that they need; video streams are searched for, not arrived at."""
     assert ArrivalPlan(read_scenario(name), capacity_per_s=100).at(0.5) is not None
 
 

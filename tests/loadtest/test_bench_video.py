@@ -116,8 +116,8 @@ def test_bench_of_too_little_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "above 0" in capsys.readouterr().err
 
 
+@pytest.mark.long  # the bench takes the newest stack of this user, which beside other tests may be anybody's
 @pytest.mark.timeout(180)  # a dozen programs are started one after the other
-@pytest.mark.xdist_group("stack")
 def test_bench_measures_every_part(stack: RunningStack, tmp_path: Path) -> None:
     """A run of moments: every figure is there, whatever it is, and nothing of the bench is left."""
     clip, out = tmp_path / "clip.mp4", tmp_path / "video.json"
