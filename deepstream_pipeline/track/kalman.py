@@ -38,7 +38,8 @@ class CornerKalman(XYXYStateEstimator):
         if process_noise is not None:
             self._noise_place, self._noise_speed = float(process_noise[0, 0]), float(process_noise[4, 4])
         if state_covariance is not None:
-            raise NotImplementedError("no tracklet of ByteTrack sets it")
+            self._pp, self._pv = float(state_covariance[0, 0]), float(state_covariance[0, 4])
+            self._vv = float(state_covariance[4, 4])
 
     def predict(self, frame_step: float = 1.0, frame_rate: float | None = None) -> None:
         """Moved on by so many frames."""

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trackers.core.bytetrack.tracklet import ByteTrackTracklet
 from trackers.utils.predict_timing import PredictTiming
+from trackers.utils.state_representations import XYXYStateEstimator
 
 from deepstream_pipeline.track.kalman import CornerKalman
 
@@ -26,3 +27,16 @@ def test_filter_agrees_with_the_librarys(first: list[float], steps: list[tuple[i
     moved = theirs.state_estimator.kf.state[:, 0]
     assert isinstance(ours.state_estimator, CornerKalman)
     assert ours.state_estimator.ahead(3) == pytest.approx(moved[:4] + 3 * moved[4:], rel=1e-7, abs=1e-6)
+
+
+def test_filter_that_is_told_its_covariances_goes_on_as_the_librarys() -> None:
+    """Every covariance that the library lets a tracklet set, the state's too, means the same here."""
+    ours, theirs = CornerKalman(np.array([10.0, 20.0, 50.0, 90.0])), XYXYStateEstimator(np.array([10.0, 20, 50, 90]))
+    state = np.kron(np.array([[5.0, 2.0], [2.0, 7.0]]), np.eye(4))
+    for one in (ours, theirs):
+        one.set_kf_covariances(3.0 * np.eye(4), np.diag([0.5] * 4 + [0.25] * 4), state)
+    for seen in ([12.0, 21.0, 53.0, 92.0], None, [17.0, 22.0, 58.0, 95.0]):
+        for one in (ours, theirs):
+            one.predict()
+            one.update(None if seen is None else np.array(seen))
+        assert ours.state_to_bbox() == pytest.approx(theirs.state_to_bbox(), rel=1e-7)
