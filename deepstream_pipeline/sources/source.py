@@ -62,6 +62,7 @@ class Source:
         self._needs, self._options, self._listener, self._give_back = needs, options, listener, give_back
         self._wants_images = needs.wants_images
         self._policy = policy_of(config)
+        self._is_waiting_for_room = self._policy is DropPolicy.BLOCK
         self._secrets = Secrets(config.uri)
         self._timeline, self._tally = Timeline(), Tally()
         self._feed: Feed | None = None
@@ -81,7 +82,7 @@ class Source:
 
     def tick(self, now: float) -> bool:
         """What time brings. Whether it wants to be started."""
-        is_ours = self._policy is DropPolicy.BLOCK and bool(self._feed and self._feed.outside)
+        is_ours = self._is_waiting_for_room and bool(self._feed and self._feed.outside)
         action = self.watch.tick(now, is_ours=is_ours)
         self._do(action)
         return action is Action.START
@@ -136,11 +137,13 @@ class Source:
         self._recordings.add(path)
         self._send(Cut(path, before_s, after_s))
 
-    def released(self, process: DecodeProcess, slots: list[int]) -> None:
+    def released(self, process: DecodeProcess, slots: list[int], now: float) -> None:
         """Slots of one of its processes; those of a former one went with it."""
         if process is self.process and self._feed is not None:
             self._feed.outside.difference_update(slots)
             process.release(slots)
+            if self._is_waiting_for_room:
+                self.watch.released(now)
 
     # what its process says
 

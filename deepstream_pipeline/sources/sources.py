@@ -302,6 +302,6 @@ class Sources:
             source, process, slot = self._returned.popleft()
             slots.setdefault(process, (source, []))[1].append(slot)
         for process, (source, numbers) in slots.items():
-            source.released(process, numbers)
+            source.released(process, numbers, time.monotonic())
             if process.is_behind and process is source.process:
                 self._wires.update(process, is_heard=source.watch.is_heard)

@@ -177,6 +177,10 @@ class Watch:
             self._beats = decoded
             self._progress(now)
 
+    def released(self, now: float) -> None:
+        """The parent gave back what the process may have waited for: the time before was no silence of the source."""
+        self._progress(now)
+
     def said_end(self, now: float, reason: EndReason, text: str) -> None:
         """The process says why it ends; it has a moment to do so."""
         self._end = (reason, text)

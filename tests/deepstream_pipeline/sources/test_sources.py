@@ -44,6 +44,21 @@ def test_file_is_read_to_its_end_and_told_of_in_order() -> None:
     assert len(told.of("ended")) == 1
 
 
+def test_file_that_falls_silent_has_its_time_from_when_its_frames_were_given_back() -> None:
+    """The parent held all of its ring beyond the first look at its silence: that was no silence of the file."""
+    told = Told(is_keeping=True)
+    with running(told) as sources:
+        sources.add(clip("silent?frames=6&fps=400", reconnect_interval_s=1.0), NEEDS)
+        told.wait_for("frame", 6)
+        time.sleep(1.6)
+        assert one(sources).state is SourceState.RUNNING
+        began = time.monotonic()
+        for prepared in told.frames:
+            prepared.release()
+        told.wait_for_state(SourceState.STALLED)
+        assert time.monotonic() - began >= 1.0
+
+
 def test_frame_holds_what_its_process_wrote() -> None:
     """Row and picture are views of the ring that nobody writes to, of the shapes that were agreed."""
     told = Told(is_keeping=True)

@@ -99,6 +99,36 @@ def test_file_that_waits_for_us_is_not_stalled() -> None:
     assert life.wait(10.1) is Action.KILL
 
 
+def test_file_whose_frames_were_just_given_back_has_its_time_from_then() -> None:
+    """However long we held what it waits for, and whenever that was looked at: the silence begins when it can go on."""
+    life = Life(FILE)
+    life.run()
+    for held_s in (0.5, 9.9):
+        life.now += 10.0
+        assert life.watch.tick(life.now, is_ours=True) is Action.NONE
+        life.now += held_s
+        life.watch.released(life.now)
+        assert life.wait(9.9) is Action.NONE
+        assert life.play(0.04) == []
+    life.now += 9.9
+    life.watch.released(life.now)
+    began = life.now
+    assert life.wait(60.0) is Action.KILL
+    assert life.now - began == pytest.approx(10.0)
+
+
+def test_source_whose_end_is_awaited_gets_no_time_by_frames_given_back() -> None:
+    """A process that said its last has its moment, whatever comes back meanwhile."""
+    life = Life(FILE)
+    life.run()
+    began = life.now
+    life.watch.said_end(life.now, EndReason.EOF, "")
+    life.now += 1.9
+    life.watch.released(life.now)
+    assert life.wait(60.0) is Action.KILL
+    assert life.now - began == pytest.approx(2.0)
+
+
 def test_source_that_does_not_open_is_killed() -> None:
     """A process that says nothing at all has its open_timeout_s, and a margin to start in."""
     life = Life()
