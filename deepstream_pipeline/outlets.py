@@ -1,8 +1,10 @@
 """The sinks that the settings name, each behind its channel; what they share; and what is always there: previews."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.interfaces import Sink
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.outlet import Outlet, OutletOptions
@@ -57,23 +59,31 @@ def compose_outlets(
     is_single: bool,
 ) -> Outlets:
     """on_watch: told of a source whether anybody looks at its preview. is_single: there is one source, whose files need
-    no folder of their own. Raises SinkFailed for a folder that cannot be written to."""
+    no folder of their own. Raises SinkFailed for a folder that cannot be written to; then no sink is left open."""
     osd = Osd(drawing)
     preview_options = next((one for one in options if isinstance(one, PreviewOptions)), PreviewOptions())
     previews = PreviewBoard(preview_options, osd, on_watch=on_watch)
     record = next((one for one in options if isinstance(one, RecordOptions)), None)
-    outlets = [Outlet(previews, OutletOptions("preview", capacity=2, draws=True), metrics)]
+    rows: list[tuple[Sink, OutletOptions]] = [(previews, OutletOptions("preview", capacity=2, draws=True))]
     names: set[str] = set()
-    for one in options:
-        if isinstance(one, PreviewOptions | RecordOptions):
-            continue
-        name = _name(one, names)
-        sink, draws = _sink(one, osd, is_single, _Gauge(name, metrics))
-        capacity = PICTURES if draws else RESULTS
-        row = OutletOptions(name, capacity, draws=draws, always_draws=draws, has_spool=isinstance(one, BrokerOptions))
-        outlets.append(Outlet(sink, row, metrics))
-    recorder = Recorder(record) if record is not None else None
-    return Outlets(tuple(outlets), osd, previews, recorder)
+    with ExitStack() as half_made:
+        for one in options:
+            if isinstance(one, PreviewOptions | RecordOptions):
+                continue
+            name = _name(one, names)
+            sink, draws = _sink(one, osd, is_single, _Gauge(name, metrics))
+            half_made.callback(_let_go, sink)
+            capacity, has_spool = PICTURES if draws else RESULTS, isinstance(one, BrokerOptions)
+            rows.append((sink, OutletOptions(name, capacity, draws=draws, always_draws=draws, has_spool=has_spool)))
+        recorder = Recorder(record) if record is not None else None
+        half_made.pop_all()
+    return Outlets(tuple(Outlet(sink, row, metrics) for sink, row in rows), osd, previews, recorder)
+
+
+def _let_go(sink: Sink) -> None:
+    """Close one that got nothing: what it says of that is not why the program does not start."""
+    with suppress(SinkFailed):
+        sink.close()
 
 
 def _name(options: SinkOptions, taken: set[str]) -> str:

@@ -88,8 +88,10 @@ class Outlet:
     def close(self, timeout_s: float, *, is_hurried: bool = False) -> bool:
         """Whether what was taken is written and the sink closed within the time."""
         self.end(is_hurried=is_hurried)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        if self._thread.ident is None:  # never started: what the sink opened is closed all the same
+            self._close_sink()
+            return True
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -98,6 +100,9 @@ class Outlet:
             if item is not None:
                 self._guarded(item)
             self._tell_depth()
+        self._close_sink()
+
+    def _close_sink(self) -> None:
         try:
             self._sink.close()
         except SinkFailed as error:

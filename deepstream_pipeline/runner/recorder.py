@@ -80,8 +80,10 @@ class Recorder:
     def close(self, timeout_s: float) -> bool:
         """Whether the index names within the time all that was recorded."""
         self._over.close()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        if self._thread.ident is None:  # never started
+            self._folder.close()
+            return True
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
