@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from deepstream_pipeline.types import CloseReason, DropPolicy, DropReason, FrameBatch, PreparedFrame
 
+MAX_PENDING = 2
+
 
 @dataclass(frozen=True, slots=True)
 class MuxOptions:
@@ -18,14 +20,17 @@ class MuxOptions:
     push_timeout_s: how long a batch waits to be full (batched-push-timeout); 0: it goes as soon as the engine has room,
     as the gate does it. max_same_source: frames of one source in a batch at most (max-same-source-frames); 0: any.
     max_latency_s: a frame of a source that drops is too old then, counted from its decoding.
-    max_pending: frames of such a source that wait here at most.
+    max_pending: frames of such a source that wait here at most. refresh_s: how long the oldest of as many may wait
+    where its source would rather have newer ones here. A decode process makes nothing ready while its frames wait, so
+    that nothing is made ready in vain; what waits must not grow old for it.
     """
 
     batch_size: int
     push_timeout_s: float = 0.0
     max_same_source: int = 0
     max_latency_s: float = 1.0
-    max_pending: int = 2
+    max_pending: int = MAX_PENDING
+    refresh_s: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,10 @@ class Drop:
     reason: DropReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
+    """since: when it came, or the frame whose place it has: a batch waits no longer because its frames are replaced."""
+
     prepared: PreparedFrame
     since: float
 
@@ -49,10 +56,21 @@ class _Lane:
     policy: DropPolicy
     frames: deque[_Waiting]
 
-    def deadline(self, max_latency_s: float) -> float | None:
+    def deadline(self, options: MuxOptions) -> tuple[float, DropReason] | None:
+        """When the oldest frame loses its place, and why."""
         if self.policy is DropPolicy.BLOCK or not self.frames:
             return None
-        return self.frames[0].prepared.frame.captured_at + max_latency_s
+        captured_at = self.frames[0].prepared.frame.captured_at
+        if self.policy is DropPolicy.DROP_OLDEST and len(self.frames) >= options.max_pending:
+            return captured_at + min(options.refresh_s, options.max_latency_s), DropReason.QUEUE_FULL
+        return captured_at + options.max_latency_s, DropReason.TOO_OLD
+
+    def lose(self, reason: DropReason) -> Drop:
+        """The oldest; the next has its place."""
+        lost = self.frames.popleft()
+        if self.frames:
+            self.frames[0].since = lost.since
+        return Drop(lost.prepared, reason)
 
 
 class StreamMux:
@@ -86,16 +104,15 @@ class StreamMux:
         is_full = lane.policy is not DropPolicy.BLOCK and len(lane.frames) >= self.options.max_pending
         if is_full and lane.policy is DropPolicy.DROP_NEWEST:
             return [Drop(prepared, DropReason.QUEUE_FULL)]
-        lost = [Drop(lane.frames.popleft().prepared, DropReason.QUEUE_FULL)] if is_full else []
         lane.frames.append(_Waiting(prepared, now))
-        return lost
+        return [lane.lose(DropReason.QUEUE_FULL)] if is_full else []
 
     def expire(self, now: float) -> list[Drop]:
-        """Frames that are too old by now."""
+        """Frames that are too old by now, or keep newer ones out for too long."""
         lost: list[Drop] = []
         for lane in self._lanes.values():
-            while (deadline := lane.deadline(self.options.max_latency_s)) is not None and now >= deadline:
-                lost.append(Drop(lane.frames.popleft().prepared, DropReason.TOO_OLD))
+            while (due := lane.deadline(self.options)) is not None and now >= due[0]:
+                lost.append(lane.lose(due[1]))
         return lost
 
     def pop(self, now: float, most: int | None = None) -> FrameBatch | None:
@@ -109,7 +126,7 @@ class StreamMux:
 
     def next_wakeup(self, *, has_room: bool = True) -> float | None:
         """When `expire`, or `pop` for an engine with room, may have something that they have not now; or None."""
-        times = [at for lane in self._lanes.values() if (at := lane.deadline(self.options.max_latency_s)) is not None]
+        times = [due[0] for lane in self._lanes.values() if (due := lane.deadline(self.options)) is not None]
         oldest_at = self._oldest_at()
         if oldest_at is not None and self.options.push_timeout_s and has_room:
             times.append(oldest_at + self.options.push_timeout_s)

@@ -44,11 +44,6 @@ class _Sent:
     since: float
     tries: int = 0
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether rows of it may have to be sent again."""
-        return any(_must_not_be_lost(way) for way in self.ways)
-
     def part(self, indices: Sequence[int]) -> "_Sent":
         """The same, of these frames only."""
         frames = tuple(self.batch.frames[index] for index in indices)
@@ -198,7 +193,7 @@ class Dispatcher:
             rows,
             deadline=self._deadline(sent),
             client=CLIENT,
-            taken=_nothing if sent.is_kept else _release_rows(sent),
+            taken=_release_rows(sent),
             done=partial(self._answered, sent),
         )
 
@@ -280,13 +275,14 @@ def _must_not_be_lost(way: SourceWay) -> bool:
     return way.policy is DropPolicy.BLOCK and not way.is_leaving
 
 
-def _nothing() -> None:
-    """The rows are still needed: they may have to be sent again."""
-
-
 def _release_rows(sent: _Sent) -> Callable[[], None]:
-    """Where no picture is waited for, the slot may be written again as soon as the row was read."""
-    bare = [prepared for prepared in sent.batch.frames if prepared.frame.image is None]
+    """Where no picture is waited for, a camera's slot may be written again as soon as the row was read. A file's row
+    may have to be sent again."""
+    bare = [
+        prepared
+        for prepared, way in zip(sent.batch.frames, sent.ways, strict=True)
+        if prepared.frame.image is None and way.policy is not DropPolicy.BLOCK
+    ]
 
     def release() -> None:
         for prepared in bare:

@@ -42,6 +42,7 @@ class Link:
         self._changed = threading.Condition()
         self._slots = start.ring_frames
         self._free = list(range(start.ring_frames))
+        self._rows: set[int] = set()
         self._wants_images = start.wants_images
         self._is_held = False
         self._cuts: list[Cut] = []
@@ -80,17 +81,16 @@ class Link:
             cuts, self._cuts = self._cuts, []
             return cuts
 
-    def take_slot(self, most: int) -> int | None:
-        """A free slot of the ring; None where there is none, or so many are the parent's already."""
+    def take_slot(self, most: int, most_rows: int | None = None) -> int | None:
+        """A free slot of the ring; None where there is none, or so many are the parent's already. most_rows: it is for
+        a row, and there are so many of those at most."""
         with self._changed:
-            if not self._free or self._slots - len(self._free) >= most:
+            if not self._has_room(most) or (most_rows is not None and len(self._rows) >= most_rows):
                 return None
-            return self._free.pop()
-
-    def give_back(self, slot: int) -> None:
-        """The slot was not used."""
-        with self._changed:
-            self._free.append(slot)
+            slot = self._free.pop()
+            if most_rows is not None:
+                self._rows.add(slot)
+            return slot
 
     def wait_for_slot(self, most: int, timeout_s: float) -> int | None:
         """As take_slot, waiting so long. Raises ParentGone."""
@@ -148,6 +148,7 @@ class Link:
     def _apply(self, record: DOWN) -> None:
         if isinstance(record, Release):
             self._free += [slot for slot in record.slots if 0 <= slot < self._slots and slot not in self._free]
+            self._rows.difference_update(record.slots)
         elif isinstance(record, Want):
             self._wants_images = record.images
         elif isinstance(record, Hold):

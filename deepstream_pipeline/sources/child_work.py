@@ -22,6 +22,7 @@ from deepstream_pipeline.errors import (
     SourceUnavailable,
     StreamEnded,
 )
+from deepstream_pipeline.mux import MAX_PENDING
 from deepstream_pipeline.sources.child_link import Link, ParentGone
 from deepstream_pipeline.sources.child_slots import SlotWriter
 from deepstream_pipeline.sources.messages import (
@@ -158,12 +159,13 @@ class Work:
         self._since_row += 1
         if picture.is_dropped:
             return self._lose(DropReason.CORRUPT)
-        slot = self._slot(decoder.facts)
+        has_row = self._since_row > self._start.interval
+        slot = self._slot(decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
         began_s = time.thread_time()
         digest = self._look(decoder, picture)
-        has_row, has_image = self._since_row > self._start.interval, self._link.wants_images
+        has_image = self._link.wants_images
         row_shape = self._slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
         if has_row:
             self._since_row = 0
@@ -203,11 +205,16 @@ class Work:
             self._segment += 1
         return digest
 
-    def _slot(self, facts: StreamFacts) -> int | None:
-        """One to write into; None where there is none and the policy is not to wait for it."""
-        most = self._slots.most(facts.width, facts.height, self._link.wants_images)
+    def _slot(self, facts: StreamFacts, *, has_row: bool) -> int | None:
+        """One to write into; None where there is none and the policy is not to wait for it.
+
+        A row alone is the parent's until the engine has read it. So many of a camera as may wait there: what came
+        beyond them would be dropped there, and here it is lost before anything is made ready of it.
+        """
+        has_image = self._link.wants_images
+        most = self._slots.most(facts.width, facts.height, has_image)
         if self._policy is not DropPolicy.BLOCK:
-            return self._link.take_slot(most)
+            return self._link.take_slot(most, MAX_PENDING if has_row and not has_image else None)
         while True:
             slot = self._link.wait_for_slot(most, _ERRAND_S)
             if slot is not None:

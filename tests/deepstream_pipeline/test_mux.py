@@ -83,6 +83,38 @@ def test_source_that_drops_its_oldest_keeps_the_newest() -> None:
     assert names(mux.pop(0.0)) == ["a2", "a3"]
 
 
+def test_batch_is_pushed_at_its_timeout_though_its_frames_are_replaced() -> None:
+    """One quick camera with room in the batch for more: what replaces a frame waits since that frame came."""
+    mux = a_mux(MuxOptions(batch_size=8, push_timeout_s=0.1, max_pending=2), "a")
+    for number in range(5):  # 50 frames a second
+        mux.push(prepared("a", number, at=number * 0.02), number * 0.02)
+    assert mux.pop(0.099) is None
+    batch = mux.pop(0.1)
+    assert (names(batch), batch and batch.reason) == (["a3", "a4"], CloseReason.TIMEOUT)
+
+
+def test_frame_that_keeps_newer_ones_out_loses_its_place_after_a_while() -> None:
+    """A decode process makes nothing ready while max_pending of its frames wait; so none of them waits for long."""
+    mux = a_mux(MuxOptions(batch_size=8, max_pending=2, refresh_s=0.25), "a")
+    mux.push(prepared("a", 0, at=10.0), 10.0)
+    mux.push(prepared("a", 1, at=10.1), 10.1)
+    assert mux.next_wakeup() == pytest.approx(10.25)
+    assert mux.expire(10.24) == []
+    assert lost(mux.expire(10.25)) == [("a0", DropReason.QUEUE_FULL)]
+    assert mux.expire(10.9) == [], "nothing waits for the place of the one that is left"
+    mux.push(prepared("a", 2, at=10.9), 10.9)
+    assert lost(mux.expire(10.9)) == [("a1", DropReason.QUEUE_FULL)]
+
+
+def test_oldest_frames_are_kept_where_the_newest_are_dropped() -> None:
+    """drop-newest: what waits keeps its place until it is too old."""
+    mux = a_mux(MuxOptions(batch_size=8, max_pending=2, refresh_s=0.25), "a", policy=DropPolicy.DROP_NEWEST)
+    mux.push(prepared("a", 0, at=10.0), 10.0)
+    mux.push(prepared("a", 1, at=10.1), 10.1)
+    assert mux.expire(10.99) == []
+    assert lost(mux.expire(11.0)) == [("a0", DropReason.TOO_OLD)]
+
+
 def test_source_that_drops_its_newest_keeps_the_oldest() -> None:
     """The other policy."""
     mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a", policy=DropPolicy.DROP_NEWEST)
@@ -92,7 +124,7 @@ def test_source_that_drops_its_newest_keeps_the_oldest() -> None:
 
 def test_frame_that_is_too_old_is_dropped_and_never_inferred() -> None:
     """Counted from its decoding; a frame of a file is never too old."""
-    mux = a_mux(MuxOptions(batch_size=8, max_latency_s=0.5), "live")
+    mux = a_mux(MuxOptions(batch_size=8, max_latency_s=0.5, max_pending=3), "live")
     mux.add("file", DropPolicy.BLOCK)
     mux.push(prepared("live", 0, at=10.0), 10.1)
     mux.push(prepared("live", 1, at=10.3), 10.3)

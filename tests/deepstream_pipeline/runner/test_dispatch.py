@@ -173,6 +173,20 @@ def test_results_that_nobody_takes_hold_the_engine_back() -> None:
     assert len(engine.asked) == 3
 
 
+def test_slot_of_a_camera_is_free_once_its_row_was_read_also_beside_a_file() -> None:
+    """A file's row in the same batch may have to be sent again and stays; the camera must not lose frames for it."""
+    engine, slots = FakeEngine(), Slots()
+    dispatcher = a_dispatcher(engine, a_way("cam"), a_way("clip", DropPolicy.BLOCK))
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    dispatcher.on_frame(slots.prepared("cam", 1))
+    dispatcher.on_frame(slots.prepared("clip", 0))
+    engine.asked[0].answer()
+    assert len(engine.asked[1].rows) == 2
+    before = list(slots.released)
+    engine.asked[1].taken()
+    assert [slot for slot in slots.released if slot not in before] == [("cam", 1)]
+
+
 def test_frame_of_a_source_that_nobody_knows_is_released() -> None:
     """It was taken out meanwhile."""
     slots = Slots()

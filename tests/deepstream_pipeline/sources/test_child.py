@@ -6,10 +6,12 @@ import socket
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from deepstream_pipeline.mux import MAX_PENDING
 from deepstream_pipeline.sources.messages import (
     UP,
     Beat,
@@ -86,6 +88,22 @@ def test_live_policy_counts_what_finds_no_slot(tmp_path: Path, policy: str) -> N
     assert len(frames) + lost["ring_full"] == 200 == parent.of(Beat)[-1].decoded
     for frame in frames:
         assert frame.frame_num < 200
+
+
+def test_camera_makes_no_more_rows_ready_than_may_wait(tmp_path: Path) -> None:
+    """What came beyond them would be dropped where they wait: it is lost before anything is made of it."""
+    with child(write_clip(tmp_path / "a.mp4", frames=200), frames=6, policy="drop-oldest", is_realtime=True) as parent:
+        held = [parent.frame() for _ in range(MAX_PENDING)]
+        assert isinstance(parent.until(lambda record: isinstance(record, FrameReady | Lost)), Lost)
+        parent.release(held[0])
+        assert parent.frame().frame_num > held[-1].frame_num + 1
+
+
+@pytest.mark.parametrize("how", [{"interval": 20}, {"wants_images": True}], ids=["between", "pictures"])
+def test_camera_sends_what_is_no_row_alone_as_far_as_the_ring_has_slots(tmp_path: Path, how: dict[str, Any]) -> None:
+    """A frame between two that are inferred waits for the first of them; a picture is the sinks' for a while."""
+    with child(write_clip(tmp_path / "a.mp4", frames=40), frames=6, policy="drop-oldest", **how) as parent:
+        assert [parent.frame().frame_num for _ in range(6)] == list(range(6))
 
 
 def test_interval_infers_every_nth_frame(tmp_path: Path) -> None:
