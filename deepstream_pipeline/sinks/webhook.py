@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -29,8 +30,8 @@ from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.sinks.spool import Message
 
 if TYPE_CHECKING:
-    from urllib3 import PoolManager
     from urllib3.response import BaseHTTPResponse
+
 
 TRY_AGAIN = frozenset({408, 425, 429})
 LONGEST_RETRY_AFTER_S = 60.0
@@ -43,9 +44,9 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class WebhookOptions(BrokerOptions):
-    """url: http or https, may hold user and password. headers: added to each request. timeout_s: to connect, and
-    between two bytes of an answer. attempts: of one message. dead_letters: a file, None to only count them. batch: of
-    1 the body is the message itself, of more a list of up to so many."""
+    """url: http or https, may hold user and password. headers: added to each request. timeout_s: of one
+    POST, from connecting to the end of its answer. attempts: of one message. dead_letters: a file, None to only count
+    them. batch: of 1 the body is the message itself, of more a list of up to so many."""
 
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -125,6 +126,8 @@ class WebhookLink:
             import urllib3
         except ImportError as error:
             raise missing("urllib3", "video") from error
+        from deepstream_pipeline.sinks.timely_http import TimelyPost
+
         self._urllib3 = urllib3
         self._options = options
         self.max_messages, self.max_bytes = options.batch, 4 * 2**20
@@ -145,7 +148,8 @@ class WebhookLink:
         self._budget = RetryBudget()
         self._dead_letters = DeadLetters(options.dead_letters)
         self._tried = ("", 0)  # the message at the head, and how often
-        self._pool: PoolManager | None = None
+        self._new_connection = partial(TimelyPost, self._url, options.timeout_s)
+        self._connection: TimelyPost | None = None
 
     def open(self, timeout_s: float) -> bool:
         """Nothing is asked of an address but to take messages."""
@@ -178,21 +182,16 @@ class WebhookLink:
 
     def close(self) -> None:
         """Closes the connection."""
-        if self._pool is not None:
-            self._pool.clear()
-            self._pool = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _post(self, messages: Sequence[Message]) -> "BaseHTTPResponse":
-        if self._pool is None:
-            timeout = self._urllib3.Timeout(connect=self._options.timeout_s, read=self._options.timeout_s)
-            self._pool = self._urllib3.PoolManager(1, maxsize=1, timeout=timeout, retries=False)
+        connection = self._connection = self._connection or self._new_connection()
         body, key = messages[0].body, messages[0].id
         if self._options.batch > 1:
             body, key = b"[" + b",".join(one.body for one in messages) + b"]", f"{key}+{len(messages)}"
-        headers = {**self._headers, "Idempotency-Key": key}
-        return self._pool.request(
-            "POST", self._url, body=body, headers=headers, redirect=False, preload_content=False, decode_content=False
-        )
+        return connection.post(body, {**self._headers, "Idempotency-Key": key})
 
     def _drain(self, answer: "BaseHTTPResponse") -> None:
         """An answer that is short and there is read, for its connection to be used again; any other closes it."""

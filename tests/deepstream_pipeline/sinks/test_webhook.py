@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -183,6 +184,43 @@ def test_webhook_without_an_answer_in_time_tries_again(receiver: Receiver, url: 
     receiver.delay_s = 0.0
     sink.close()
     assert letters(tmp_path / "dead.jsonl") == [("no answer in time, at attempt 2 of 2", 0)]
+
+
+DRIBBLES = {
+    "head": (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"y"),
+    "interim": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+}
+
+
+@pytest.mark.parametrize("where", DRIBBLES)
+def test_webhook_whose_answer_dribbles_is_left_in_time(where: str, tmp_path: Path) -> None:
+    """A byte now and then is no answer: an exchange has a time as a whole, and the next one a new connection."""
+    begins, goes_on = DRIBBLES[where]
+    is_over, connections = threading.Event(), []
+
+    class Dribbler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            connections.append(self.client_address)
+            with suppress(OSError):
+                self.wfile.write(begins)
+                while not is_over.wait(0.05):
+                    self.wfile.write(goes_on)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Dribbler) as address:
+        sink = webhook_sink(options(address, timeout_s=0.5, attempts=2, dead_letters=tmp_path / "dead.jsonl"))
+        write(sink, 1)
+        is_left = until(lambda: sink.statistics().refused == 1)
+        is_over.set()
+        with suppress(SinkFailed):
+            sink.close()
+    assert is_left
+    assert len(set(connections)) == 2
+    trouble = "answered 500" if where == "body" else "no answer in time"
+    assert letters(tmp_path / "dead.jsonl") == [(f"{trouble}, at attempt 2 of 2", 0)]
 
 
 def test_webhook_nobody_listens_to_waits_and_uses_no_attempt(receiver: Receiver, tmp_path: Path) -> None:
