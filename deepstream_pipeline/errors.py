@@ -83,6 +83,12 @@ class NotSetUp(PipelineError):
     reason = "not_set_up"
 
 
+class SourceNotOpen(PipelineError):
+    """What was asked for needs a source that is open now. By the runner; the text says how it is, and what to do."""
+
+    reason = "not_open"
+
+
 class UnknownSource(PipelineError):
     """No source of that id. By the runner."""
 

@@ -209,7 +209,7 @@ class Pipeline:
         self._sources.resume(source_id)
 
     def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
-        """Raises NotSetUp where the program has no folder for recordings."""
+        """Raises NotSetUp where the program has no folder for recordings, SourceNotOpen where nothing would come."""
         self._way(source_id)
         if self._parts.recorder is None:
             raise NotSetUp("no folder for recordings was given; add a sink of type record")

@@ -6,15 +6,18 @@ import time
 import structlog
 
 from deepstream_pipeline.channel import Channel
-from deepstream_pipeline.errors import PipelineError, SinkFailed
+from deepstream_pipeline.errors import PipelineError, SinkFailed, SourceNotOpen
 from deepstream_pipeline.sinks.recordings import Recording, RecordingsFolder, RecordOptions, RecordPolicy, RecordRequest
 from deepstream_pipeline.sources.sources import Sources
-from deepstream_pipeline.types import DropPolicy, FrameResult
+from deepstream_pipeline.types import DropPolicy, FrameResult, SourceState
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
 TELL_EVERY_S = 60.0
 MOST_WAITING = 256  # recordings whose line in the index is not written yet
+_ADVICE = {SourceState.PAUSED: "resume it first"} | dict.fromkeys(
+    (SourceState.ENDED, SourceState.FAILED), "remove it and add it again first"
+)
 
 
 class Recorder:
@@ -57,7 +60,8 @@ class Recorder:
             self._over.put(recording)
 
     def ask(self, source_id: str, sources: Sources, *, before_s: float, after_s: float) -> str:
-        """Begin one because somebody says so; the path of the file that will be there."""
+        """Begin one because somebody says so; the path of the file that will be there. Raises SourceNotOpen."""
+        _refuse_closed(source_id, sources)
         with self._lock:
             request = self._policy.asked(source_id, before_s, after_s, time.monotonic(), time.time())
         _begin(request, sources)
@@ -104,6 +108,18 @@ class Recorder:
             self._folder.add(recording, time.monotonic(), running=running)
         except SinkFailed as failure:
             log.error("the index of recordings fails", reason=failure.message)
+
+
+def _refuse_closed(source_id: str, sources: Sources) -> None:
+    """Packets are kept in the decode process: while none has the source open there is nothing, also from before."""
+    source = next((one for one in sources.snapshot() if one.source_id == source_id), None)
+    if source is not None and source.is_open:
+        return
+    state, why = (source.state, source.reason) if source is not None else (SourceState.CONNECTING, "")
+    advice = _ADVICE.get(state, "ask again once it is running")
+    raise SourceNotOpen(
+        f"{source_id!r} is {state.value}{f' ({why})' if why else ''}: nothing of it is there to be recorded; {advice}"
+    )
 
 
 def _begin(request: RecordRequest, sources: Sources) -> None:

@@ -12,7 +12,8 @@ class SourceSnapshot:
     """fps: decoded over the last seconds. frames: decoded, over all processes. drops: by types.DropReason, of those
     that happened before a frame came here. pts_s: of the last frame. opened: None before the first time. decode_s,
     prepare_s: seconds of CPU. start_s: from the last process' start to its first word. waiting_frames: that came, and
-    were not released. pid: of its process, None where it has none."""
+    were not released. pid: of its process, None where it has none. is_open: whether its process has it open and is
+    wanted, so that a recording that is asked for now comes about; packets from before went with the former process."""
 
     config: SourceConfig
     state: SourceState
@@ -30,6 +31,7 @@ class SourceSnapshot:
     start_s: float | None = None
     waiting_frames: int = 0
     pid: int | None = None
+    is_open: bool = False
 
     @property
     def source_id(self) -> str:

@@ -209,6 +209,7 @@ class Source:
             start_s=self._start_s,
             waiting_frames=len(feed.outside) if feed is not None else 0,
             pid=process.pid if process is not None else None,
+            is_open=watch.is_taken,
         )
 
     # inside

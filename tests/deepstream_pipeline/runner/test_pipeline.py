@@ -289,5 +289,8 @@ def test_disk_that_hangs_under_recordings_holds_up_no_camera(monkeypatch: pytest
 
 
 class _NoSources:
+    def snapshot(self) -> tuple[SourceSnapshot, ...]:
+        return (SourceSnapshot(CAMERA, SourceState.RUNNING, is_open=True),)
+
     def record(self, source_id: str, path: str, before_s: float, after_s: float) -> None:
         """Asked."""

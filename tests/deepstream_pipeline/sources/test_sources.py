@@ -222,11 +222,13 @@ def test_recording_is_told_of_whatever_comes_of_it(tmp_path: Path) -> None:
     with running(told) as sources:
         sources.add(camera("live"), NEEDS)
         told.wait_for("frame", 1)
+        assert one(sources).is_open
         sources.record("a", str(tmp_path / "clip.mp4"), 5.0, 5.0)
         assert told.wait_for("recorded") == [(str(tmp_path / "clip.mp4"), "")]
         sources.pause("a")
         sources.record("a", "late.mp4", 5.0, 5.0)
         assert told.wait_for("recorded", 2)[1] == ("late.mp4", "the source is paused")
+        assert not one(sources).is_open
         with pytest.raises(ValueError, match="5000 characters"):
             sources.record("a", "x" * 5000, 0.0, 0.0)
 
