@@ -230,10 +230,16 @@ def first_frames(path: Path, source: Path, count: int) -> Path:
     return path
 
 
-def pictures_of(path: Path) -> list[npt.NDArray[np.uint8]]:
-    """Every frame, (H, W, 3) RGB."""
+def shown_by(path: Path) -> Iterator[npt.NDArray[np.uint8]]:
+    """Every frame, (H, W, 3) RGB, one after the other."""
     with av.open(str(path)) as container:
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        for frame in container.decode(video=0):
+            yield frame.to_ndarray(format="rgb24")
+
+
+def pictures_of(path: Path) -> list[npt.NDArray[np.uint8]]:
+    """All of them at once, a megabyte each."""
+    return list(shown_by(path))
 
 
 def times_of(path: Path) -> list[float]:
