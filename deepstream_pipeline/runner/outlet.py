@@ -1,6 +1,7 @@
 """A sink with its channel and its thread: whatever it does, the pipeline goes on."""
 
 import threading
+import time
 from dataclasses import dataclass
 
 import structlog
@@ -14,6 +15,7 @@ from deepstream_pipeline.types import DropPolicy, FrameResult
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
 PATIENCE_S = 30.0  # with a sink that takes nothing, where nothing should be lost
+TELL_EVERY_S = 60.0
 PICTURES_BYTES = 128 << 20  # that wait for one sink: twenty of 1080p, five of 4K
 
 
@@ -61,6 +63,7 @@ class Outlet:
             capacity_bytes=PICTURES_BYTES,
         )
         self._told_drops = 0
+        self._tell_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sink-{options.name}", daemon=True)
 
     def start(self) -> None:
@@ -124,10 +127,12 @@ class Outlet:
             self._fail("internal error; the log says which")
 
     def _fail(self, text: str) -> None:
-        """Told once, and again when the text is another."""
+        """Told once, and again when the text is another, or it is a while later: it may have worked meanwhile."""
         self._metrics.sink_errors(self.options.name)
-        if text != self.failure:
+        now = time.monotonic()
+        if text != self.failure or now >= self._tell_at:
             log.error("a sink fails", sink=self.options.name, reason=text)
+            self._tell_at = now + TELL_EVERY_S
         self.failure = text
 
     def _tell_depth(self) -> None:

@@ -77,6 +77,7 @@ class Pipeline:
         self._options = options
         self._ways: dict[str, SourceWay] = {}
         self._watched: set[str] = set()
+        self._troubled: set[str] = set()
         self._asking = threading.Lock()  # before the other: adds, removals and other rules come one at a time
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -264,9 +265,12 @@ class Pipeline:
 
     def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
         self._parts.metrics.state(source_id, state)
-        tell = log.info if state in (SourceState.RUNNING, SourceState.ENDED) else log.warning
-        if state is not SourceState.CONNECTING:
-            tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
+        if state is SourceState.CONNECTING:
+            return
+        is_trouble = state not in (SourceState.RUNNING, SourceState.ENDED)
+        tell = log.warning if is_trouble or source_id in self._troubled else log.info  # its end as its beginning
+        (self._troubled.add if is_trouble else self._troubled.discard)(source_id)
+        tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
 
     def on_opened(self, source_id: str, opened: Opened) -> None:
         log.debug("source opened", source=source_id, width=opened.width, height=opened.height, codec=opened.codec)
@@ -357,5 +361,6 @@ class Pipeline:
             self._parts.forget_drawing(way.source_id)
 
     def _forget_figures(self, source_id: str) -> None:
+        self._troubled.discard(source_id)
         self._parts.metrics.forget(source_id)
         self._gauges.forget(source_id)

@@ -273,8 +273,9 @@ class BrokerSink:
             self._is_connected, self._reason = True, ""
             spool = self._spool.statistics()
         dropped, self._dropped_before = spool.dropped - self._dropped_before, spool.dropped
+        tell = log.warning if self._told else log.info  # who was told of the outage is told of its end
         self._told.clear()
-        log.info("sink connected", sink=self._link.place, spooled=spool.depth, dropped=dropped)
+        tell("sink connected", sink=self._link.place, spooled=spool.depth, dropped=dropped)
 
     def _waiting(self, reason: str) -> None:
         with self._changed:

@@ -162,7 +162,7 @@ class LiveStream:
             return False
         lost = self._outage.worked()
         if lost is not None:
-            log.info("hls is written again", folder=str(self.folder), lost_segments=lost)
+            log.warning("hls is written again", folder=str(self.folder), lost_segments=lost)
         return True
 
     def _publish(self, segment: Segment, content: bytes) -> None:

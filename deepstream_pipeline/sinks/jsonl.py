@@ -107,7 +107,7 @@ class LineFile:
             return self._failed(len(lines), error, now)
         lost = self._outage.worked()
         if lost is not None:
-            log.info("file is written again", path=str(self.path), lost_lines=lost)
+            log.warning("file is written again", path=str(self.path), lost_lines=lost)
         return None
 
     def close(self) -> None:

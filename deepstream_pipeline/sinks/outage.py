@@ -34,7 +34,7 @@ class Outage:
         return is_news
 
     def worked(self) -> int | None:
-        """A try worked. How much was lost, where it failed before; else None."""
+        """A try worked. How much was lost, where it failed before, for who was told of that; else None."""
         if self._again_at is None:
             return None
         self._again_at = None

@@ -147,7 +147,7 @@ class _Way:
     def tell_that_it_works(self) -> None:
         lost = self.outage.worked()
         if lost is not None:
-            log.info("stream is pushed again", server=shown(self.url), lost_frames=lost)
+            log.warning("stream is pushed again", server=shown(self.url), lost_frames=lost)
 
     def close(self, until: float) -> None:
         if self.push is not None:

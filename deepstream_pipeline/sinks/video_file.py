@@ -85,7 +85,7 @@ class AnnotatedSink:
             return
         lost = self._outage.worked()
         if lost is not None:
-            log.info("annotated video is written again", lost_frames=lost)
+            log.warning("annotated video is written again", lost_frames=lost)
 
     def end_source(self, source_id: str) -> None:
         """The source's file is finished."""

@@ -3,6 +3,8 @@
 import time
 
 import numpy as np
+import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.outlet import EndOfSource, Outlet, OutletOptions
@@ -105,6 +107,21 @@ def test_sink_that_fails_is_asked_again_with_the_next_result() -> None:
     assert outlet.failure == "full"
     assert [one.frame.frame_num for one in sink.results] == [1]
     assert 'penstock_video_sink_errors_total{sink="full"} 1.0' in metrics.page().decode()
+
+
+@pytest.mark.parametrize(("every_s", "times"), [(3600.0, 1), (0.0, 3)])
+def test_sink_that_fails_the_same_way_is_told_again_after_a_while(
+    every_s: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full a second time is told like the first; one that says so with each result fills no log."""
+    monkeypatch.setattr("deepstream_pipeline.runner.outlet.TELL_EVERY_S", every_s)
+    outlet = Outlet(KeptSink(fails=True), OutletOptions("full", 100), VideoMetrics())
+    with capture_logs() as lines:
+        outlet.start()
+        for number in range(3):
+            outlet.put(result(number), may_wait=False)
+        assert outlet.close(WAIT_S)
+    assert [line["event"] for line in lines] == ["a sink fails"] * times
 
 
 class BrokenSink(KeptSink):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.metrics import VideoMetrics
@@ -175,6 +176,22 @@ def test_refused_source_changes_nothing_of_the_one_that_is_there(stand: Stand) -
     with pytest.raises(SourceExists):
         stand.pipeline.add(CAMERA, {"other": "rules"})
     assert stand.analysed == [("a", None)]
+
+
+def test_source_that_comes_back_is_told_as_loudly_as_its_loss(stand: Stand) -> None:
+    """Who hears only warnings is not left with a camera that is away; one that runs at once is no warning."""
+    stand.pipeline.add(CAMERA)
+    told = stand.sources.listener.on_state
+    with capture_logs() as lines:
+        for state in (SourceState.RUNNING, SourceState.RECONNECTING, SourceState.RUNNING, SourceState.ENDED):
+            told("a", state, "")
+        told("a", SourceState.FAILED, "no such file")
+        stand.sources.end("a", state=SourceState.FAILED)
+        stand.until(stand.over)
+        stand.pipeline.add(CAMERA)
+        told("a", SourceState.RUNNING, "")
+    levels = [line["log_level"] for line in lines if line["event"] == "source"]
+    assert levels == ["info", "warning", "warning", "info", "warning", "info"]
 
 
 def test_source_added_again_counts_anew(stand: Stand) -> None:

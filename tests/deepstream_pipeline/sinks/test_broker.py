@@ -180,7 +180,8 @@ def test_sink_given_more_bytes_than_its_spool_holds_stays_within_them(make: Call
 
 
 def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: Callable[..., BrokerSink]) -> None:
-    """One log line as it goes, one as it comes, whatever number of attempts lies between."""
+    """One log line as it goes, one as it comes, whatever number of attempts lies between. Who is told of warnings only
+    hears both; a connection without any trouble is no warning."""
     link = Scripted()
     with capture_logs() as lines:
         sink = make(link, spool_messages=5)
@@ -195,6 +196,7 @@ def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: C
     told = [line["event"] for line in lines]
     assert told[0] == told[-1] == "sink connected"
     assert sorted(told[1:-1]) == ["sink drops its oldest messages", "sink waits for its broker"]
+    assert [line["log_level"] for line in lines] == ["info", "warning", "warning", "warning"]
     assert lines[-1]["dropped"] == sink.statistics().dropped > 0
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.sinks.jsonl import RETRY_S, JsonlOptions, JsonlSink
@@ -122,7 +123,9 @@ def test_jsonl_on_a_full_disk_tells_once_counts_and_returns(tmp_path: Path) -> N
         filler.unlink()
         sink.write(result(900))
         clock.now += RETRY_S
-        sink.write(result(1000))
+        with capture_logs() as said:
+            sink.write(result(1000))
+        assert {(line["event"], line["log_level"]) for line in said} == {("file is written again", "warning")}
         sink.close()
         numbers = [json.loads(line)["frame_num"] for line in lines(disk / "objects.jsonl")]
         assert numbers[0] == 0
