@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
+HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
+
 
 class ApiRefused(ValueError):
     """The control API cannot be started so. The text says what to give."""

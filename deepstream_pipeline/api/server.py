@@ -11,14 +11,15 @@ import uvicorn
 
 from deepstream_pipeline.api.app import ApiApp, create_app
 from deepstream_pipeline.api.connection import BoundedConnection
+from deepstream_pipeline.api.listening import check_address, listener_of
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.interfaces import PipelineControl, Previews
 from deepstream_pipeline.metrics import CONTENT_TYPE
 
+__all__ = ["ApiServer", "Page", "check_address"]
+
 log = structlog.get_logger(component="video")
 
-_BACKLOG = 256
-_SEND_BUFFER_BYTES = 256 * 1024  # what a viewer that stops reading keeps in the kernel
 _KEEP_ALIVE_S = 15
 _START_TIMEOUT_S = 30.0
 
@@ -50,7 +51,7 @@ class ApiServer:
     def start(self) -> None:
         """Serve, from when this returns. Raises ApiRefused where the address cannot be listened on."""
         host = self._options.host
-        self._listener = _bound(host, self._options.port)
+        self._listener = listener_of(self._options)
         port = int(self._listener.getsockname()[1])
         self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._server = _Server(_config(self._api, self._options))
@@ -92,11 +93,6 @@ class ApiServer:
             self._listener.close()
 
 
-def check_address(options: ApiOptions) -> None:
-    """Raises ApiRefused where nobody could listen there now."""
-    _bound(options.host, options.port).close()
-
-
 class _Server(uvicorn.Server):
     """uvicorn, that says when it serves, and can cut who does not end."""
 
@@ -133,19 +129,3 @@ def _config(api: ApiApp, options: ApiOptions) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol named, or asyncio leaves Nagle's algorithm on: each answer would take 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        text = f"the control API cannot listen on {host}, port {port} ({error.strerror}); choose another, or port 0"
-        raise ApiRefused(text) from error
-    return listener

@@ -3,17 +3,19 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, Self
 
+from deepstream_pipeline.api.listening import check_address
+from deepstream_pipeline.api.options import HOW_TO_CHANGE, KEY_VARIABLE, ApiOptions, ApiRefused
 from deepstream_pipeline.errors import PipelineError
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.settings.reading import is_endless
-from deepstream_pipeline.settings.records import VideoSettings
+from deepstream_pipeline.settings.records import ApiSettings, VideoSettings
 from deepstream_pipeline.types import SourceStatistics
 from server.commands.terminal import fail, table_console
 from server.commands.video_engine import EngineUnavailable
@@ -141,9 +143,20 @@ def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost:
     return _TERMINATED if stopped_by == signal.SIGTERM and has_cut_a_file else 0
 
 
+def require_api_address(settings: ApiSettings, environ: Mapping[str, str]) -> None:
+    """Raises PipelineError where the control API could not listen now: said before an engine takes half a minute."""
+    if not settings.is_enabled:
+        return
+    try:
+        check_address(ApiOptions(settings.host, settings.port, api_key=environ.get(KEY_VARIABLE, "")))
+    except ApiRefused as refused:
+        raise PipelineError(f"{refused} ({HOW_TO_CHANGE})") from refused
+
+
 def _run(
     settings: VideoSettings, watch: QuietWatch, stopping: Stopping, *, engine: EngineOf, program_of: ProgramOf
 ) -> Ended:
+    require_api_address(settings.api, os.environ)
     with engine() as place:
         program = program_of(settings, place)
         with watch:

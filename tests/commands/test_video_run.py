@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,7 +54,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
         monkeypatch.setattr(video, "engine_for", lambda *_: no_engine())
         monkeypatch.setattr(video, "program_of", program_of)
-        return CliRunner().invoke(app, ["video", "run", *map(str, words)])
+        port = () if "--api-port" in words else ("--api-port", 0)
+        return CliRunner().invoke(app, ["video", "run", *map(str, (*words, *port))])
 
     return call
 
@@ -141,6 +143,20 @@ def test_run_that_cannot_start_is_one_sentence(run: Run) -> None:
     assert json.loads(done.stdout) == {"kind": "summary", "exit_code": 1, "error": "no"}
 
 
+def test_run_whose_api_has_no_port_is_told_before_an_engine_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of its own takes half a minute; nobody waits that long to hear of a port, or of a key."""
+    asked: list[object] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("tests.commands.test_video_run.no_engine", lambda: asked.append(1))
+        words = ["--source", "clip.mp4", "--model", "m", "--api-port", taken.getsockname()[1]]
+        done = run(*words)
+    assert (done.exit_code, asked) == (1, [])
+    assert f"port {words[-1]} (Address already in use); choose another, or port 0 (its port: --api-port" in done.stderr
+    Path("all.yaml").write_text("api: {host: 0.0.0.0}\n")
+    assert "PENSTOCK_VIDEO_API_KEY" in run("all.yaml", *words[:4]).stderr
+    assert asked == []
+
+
 def test_run_without_an_engine_shows_its_last_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line each, whatever they hold, then the sentence."""
 
@@ -154,7 +170,8 @@ def test_run_without_an_engine_shows_its_last_words(run: Run, monkeypatch: pytes
     monkeypatch.setattr(video, "engine_for", none)
     app = typer.Typer(pretty_exceptions_enable=False)
     app.add_typer(video.app, name="video")
-    done = CliRunner().invoke(app, ["video", "run", "--source", "clip.mp4", "--model", "m"])
+    words = ["video", "run", "--source", "clip.mp4", "--model", "m", "--api-port", "0"]
+    done = CliRunner().invoke(app, words)
     told = "    a\\x1b[31mred\n    b\npenstock: the engine ended at once, with code 2; it said:\n"
     assert (done.exit_code, done.stderr) == (1, told)
 
@@ -273,7 +290,7 @@ def test_run_that_is_stopped_drains_and_sums_up(
 
 def test_run_that_is_stopped_twice_ends_at_once(tmp_path: Path) -> None:
     """Though the program hangs in its end; a sentence, no traceback."""
-    words = ["run", "--source", str(tmp_path / "clip.mp4"), "--model", "m"]
+    words = ["run", "--source", str(tmp_path / "clip.mp4"), "--model", "m", "--api-port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.commands.video_program", *words],
         cwd=CHECKOUT, env=os.environ | {"HANGS": "1", "LOOKS": "10000"},
