@@ -8,7 +8,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Summary,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
 
@@ -24,6 +32,7 @@ class Kind(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+    SUMMARY = "summary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class Declaration:
 
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+# Sum and count, and no buckets: a decode process tells sums of a second, and every bucket is a line of each source.
+_S = Kind.SUMMARY
 TABLE = (
     Declaration("frames_total", _C, "Frames decoded.", ("source",)),
     Declaration("inferred_total", _C, "Frames that the network answered.", ("source",)),
@@ -48,8 +59,8 @@ TABLE = (
     Declaration("fps", _G, "Frames decoded a second, over the last seconds.", ("source",)),
     Declaration("state", _G, "1 for the state that a source is in, 0 for the others.", ("source", "state")),
     Declaration("frozen", _G, "1 while a source shows the same picture.", ("source",)),
-    Declaration("decode_seconds", _H, "CPU time of decoding a frame.", ("source",), SECONDS),
-    Declaration("prepare_seconds", _H, "CPU time of making a frame ready for the network.", ("source",), SECONDS),
+    Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
+    Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
     Declaration("glass_to_event_seconds", _H, "From a frame's decoding to its result.", ("source",), SECONDS),
     Declaration("mux_wait_seconds", _H, "From a frame's decoding to its batch.", (), SECONDS),
     Declaration("batch_frames", _H, "Frames of a batch.", (), FRAMES),
@@ -60,7 +71,7 @@ TABLE = (
     Declaration("sink_dropped_total", _C, "Results and messages that a sink lost.", ("sink",)),
     Declaration("sink_errors_total", _C, "Times that a sink failed.", ("sink",)),
 )
-_Metric = Counter | Gauge | Histogram
+_Metric = Counter | Gauge | Histogram | Summary
 
 
 class _Source:
@@ -77,8 +88,7 @@ class _Source:
         self.restarts = self._counter("restarts_total")
         self.fps, self.frozen = self._gauge("fps"), self._gauge("frozen")
         self.states = {state: self._gauge("state", state.value) for state in SourceState}
-        self.decode = self._histogram("decode_seconds")
-        self.prepare = self._histogram("prepare_seconds")
+        self.decode, self.prepare = self._summary("decode_seconds"), self._summary("prepare_seconds")
         self.glass_to_event = self._histogram("glass_to_event_seconds")
 
     def count(self, name: str, word: str, n: int = 1) -> None:
@@ -112,6 +122,11 @@ class _Source:
         assert isinstance(child, Histogram)
         return child
 
+    def _summary(self, name: str) -> Summary:
+        child = self._metrics[name].labels(*self._noted(name, ()))
+        assert isinstance(child, Summary)
+        return child
+
     def _noted(self, name: str, words: tuple[str, ...]) -> tuple[str, ...]:
         labels = (self._source, *words)
         self._labels.append((name, labels))
@@ -143,9 +158,15 @@ class VideoMetrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._summaries: dict[str, Summary] = {}
         for row in TABLE:
             self._declare(row)
-        self._all: dict[str, _Metric] = {**self._counters, **self._gauges, **self._histograms}
+        self._all: dict[str, _Metric] = {
+            **self._counters,
+            **self._gauges,
+            **self._histograms,
+            **self._summaries,
+        }
         self._mux_wait = self._histograms["mux_wait_seconds"]
         self._batch_frames = self._histograms["batch_frames"]
         self._batches: dict[str, Counter] = {}
@@ -160,6 +181,8 @@ class VideoMetrics:
             self._counters[row.name] = Counter(name, row.help, row.labels, registry=self._registry)
         elif row.kind is Kind.GAUGE:
             self._gauges[row.name] = Gauge(name, row.help, row.labels, registry=self._registry)
+        elif row.kind is Kind.SUMMARY:
+            self._summaries[row.name] = Summary(name, row.help, row.labels, registry=self._registry)
         else:
             self._histograms[row.name] = Histogram(
                 name, row.help, row.labels, buckets=row.buckets, registry=self._registry
