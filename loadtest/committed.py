@@ -132,17 +132,20 @@ def _of_image_endpoint(results: Results) -> Iterable[Measurement]:
     yield _measurement("limit_share", results[0]["ratio"])
 
 
+_VIDEO_FIELDS = (
+    ("model", "limit_share", "limit_share"),
+    ("model", "peer_ratio", "rate_ratio"),
+    ("streams", "best_share", "best_share"),
+    ("streams", "jain", "jain"),
+    ("overload", "goodput_of_capacity", "goodput_of_capacity"),
+)
+
+
 def _of_video(results: Results) -> Iterable[Measurement]:
-    """Of the models with one stream, the worse one counts."""
-    if models := [one for one in results if one["kind"] == "model"]:
-        for measure, field in (("limit_share", "limit_share"), ("rate_ratio", "peer_ratio")):
-            yield _measurement(measure, min((one[field] for one in models), key=lambda spread: spread["median"]))
-    for one in results:
-        if one["kind"] == "streams":
-            yield _measurement("best_share", one["best_share"])
-            yield _measurement("jain", one["jain"])
-        if one["kind"] == "overload":
-            yield _measurement("goodput_of_capacity", one["goodput_of_capacity"])
+    """Of several models the worse one counts."""
+    for kind, field, measure in _VIDEO_FIELDS:
+        if spreads := [one[field] for one in results if one["kind"] == kind]:
+            yield _measurement(measure, min(spreads, key=lambda spread: spread["median"]))
 
 
 def _of_peers(results: Results) -> Iterable[Measurement]:

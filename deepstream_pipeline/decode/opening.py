@@ -93,8 +93,9 @@ def pictures_of(container: InputContainer, uri: str) -> VideoStream:
 
 
 def set_threads(context: VideoCodecContext, threads: int, *, is_live: bool) -> None:
-    """How many threads decode: several only where their latency (a frame each) costs nothing."""
-    own_choice = 1 if is_live else min(len(os.sched_getaffinity(0)), MOST_FILE_THREADS)
+    """How many threads decode: several only where their latency (a frame each) costs nothing. Half of the cores, since
+    the engine wants the others and each thread more costs a few percent of CPU a frame."""
+    own_choice = 1 if is_live else min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_FILE_THREADS)
     context.thread_count = threads or own_choice
     context.thread_type = "SLICE" if is_live else "AUTO"
 

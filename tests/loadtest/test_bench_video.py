@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -24,7 +25,7 @@ LATE = Buckets(((0.1, 0), (0.5, 30), (1.0, 90), (math.inf, 100)))
 
 
 def stretch(*inferred: int, seconds: float = 1.0, latency: Buckets = LATE, **drops: int) -> Stretch:
-    return Stretch(seconds, inferred, drops, latency, 2.0, 4.0, 6.0)
+    return Stretch(seconds, inferred, drops, latency, 2.0, 4.0, 6.0, 3.0)
 
 
 def test_percentile_of_a_histogram_lies_between_its_bounds() -> None:
@@ -90,11 +91,22 @@ def test_aggregate_of_many_streams_is_held_against_the_best_of_its_round() -> No
 
 def test_goodput_counts_answers_that_kept_the_bound() -> None:
     """90 of the 100 answers of a second, where files of the same round reached 100."""
-    rounds = StreamRounds(capacity=[100.0], offered=[150.0], overload=[stretch(60, 40, too_old=50)])
+    files = stretch(50, 50)
+    rounds = StreamRounds(capacity=[files], offered=[150.0], overload=[stretch(60, 40, too_old=50)])
     result = overload_result("m", 1.0, rounds)
     assert result.goodput_of_capacity.median == pytest.approx(0.9)
     assert (result.least_share.median, result.drops["too_old"].median) == (pytest.approx(0.8), 50.0)
+    assert (result.capacity.median, result.capacity_cpu_ms.median) == (100.0, 12.0)
     assert "of the capacity: 0.90" in overload_table(result)
+
+
+def test_ceiling_of_an_overload_is_what_decoding_leaves() -> None:
+    """Of 12 ms of CPU a frame 3 are decoding: half as many frames more take 1.5 of the 9 ms that the rest of a frame
+    takes, and a decoder that takes nothing leaves all."""
+    free = replace(stretch(50, 50), decoding_ms=0.0)
+    for files, ceiling in ((stretch(50, 50), 1 - 1.5 / 9), (free, 1.0)):
+        rounds = StreamRounds(capacity=[files], offered=[150.0], overload=[stretch(60, 40)])
+        assert overload_result("m", 1.0, rounds).ceiling.median == pytest.approx(ceiling)
 
 
 def test_clip_at_another_rate_has_the_same_pictures(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class StreamRounds:
     memory: list[Memory] = field(default_factory=list)
     overload: list[Stretch] = field(default_factory=list)
     offered: list[float] = field(default_factory=list)
-    capacity: list[float] = field(default_factory=list)
+    capacity: list[Stretch] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,9 @@ class StreamsResult:
 @dataclass(frozen=True, slots=True)
 class OverloadResult:
     """offered: frames a second of all cameras. goodput: those answered within the bound, by the capacity: frames a
-    second of as many files of the same round. least_share: the frames of the source that got the least, by the mean.
-    drops: by reason, of all decoded frames."""
+    second of as many files of the same round. ceiling: of that share, where every picture is decoded and the CPU is
+    full. cpu_ms: of an answered frame, capacity_cpu_ms: of the files, decoding_cpu_ms: of that for decoding alone.
+    least_share: the frames of the source that got the least, by the mean. drops: by reason, of all decoded frames."""
 
     kind: str
     model: str
@@ -92,6 +93,10 @@ class OverloadResult:
     capacity: Spread
     answered: Spread
     goodput_of_capacity: Spread
+    ceiling: Spread
+    cpu_ms: Spread
+    capacity_cpu_ms: Spread
+    decoding_cpu_ms: Spread
     p50_ms: Spread
     p99_ms: Spread
     least_share: Spread
@@ -155,17 +160,27 @@ def overload_result(model: str, bound_s: float, rounds: StreamRounds) -> Overloa
     laps = rounds.overload
     good = [one.latency.within(bound_s) / one.seconds for one in laps]
     reasons = sorted({reason for one in laps for reason in one.drops})
+    files = list(zip(rounds.offered, rounds.capacity, strict=True))
     return OverloadResult(
         kind="overload",
         model=model,
         bound_ms=bound_s * 1000,
         offered=spread(rounds.offered),
-        capacity=spread(rounds.capacity),
+        capacity=spread([one.rate for one in rounds.capacity]),
         answered=spread([one.rate for one in laps]),
-        goodput_of_capacity=spread([rate / top for rate, top in zip(good, rounds.capacity, strict=True)]),
+        goodput_of_capacity=spread([rate / one.rate for rate, one in zip(good, rounds.capacity, strict=True)]),
+        ceiling=spread([_ceiling(offered / one.rate, one.decoding_ms / one.cpu_ms) for offered, one in files]),
+        cpu_ms=spread([one.cpu_ms for one in laps]),
+        capacity_cpu_ms=spread([one.cpu_ms for one in rounds.capacity]),
+        decoding_cpu_ms=spread([one.decoding_ms for one in rounds.capacity]),
         p50_ms=spread([one.latency.percentile_ms(0.5) for one in laps]),
         p99_ms=spread([one.latency.percentile_ms(0.99) for one in laps]),
         least_share=spread([min(one.inferred) * len(one.inferred) / max(sum(one.inferred), 1) for one in laps]),
         jain=spread([jain_index(one.inferred) for one in laps]),
         drops={reason: spread([one.drops.get(reason, 0) / one.seconds for one in laps]) for reason in reasons},
     )
+
+
+def _ceiling(overload: float, decoding: float) -> float:
+    """What is left of the capacity where so many times as much is decoded, which takes a share of each frame's CPU."""
+    return max((1 - overload * decoding) / (1 - decoding), 0.0)

@@ -23,6 +23,7 @@ from server.local.running import RunningStack
 
 START_S, STOP_S, ASK_S, LOOK_S = 60.0, 20.0, 5.0, 0.1
 WARM_FRAMES = 16  # of each source, before anything is measured
+_DECODING = "penstock_video_decode_seconds_sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Stretch:
     """Of a running program. inferred, drops: by source, by reason. latency: of frames, decoding to sinks.
 
     program_ms, decode_ms, stack_ms: of CPU a frame, of the program itself, its decode processes, and the stack.
+    decoding_ms: of decode_ms, what the processes say that decoding took.
     """
 
     seconds: float
@@ -39,6 +41,12 @@ class Stretch:
     program_ms: float
     decode_ms: float
     stack_ms: float
+    decoding_ms: float
+
+    @property
+    def cpu_ms(self) -> float:
+        """Of all a frame."""
+        return self.program_ms + self.decode_ms + self.stack_ms
 
     @property
     def rate(self) -> float:
@@ -72,7 +80,7 @@ class _Look:
     inferred: tuple[int, ...]
     drops: Mapping[str, int]
     latency: Buckets
-    cpu_s: tuple[float, float, float]
+    cpu_s: tuple[float, float, float, float]
 
 
 class VideoProgram:
@@ -113,9 +121,9 @@ class VideoProgram:
         inferred = tuple(b - a for a, b in zip(before.inferred, after.inferred, strict=True))
         drops = {reason: count - before.drops.get(reason, 0) for reason, count in after.drops.items()}
         per_frame = 1000 / max(sum(inferred), 1)
-        own, decode, stack = ((b - a) * per_frame for a, b in zip(before.cpu_s, after.cpu_s, strict=True))
+        own, decode, stack, decoding = ((b - a) * per_frame for a, b in zip(before.cpu_s, after.cpu_s, strict=True))
         latency = after.latency.since(before.latency)
-        return Stretch(after.at - before.at, inferred, drops, latency, own, decode, stack)
+        return Stretch(after.at - before.at, inferred, drops, latency, own, decode, stack, decoding)
 
     def memory(self) -> Memory:
         """As it is now."""
@@ -142,7 +150,7 @@ class VideoProgram:
             inferred=tuple(stream.inferred for stream in streams),
             drops=drops,
             latency=latency_in(page),
-            cpu_s=(own_s, whole_s - own_s, self._stack.read_s()),
+            cpu_s=(own_s, whole_s - own_s, self._stack.read_s(), _decoding_s(page)),
         )
 
     def _streams(self) -> tuple[_Stream, ...]:
@@ -185,3 +193,8 @@ class VideoProgram:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(STOP_S)
             raise
+
+
+def _decoding_s(page: str) -> float:
+    """CPU seconds of decoding, of all sources, as their processes told so far."""
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(_DECODING))

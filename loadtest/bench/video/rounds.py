@@ -119,12 +119,12 @@ class StreamsBench:
 
     def _cameras(self, count: int) -> None:
         bench = self._bench
-        capacity = self.rounds.streams[count][-1].rate
+        files = self.rounds.streams[count][-1]
         clip = bench.folder / "camera.mp4"
-        at_rate(clip, bench.clip, self._overload * capacity / count)
+        at_rate(clip, bench.clip, self._overload * files.rate / count)
         lap = _stretch(bench, self.model, [clip] * count, "--loop", "--realtime")
-        self.rounds.capacity.append(capacity)
-        self.rounds.offered.append(self._overload * capacity)
+        self.rounds.capacity.append(files)
+        self.rounds.offered.append(self._overload * files.rate)
         self.rounds.overload.append(lap)
 
 

@@ -52,7 +52,10 @@ def overload_table(one: OverloadResult) -> str:
             format_table(
                 ("", "frames/s"), [("offered", one.offered), ("capacity", one.capacity), ("answered", one.answered)]
             ),
-            f"answered within {one.bound_ms:g} ms, of the capacity: {one.goodput_of_capacity}   (floor 0.90)",
+            f"answered within {one.bound_ms:g} ms, of the capacity: {one.goodput_of_capacity}   (floor 0.90; at most "
+            f"{one.ceiling} where every picture is decoded)",
+            f"CPU ms an answered frame: {one.cpu_ms}   of the files: {one.capacity_cpu_ms}, of which decoding "
+            f"{one.decoding_cpu_ms}",
             f"latency, ms: p50 {one.p50_ms}   p99 {one.p99_ms}",
             f"the least of a source by the mean: {one.least_share}   Jain's index: {one.jain}",
             f"dropped a second: {drops or 'nothing'}",
