@@ -154,6 +154,20 @@ class BatchFlow:
         except ANSWERED as error:
             return grpc_error(error)
 
+    async def tensors(self, request: InferRequest, passenger: Passenger, priority: int) -> InferResponse | None:
+        """Of who has tensors and wants tensors; None for a request that the engine is to be asked alone.
+
+        Its deadline is the passenger's. Raises of the InferenceError tree, InvalidRequest for what the model does not
+        take: it comes into no batch.
+        """
+        served = await self._find(passenger)
+        if served is None or not request.inputs or not _are_mergeable(request.parameters):
+            return None
+        if request.parameters:
+            request = replace(request, parameters=_for_the_engine(request.parameters))
+        served.check(request)
+        return await self.batching.infer(request, client=passenger.client, priority=priority)
+
     async def _ride(
         self, call: C, passenger: Passenger, read: Callable[[C, _Served], Awaitable[InferAsk]]
     ) -> _Ride | None:
@@ -260,7 +274,10 @@ def _is_mergeable(ask: InferAsk) -> bool:
     """Not what stands in shared memory, wants classes or is of a sequence, nor a parameter that Triton cannot name."""
     if ask.shared or not ask.inputs or any(output.classes or output.region is not None for output in ask.outputs):
         return False
-    parameters = ask.parameters
+    return _are_mergeable(ask.parameters)
+
+
+def _are_mergeable(parameters: Mapping[str, Parameter]) -> bool:
     if not parameters:
         return True
     if any(parameters.get(name) for name in _OF_SEQUENCES) or "\0" in "".join(parameters):

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
+from server.backends.wire.errors import ANSWERED
 from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions, misspelt
 from server.batching.engine_statistics import read_engine_batches
@@ -17,7 +18,7 @@ from server.batching.explanation import Explained, not_formed
 from server.batching.page import ModelExplained, explain_engine, explain_queue, with_misspelt
 from server.batching.queue import QueueStatistics
 from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
-from server.core.backend import GrpcStream, Relay
+from server.core.backend import Backend, GrpcStream, Relay
 from server.core.batching import Owner
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
@@ -28,7 +29,9 @@ from server.core.errors import (
     InferenceError,
     InvalidRequest,
     NotSupported,
+    OutOfMemory,
 )
+from server.core.infer import InferRequest, InferResponse
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
 from server.core.verb import Verb, require_role
@@ -282,6 +285,40 @@ class DataPlane:
             response = await self._images.run(replace(request, deadline=until, client=caller.owner), model, label)
             self._watch.note_served(request.model_name)
             return response
+
+    async def infer_tensors(
+        self, request: InferRequest, alone: Backend, *, client: str, priority: int = 0
+    ) -> InferResponse | InferenceError:
+        """Of another program of this host, which needs no key: the model's answer, or the engine's own refusal.
+
+        alone: asked for what is in no batch. client: whom the queue is fair to. Raises of the tree where there is none.
+        """
+        head = InferHead(request.model_name, request.model_version, request.id)
+        until = self._until(Verb.INFER, head, request.deadline)
+        size_bytes = sum([tensor.data.nbytes for tensor in request.inputs])
+        if until != request.deadline:
+            request = replace(request, deadline=until)
+        with self._passage.through(Verb.INFER, head, NOBODY, size_bytes, until):
+            asking = self._tensors(request, alone, Passenger(head, client, until), priority)
+            try:
+                response = await self._timed(Verb.INFER, head, asking)
+            except OutOfMemory:
+                raise
+            except ANSWERED as error:
+                return error
+            self._watch.note_served(request.model_name)
+            return response
+
+    async def _tensors(
+        self, request: InferRequest, alone: Backend, passenger: Passenger, priority: int
+    ) -> InferResponse:
+        """As _http."""
+        batches = self.batches
+        if batches is not None and batches.takes(passenger.head):
+            response = await batches.tensors(request, passenger, priority)
+            if response is not None:
+                return response
+        return await alone.infer(request)
 
     def size_of(self, asked: EncodedCall[C]) -> int:
         """Bytes in flight: the images and, where it can be told, the tensor that they become."""

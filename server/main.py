@@ -26,6 +26,7 @@ from server.batching.options import BatchOptions
 from server.batching.readings import queue_readers
 from server.batching.verdict import judged
 from server.core.address import authority
+from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.engines import (
     compose_door,
@@ -38,10 +39,12 @@ from server.engines import (
     until_stopped,
     watch_options,
 )
+from server.grpc.errors import status_of
 from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
+from server.local.guest_calls import GuestCalls
 from server.local.guests import guest_room
 from server.local.lent_slab import Lender
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
@@ -79,6 +82,10 @@ class Place:
 
 
 NOWHERE = Place(None, has_fronts=False)
+
+
+def _code_of(error: InferenceError) -> str:
+    return status_of(error).code.name
 
 
 class Gateway:
@@ -150,6 +157,7 @@ class Gateway:
         part_bytes = settings.slab_bytes // (settings.worker_count + 1)
         lender = None if slab is None else Lender(slab, part_bytes, guest_room(settings.slab_bytes))
         core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
+        core.guests = GuestCalls(self.plane, self.engine.backend, self.metrics, _code_of, lender)
         self.watch.when_silent(core.cut)
         self.plane.spread = core.spread
         return core

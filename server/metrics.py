@@ -38,7 +38,10 @@ class Declaration:
 
 TABLE = (
     Declaration(
-        "requests_total", Kind.COUNTER, "Inference requests answered, by final status.", ("model", "protocol", "code")
+        "requests_total",
+        Kind.COUNTER,
+        "Inference requests answered, by final status: HTTP's, or gRPC's for the protocols grpc and guest.",
+        ("model", "protocol", "code"),
     ),
     Declaration(
         "request_seconds",

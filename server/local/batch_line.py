@@ -10,7 +10,9 @@ from server.local.messages import Record
 from server.logs import get_logger
 
 SOCKET_NAME = "core-batch.sock"
+FAREWELL_S = 1.0  # for the other end to take what was sent last
 _LENGTH_BYTES = 4
+ANY_BYTES = 1 << 32
 _ENCODER = msgspec.msgpack.Encoder()
 
 log = get_logger("local")
@@ -20,7 +22,8 @@ In = TypeVar("In", bound=Record)
 class BatchLine(asyncio.Protocol, Generic[In]):
     """decoder: of what comes. heard: told of each record, in order, with this end. lost: told once, at the end.
 
-    Tensors of what comes are views into the bytes of their own record.
+    Tensors of what comes are views into the bytes of their own record. max_record_bytes: of one; a larger one ends the
+    line before it is there.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
+        self._is_ended = False
+        self.max_record_bytes = ANY_BYTES
 
     @property
     def is_open(self) -> bool:
@@ -57,6 +62,13 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         if self._transport is not None:
             self._transport.abort()
 
+    def end(self) -> None:
+        """Hear no more, and drop the connection when what was sent is read, or a moment later."""
+        self._is_ended = True
+        if self._transport is not None:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(FAREWELL_S, self._transport.abort)
+
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -66,15 +78,20 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         received = self._received
         received += data
         position = 0
-        while len(received) - position >= _LENGTH_BYTES:
+        while len(received) - position >= _LENGTH_BYTES and not self._is_ended:
             size_bytes = int.from_bytes(received[position : position + _LENGTH_BYTES], "little")
             end = position + _LENGTH_BYTES + size_bytes
+            if size_bytes > self.max_record_bytes:
+                self._refuse(f"it has {size_bytes} bytes, {self.max_record_bytes} are the most")
+                break
             if len(received) < end:
                 break
             record = bytes(memoryview(received)[position + _LENGTH_BYTES : end])
             position = end
             self._take(record)
-        if position:
+        if self._is_ended:
+            received.clear()
+        elif position:
             del received[:position]
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -84,8 +101,12 @@ class BatchLine(asyncio.Protocol, Generic[In]):
     def _take(self, encoded: bytes) -> None:
         try:
             record = self._decoder.decode(encoded)
-        except msgspec.DecodeError as error:
-            log.error("a record on the batch socket cannot be read; closing it", error=str(error))
-            self.close()
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: words that are no UTF-8
+            self._refuse(str(error))
             return
         self._heard(self, record)
+
+    def _refuse(self, why: str) -> None:
+        log.error("a record on the batch socket cannot be read; closing it", error=why)
+        self._is_ended = True
+        self.close()

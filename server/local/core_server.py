@@ -1,8 +1,10 @@
 """The core's end of the batch socket: tells fronts and guests of the engine, and serves their inferences."""
 
 import asyncio
+import itertools
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,20 @@ from server.core.batching import Batching
 from server.core.errors import InferenceError, Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
-from server.local.batch_line import SOCKET_NAME, BatchLine
-from server.local.guests import MAX_GUEST_ASKS, MAX_GUESTS
+from server.local.batch_line import ANY_BYTES, SOCKET_NAME, BatchLine
+from server.local.guest_calls import GuestCalls
+from server.local.guests import (
+    GREETING_BYTES,
+    GREETING_S,
+    GUEST_DEAF_BYTES,
+    GUEST_UNREAD_BYTES,
+    MAX_GUEST_ASKS,
+    MAX_GUEST_RECORD_BYTES,
+    MAX_GUESTS,
+    MAX_NAME,
+)
 from server.local.lent_slab import Lender
+from server.local.limits_page import MAX_PROCESSES
 from server.local.messages import (
     UP,
     Answer,
@@ -47,15 +60,20 @@ TOLD_EVERY = 20  # looks, where nothing has changed: fronts hear by it that the 
 log = get_logger("core")
 
 
+class _OutOfOrder(Exception):
+    """What somebody said that nobody says there. Its text: the reason for which it is served no more."""
+
+
 @dataclass(slots=True)
 class _Front:
-    """One that is connected. index: 0 for a guest. tasks: what it waits for, by its own numbers.
+    """One that is connected. index: 0 for a guest. name: for the log and, of a guest, for the queue.
 
-    known: the last `Know` that it has heard.
+    tasks: what it waits for, by its own numbers. known: the last `Know` that it has heard.
     """
 
     index: int
-    tasks: dict[int, "asyncio.Task[None]"]
+    name: str
+    tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
     known: int = 0
 
     @property
@@ -64,7 +82,10 @@ class _Front:
 
 
 class CoreServer:
-    """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone."""
+    """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone.
+
+    guests: their inferences, set before `run`; none are welcome without it.
+    """
 
     def __init__(
         self,
@@ -82,7 +103,11 @@ class CoreServer:
         self._batching = batching
         self._lender = lender
         self._decoder: msgspec.msgpack.Decoder[UP] = msgspec.msgpack.Decoder(UP)
+        self.guests: GuestCalls | None = None
         self._fronts: dict[BatchLine[UP], _Front] = {}
+        self._strangers: dict[BatchLine[UP], float] = {}  # since when they have not said who they are
+        self._guest_numbers = itertools.count(1)
+        self._is_full_told = False
         self._told: State | None = None
         self._spreads = 0
         self._has_spread = asyncio.Event()
@@ -105,13 +130,14 @@ class CoreServer:
     async def spread(self) -> None:
         """Returns when every front knows the models as they are now, so that who changed them meets no older ones.
 
-        Guests are told, and not waited for.
+        Guests are told of the models, and not waited for.
         """
         self._tell(is_due=False)
         self._spreads += 1
         number = self._spreads
-        for line in self._fronts:
-            line.send(Know(number))
+        for line, front in self._fronts.items():
+            if not front.is_guest:
+                line.send(Know(number))
         try:
             async with asyncio.timeout(SPREAD_S):
                 while any(front.known < number and not front.is_guest for front in self._fronts.values()):
@@ -129,17 +155,26 @@ class CoreServer:
             while True:
                 await asyncio.sleep(LOOK_S)
                 looks += 1
+                self._drop_strangers(time.monotonic())
                 if self._fronts:
                     self._tell(is_due=looks % TOLD_EVERY == 0)
                     self._lend()
         finally:
             server.close()
-            for line in list(self._fronts):
+            for line in [*self._fronts, *self._strangers]:
                 line.close()
                 self._lost(line)
 
     def _new_line(self) -> BatchLine[UP]:
-        return BatchLine(self._decoder, self._hear, self._lost)
+        line = BatchLine(self._decoder, self._hear, self._lost)
+        line.max_record_bytes = GREETING_BYTES
+        self._strangers[line] = time.monotonic()
+        return line
+
+    def _drop_strangers(self, now: float) -> None:
+        """Whoever connects and says nothing would hold a descriptor for ever."""
+        for line in [line for line, since in self._strangers.items() if now - since > GREETING_S]:
+            self._refuse(line, f"it did not say within {GREETING_S:g} s who it is")
 
     def _state(self) -> State:
         watch = self._watch
@@ -152,8 +187,8 @@ class CoreServer:
         is_new = state != self._told
         if is_due or is_new:
             self._told = state
-            for line in self._fronts:
-                if is_new or line.unsent_bytes <= UNREAD_BYTES:
+            for line, front in self._fronts.items():
+                if (is_new and not front.is_guest) or line.unsent_bytes <= UNREAD_BYTES:
                     line.send(state)
 
     def _lend(self) -> None:
@@ -165,49 +200,105 @@ class CoreServer:
                 line.send(Lend(lent))
 
     def _hear(self, line: BatchLine[UP], record: UP) -> None:
-        if isinstance(record, Hello):
-            self._fronts[line] = _Front(record.index, {})
-            line.send(self._state())
-            log.debug("a front came", front=record.index)
-        elif isinstance(record, Visit):
-            self._receive(line, record)
+        try:
+            self._take(line, record)
+        except _OutOfOrder as error:
+            self._refuse(line, str(error))
+
+    def _take(self, line: BatchLine[UP], record: UP) -> None:
+        """Raises _OutOfOrder."""
+        front = self._fronts.get(line)
+        if isinstance(record, Hello | Visit):
+            if front is not None:
+                raise _OutOfOrder("it said twice who it is")
+            self._welcome(line, record)
+        elif front is None:
+            raise _OutOfOrder("it did not say first who it is")
+        elif isinstance(record, Ask | Find | GiveUp):
+            self._serve(line, front, record)
         elif isinstance(record, Known):
-            self._fronts[line].known = record.number
+            front.known = min(record.number, self._spreads)
             self._has_spread.set()
-        elif isinstance(record, Served):
+        elif not front.is_guest:  # what becomes of a guest's inferences is seen here
+            self._note(record)
+
+    def _note(self, record: Served | Suspect | Late) -> None:
+        if isinstance(record, Served):
             for name in record.model_names:
                 self._watch.note_served(name)
         elif isinstance(record, Suspect):
             self._watch.suspect()
-        elif isinstance(record, Late):
+        else:
             self._watch.note_late()
-        elif (front := self._fronts.get(line)) is not None:
-            self._serve(line, front, record)
 
-    def _receive(self, line: BatchLine[UP], visit: Visit) -> None:
-        if self.guest_count >= MAX_GUESTS:
-            reason = f"the gateway serves {MAX_GUESTS} other programs of this host already; end one, or use its ports"
-            line.send(Unwelcome(reason))
-            log.warning("a guest is not served", guest=visit.name, guests=self.guest_count)
-            return  # and heard no more: what is not known here is not served
-        self._fronts[line] = _Front(0, {})
+    def _welcome(self, line: BatchLine[UP], greeting: Hello | Visit) -> None:
+        """Raises _OutOfOrder."""
+        if isinstance(greeting, Hello):
+            if not 0 < greeting.index < MAX_PROCESSES:
+                raise _OutOfOrder(f"there is no front {greeting.index}")
+            front = _Front(greeting.index, f"front {greeting.index}")
+            line.max_record_bytes = ANY_BYTES
+            log.debug("a front came", front=greeting.index)
+        elif self.guests is None or self.guest_count >= MAX_GUESTS:
+            self._turn_away(line, greeting.name[:MAX_NAME])
+            return
+        else:
+            front = _Front(0, f"guest {next(self._guest_numbers)}")
+            line.max_record_bytes = MAX_GUEST_RECORD_BYTES
+            log.info("a guest came", guest=greeting.name[:MAX_NAME], name=front.name)
+        del self._strangers[line]
+        self._fronts[line] = front
         line.send(self._state())
-        log.info("a guest came", guest=visit.name)
+
+    def _turn_away(self, line: BatchLine[UP], name: str) -> None:
+        """It asks again each second: that is told once, until a guest leaves."""
+        tell = log.debug if self._is_full_told else log.warning
+        tell("a guest is not served", guest=name, guests=self.guest_count)
+        self._is_full_told = True
+        reason = f"the gateway serves {MAX_GUESTS} other programs of this host already; end one, or use its ports"
+        self._end(line, reason if self.guests is not None else "the gateway serves no other programs of this host")
+
+    def _refuse(self, line: BatchLine[UP], reason: str) -> None:
+        """Whoever is there does not speak as our programs do."""
+        front = self._fronts.get(line)
+        log.warning("who does not speak in order is not served", who=front.name if front else "", reason=reason)
+        self._end(line, reason)
+
+    def _end(self, line: BatchLine[UP], reason: str) -> None:
+        """It is told why, and heard no more."""
+        self._lost(line)
+        line.send(Unwelcome(reason))
+        line.end()
 
     def _serve(self, line: BatchLine[UP], front: _Front, question: Ask | Find | GiveUp) -> None:
+        """Raises _OutOfOrder."""
         number = question.number
-        if front.is_guest and len(front.tasks) >= MAX_GUEST_ASKS and not isinstance(question, GiveUp):
-            line.send(
-                failed(number, Overloaded(f"{len(front.tasks)} requests of this program wait; retry after 0.2 s"))
-            )
-            return
+        task = front.tasks.get(number)
         if isinstance(question, GiveUp):
-            if (task := front.tasks.get(number)) is not None:
+            if task is not None:
                 task.cancel()
             return
-        work = self._infer(line, question) if isinstance(question, Ask) else self._find(line, question)
+        if task is not None:
+            raise _OutOfOrder(f"it asked twice under the number {number}")
+        if front.is_guest and (refusal := self._beyond(line, front)) is not None:
+            if self.guests is not None and isinstance(question, Ask):
+                self.guests.refused(question, refusal)
+            line.send(failed(number, refusal))
+            return
+        work = self._infer(line, front, question) if isinstance(question, Ask) else self._find(line, question)
         task = front.tasks[number] = asyncio.create_task(work)
         task.add_done_callback(lambda task: self._ended(line, front, question, task))
+
+    @staticmethod
+    def _beyond(line: BatchLine[UP], guest: _Front) -> Overloaded | None:
+        """What a guest is told that has more here than a guest may have. Raises _OutOfOrder."""
+        if line.unsent_bytes > GUEST_DEAF_BYTES:
+            raise _OutOfOrder(f"it asks, and has not read {line.unsent_bytes} bytes of answers")
+        if line.unsent_bytes > GUEST_UNREAD_BYTES:
+            return Overloaded(f"{line.unsent_bytes} bytes of this program's answers are not read; retry after 0.2 s")
+        if len(guest.tasks) >= MAX_GUEST_ASKS:
+            return Overloaded(f"{len(guest.tasks)} requests of this program wait; retry after 0.2 s")
+        return None
 
     def _ended(self, line: BatchLine[UP], front: _Front, question: Ask | Find, task: "asyncio.Task[None]") -> None:
         front.tasks.pop(question.number, None)
@@ -224,23 +315,31 @@ class CoreServer:
 
     def _lost(self, line: BatchLine[UP]) -> None:
         """The front is gone: nobody waits for what it asked."""
+        self._strangers.pop(line, None)
         front = self._fronts.pop(line, None)
+        if front is not None and front.is_guest:
+            self._is_full_told = False
         for task in list(front.tasks.values()) if front is not None else ():
             task.cancel()
         if self._lender is not None:
             self._lender.gone(line)
         self._has_spread.set()
 
-    async def _infer(self, line: BatchLine[UP], ask: Ask) -> None:
+    async def _infer(self, line: BatchLine[UP], front: _Front, ask: Ask) -> None:
         async def work() -> None:
-            line.send(Answer(ask.number, await self._answer(ask)))
+            guests = self.guests
+            if front.is_guest and guests is not None:
+                response = await guests.infer(ask, borrower=line, client=front.name)
+            else:
+                response = await self._answer(line, ask)
+            line.send(Answer(ask.number, response))
 
         await self._guarded(line, ask.number, work)
 
-    async def _answer(self, ask: Ask) -> InferResponse:
+    async def _answer(self, line: BatchLine[UP], ask: Ask) -> InferResponse:
         request, batching = ask.request, self._batching
         if self._lender is not None:
-            request = self._lender.in_full(request)
+            request = self._lender.in_full(request, line)
         if batching is not None and batching.owns(request.model_name):
             return await batching.infer(request, client=ask.client, priority=ask.priority)
         return await self._backend.infer(request)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-from server.core.errors import BackendUnavailable
+from server.core.errors import BackendUnavailable, InvalidRequest
 from server.core.infer import InferRequest
 from server.core.slab import SLAB_FROM_BYTES, Lease, Slab
 from server.core.tensor import Datatype, Tensor
@@ -61,19 +61,27 @@ class Lender:
         if part is not None:
             part.lease.release_later()
 
-    def in_full(self, request: InferRequest) -> InferRequest:
-        """The request with the bytes that were left out. Raises BackendUnavailable where they are of former times."""
-        if all(tensor.data.nbytes or tensor.place is None for tensor in request.inputs):
-            return request
-        return replace(request, inputs=tuple([self._found(tensor) for tensor in request.inputs]))
+    def in_full(self, request: InferRequest, borrower: Hashable) -> InferRequest:
+        """The request with the bytes that were left out.
 
-    def _found(self, tensor: Tensor) -> Tensor:
+        Raises BackendUnavailable where they are of former times, InvalidRequest where they are not in that one's part.
+        """
+        if all(tensor.place is None for tensor in request.inputs):
+            return request
+        part = self._parts.get(borrower)
+        return replace(request, inputs=tuple([self._found(tensor, part) for tensor in request.inputs]))
+
+    def _found(self, tensor: Tensor, part: _Part | None) -> Tensor:
         place = tensor.place
-        if tensor.data.nbytes or place is None:
+        if place is None:
             return tensor
+        if tensor.data.nbytes:
+            return replace(tensor, place=None)  # the engine would read there, and not these bytes
         if self._slab.lease_of(place) is None:
             raise BackendUnavailable("the engine was restarted while the request was on its way; send it again")
         size_bytes = tensor.element_count * (tensor.datatype.size_bytes or 0)
+        if part is None or not part.lease.holds(place.offset, size_bytes):
+            raise InvalidRequest(f"tensor {tensor.name!r} does not lie in the memory that its sender was lent")
         return replace(tensor, data=self._slab.window(place, size_bytes))
 
 

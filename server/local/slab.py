@@ -85,6 +85,10 @@ class SlabLease:
         """Whether the byte there is of this lease."""
         return self._offset <= offset < self._offset + self._size_bytes
 
+    def holds(self, offset: int, size_bytes: int) -> bool:
+        """Whether so many bytes from there on are all of this lease."""
+        return 0 <= size_bytes <= self._offset + self._size_bytes - offset and self.covers(offset)
+
     def release_later(self) -> None:
         self._call_later(LINGER_S, self.release)
 

@@ -92,6 +92,12 @@ class Plane:
         call = GrpcCall(INFER, request.SerializeToString())
         return await self.plane.relay_grpc(Verb.INFER, InferHead(model), call, deadline=deadline)
 
+    async def as_guest(self, model: str, deadline: float | None) -> str:
+        """The engine's own refusal is an answer, as over gRPC."""
+        request = InferRequest(model, (tensor_from_numpy("x", np.zeros((1, 1), np.float32)),), deadline=deadline)
+        await self.plane.infer_tensors(request, self.engine, client="guest 1")
+        return "answered"
+
     async def on_a_stream(self, model: str, _: float | None) -> str:
         with self.plane.place_on_stream(InferHead(model), NOBODY, 1):
             await asyncio.sleep(0.002)
@@ -171,7 +177,7 @@ async def let_time_pass(_: Plane) -> None:
 
 ASKS: st.SearchStrategy[Step] = st.builds(
     lambda way, model, within_ms, callers: partial(ask, way, model, within_ms, callers),
-    st.sampled_from([Plane.over_http, Plane.over_grpc, Plane.over_http, Plane.over_grpc, Plane.on_a_stream]),
+    st.sampled_from([Plane.over_http, Plane.over_grpc, Plane.as_guest, Plane.as_guest, Plane.on_a_stream]),
     st.sampled_from([OWNED, OWNED, OWNED, RELAYED]),
     st.sampled_from([None, None, None, -1.0, 0.5, 2.0, 50.0]),
     st.integers(1, 7),

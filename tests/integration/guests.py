@@ -6,6 +6,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.place import EnginePlace
@@ -16,6 +17,7 @@ from server.vision.decode import Decoded
 from server.vision.preprocess import prepare
 from server.vision.spec import ColorFormat
 from tests.conftest import CHECKOUT, RunningStack
+from tests.integration.web import call
 
 # A guest that asks for a slow model and says so when its rows are taken; it is killed in the middle.
 GUEST = """
@@ -68,6 +70,29 @@ def guest_process(run_dir: Path, model: str) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert "taken\n" in iter(process.stdout.readline, "")  # behind lines of the log
     return process
+
+
+def figures(stack: RunningStack) -> dict[tuple[str, ...], float]:
+    """What the metrics page says, by a series' name and its labels' values in the order of their names."""
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    return {
+        (sample.name.removeprefix("penstock_"), *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def grown(stack: RunningStack, before: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+    """What is more on the page than it was."""
+    return {
+        name: value - before.get(name, 0.0) for name, value in figures(stack).items() if value > before.get(name, 0)
+    }
+
+
+def in_flight(stack: RunningStack) -> dict[tuple[str, ...], float]:
+    """All that is of requests that are not over; empty when there are none."""
+    words = ("inflight", "receiving", "batch_queue", "batch_calls", "key_inflight", "slab_leased", "guests")
+    return {name: value for name, value in figures(stack).items() if name[0].startswith(words) and value}
 
 
 def png(picture: ByteArray) -> bytes:

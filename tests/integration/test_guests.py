@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from server.access.keys import new_secret
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
 from tests.integration.embedded_stack import NO_TRITON
-from tests.integration.guests import found, guest_process, local, png, remote, row_of
+from tests.integration.guests import figures, found, grown, guest_process, in_flight, local, png, remote, row_of
 from tests.integration.living import family, running, triton_of, wait_for
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
@@ -30,6 +31,8 @@ Way = Callable[[RunningStack], EnginePlace]
 DOZING = BRIGHTNESS.replace(
     "        answers = []\n", "        import time\n        time.sleep(0.5)\n        answers = []\n"
 )
+LAZY_CONFIG = BRIGHTNESS_CONFIG.replace("max_batch_size: 8", "max_batch_size: 4")
+ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
 NOT_SLOW = BRIGHTNESS_CONFIG + 'parameters { key: "canary" value { string_value: "off" } }\n'
 
 
@@ -40,10 +43,11 @@ def pictures(shared_dir: Path) -> tuple[Picture, ...]:
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """Two fronts and their core: brightness is quick, dozing takes half a second a call."""
+    """Two fronts and their core: brightness is quick, dozing and lazy take half a second a call."""
     folder = tmp_path_factory.mktemp("guests")
     write_model(folder / "models", "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
     write_model(folder / "models", "dozing", DOZING, NOT_SLOW)
+    write_model(folder / "models", "lazy", DOZING, LAZY_CONFIG)
     stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
@@ -185,6 +189,96 @@ def test_guest_that_dies_or_hangs_in_the_middle_costs_the_gateway_nothing(
         process.stdout.close()
     wait_for(lambda: metric(fronts, "guests") == 0, 10, "the guest is gone")
     wait_for(lambda: metric(fronts, "slab_leased_bytes") == 0, 10, "no lease is left")
+
+
+@WAYS
+def test_guests_inferences_stand_in_the_metrics_as_grpc_clients(fronts: RunningStack, way: Way) -> None:
+    """Of a model that the gateway batches and of one that it relays: answers, refusals, and the place in flight."""
+    protocol = "guest" if way is local else "grpc"
+    with engine_at(way(fronts)) as engine:
+        network, dozing = engine.network("brightness", 20), engine.network("dozing", 20)
+        rows = [np.full((3, 128, 128), 0.5, np.float32)] * 2
+        before = figures(fronts)
+        for _ in range(3):
+            assert submit(engine, network, rows).answer(30).error is None
+        waiting = submit(engine, dozing, rows)
+        wait_for(lambda: metric(fronts, "inflight_requests") == 1, 10, "it has a place in flight")
+        assert waiting.answer(30).error is None
+        late = [submit(engine, dozing, rows, within_s=0.3).answer(30) for _ in range(2)]
+        assert all(isinstance(answer.error, InferRefused) for answer in late)
+        wait_for(lambda: not metric(fronts, "inflight_requests"), 10, "nothing is in flight")
+        more = grown(fronts, before)
+    assert more["requests_total", "OK", "brightness", protocol] == 3
+    assert more["request_seconds_count", "brightness", protocol] == 3
+    assert more["requests_total", "OK", "dozing", protocol] == 1
+    ends = {name[1]: value for name, value in more.items() if name[0] == "requests_total" and name[2] == "dozing"}
+    assert sum(ends.values()) + more.get(("cancelled_total", protocol), 0) == 3
+    assert more["inferences_accepted_total",] >= 4
+    assert more["inferences_answered_total",] == 4
+    assert more["infer_seconds_count", "brightness"] == 3
+    assert sum(value for name, value in more.items() if name[0] == "rejected_total") >= ends.get("DEADLINE_EXCEEDED", 0)
+
+
+@pytest.mark.parametrize("model", ["brightness", "dozing"])
+def test_guests_that_are_killed_in_the_middle_leave_nothing_in_flight(fronts: RunningStack, model: str) -> None:
+    """Whatever they had where: places, queues, leases; all that was accepted has its end, and the core's files too."""
+    before, core = figures(fronts), core_of(fronts)
+    files = core.num_fds()
+    for _ in range(3):
+        process = guest_process(found(fronts).run_dir, model)
+        if model == "dozing":
+            wait_for(lambda: metric(fronts, "inflight_requests") >= 4, 10, "the core has what it asked for")
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+    wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
+    more = grown(fronts, before)
+    ended = sum(more.get(name, 0) for name in more if name[0] in ENDS)
+    assert more.get(("inferences_accepted_total",), 0) == ended
+    if model == "dozing":
+        assert more["cancelled_total", "guest"] >= 9
+    wait_for(lambda: core.num_fds() <= files + 2, 10, "the core has as many files as before")
+    assert brightness_of(fronts, 51) == pytest.approx(0.2, abs=1e-5)
+
+
+def test_guest_and_http_callers_share_the_places_in_flight(tmp_path: Path, triton_environment: Path) -> None:
+    """A guest has no more of them than a gRPC client could have, and is told so beyond; they come back."""
+    write_model(tmp_path / "models", "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
+    write_model(tmp_path / "models", "dozing", DOZING, NOT_SLOW)
+    environ = {"PENSTOCK_MAX_INFLIGHT_REQUESTS": "4"}
+    stack = start_stack(tmp_path / "home", "--model-repository", str(tmp_path / "models"), environ=environ)
+    try:
+        with engine_at(local(stack)) as engine:
+            network = engine.network("dozing", 20)
+            rows = [np.zeros((3, 128, 128), np.float32)] * 2
+            asked = [submit(engine, network, rows, within_s=60) for _ in range(6)]
+            wait_for(lambda: metric(stack, "inflight_requests") == 4, 10, "every place is taken")
+            assert brightness_of(stack, 51) == -1
+            answers = [one.answer(30) for one in asked]
+            assert sum(isinstance(answer.error, InferRefused) for answer in answers) == 2
+            assert brightness_of(stack, 51) == pytest.approx(0.2, abs=1e-5)
+            assert figures(stack)["requests_total", "UNAVAILABLE", "dozing", "guest"] == 2
+        wait_for(lambda: not in_flight(stack), 10, "nothing is in flight")
+    finally:
+        assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def test_guest_that_floods_a_model_does_not_keep_http_callers_from_it(fronts: RunningStack) -> None:
+    """It is one client to the queue; a caller beside it is answered in a fraction of what waits."""
+    with engine_at(local(fronts)) as engine:
+        network = engine.network("lazy", 20)
+        rows = [np.zeros((3, 128, 128), np.float32)]
+        asked = [submit(engine, network, rows, within_s=60) for _ in range(48)]
+        wait_for(lambda: figures(fronts).get(("batch_queue_requests", "lazy"), 0) > 30, 10, "many wait")
+        started = time.monotonic()
+        is_written, encoded = cv2.imencode(".png", np.zeros((90, 160, 3), np.uint8))
+        assert is_written
+        url = f"{fronts.http_url}/v2/models/lazy/image"
+        assert call("POST", url, encoded.tobytes(), {"content-type": "image/png"}).status == 200
+        http_s = time.monotonic() - started
+        assert all(one.answer(60).error is None for one in asked)
+        assert http_s < (time.monotonic() - started) / 2
 
 
 def core_of(stack: RunningStack) -> psutil.Process:

@@ -10,21 +10,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.core.errors import BackendUnavailable, Overloaded
-from server.core.infer import InferRequest
+from server.core.backend import Backend
+from server.core.errors import BackendUnavailable, InferenceError, Overloaded
+from server.core.infer import InferRequest, InferResponse
 from server.core.tensor import tensor_from_numpy
 from server.local import core_link, core_server
 from server.local.core_link import CoreLink
 from server.local.core_server import CoreServer
+from server.local.guest_calls import GuestCalls
 from server.local.guests import MAX_GUESTS, GuestRoom, guest_room, with_guest_room
 from server.local.lent_slab import BorrowedSlab, Lender
 from server.local.messages import Hello, Visit
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
+from server.metrics import Metrics
 from tests.local.test_core_link import FakeEngine, FakeWatch, request, until
 
 PART = 1 << 20
 LARGE = tensor_from_numpy("LARGE", np.arange(20_000, dtype=np.float32).reshape(1, -1))
+
+
+@dataclass
+class FakePlane:
+    """Lets everything in."""
+
+    engine: FakeEngine
+
+    async def infer_tensors(
+        self, request: InferRequest, alone: Backend, *, client: str, priority: int = 0
+    ) -> InferResponse | InferenceError:
+        if not self.engine.owns(request.model_name):
+            return await alone.infer(request)
+        return await self.engine.infer(request, client=client, priority=priority)
+
+    def model_label(self, model_name: str) -> str:
+        return model_name
 
 
 @dataclass
@@ -36,6 +56,8 @@ class Core:
     engine: FakeEngine
     slab: SharedSlab
     running: list["asyncio.Task[None]"]
+    metrics: Metrics
+    watch: FakeWatch
 
     async def join(self, greeting: Hello | Visit, slab: BorrowedSlab | None = None) -> CoreLink:
         link = CoreLink(self.folder, greeting, max_asks=8, slab=slab)
@@ -59,8 +81,10 @@ async def core_in(folder: Path) -> AsyncIterator[Core]:
     engine, slab = FakeEngine(), SharedSlab(asyncio.get_running_loop().call_later)
     slab.renew(nameless_memory(8 * PART))
     lender = Lender(slab, 2 * PART, GuestRoom(PART, 2))
-    server = CoreServer(folder, FakeWatch(), engine, engine, lender=lender)  # type: ignore[arg-type]
-    core = Core(folder, server, engine, slab, [asyncio.create_task(server.run())])
+    watch, metrics = FakeWatch(), Metrics()
+    server = CoreServer(folder, watch, engine, engine, lender=lender)  # type: ignore[arg-type]
+    server.guests = GuestCalls(FakePlane(engine), engine, metrics, lambda error: error.reason, lender)
+    core = Core(folder, server, engine, slab, [asyncio.create_task(server.run())], metrics, watch)
     try:
         async with asyncio.timeout(20):
             yield core

@@ -70,7 +70,7 @@ def test_large_tensor_is_not_sent_and_arrives_in_full() -> None:
     bench.lend()
     sent, leases = by_place(InferRequest("model", (LARGE, SMALL, WORDS)), bench.front)
     assert [tensor.data.nbytes for tensor in sent.inputs] == [0, SMALL.data.nbytes, WORDS.data.nbytes]
-    arrived = bench.lender.in_full(over_the_wire(sent))
+    arrived = bench.lender.in_full(over_the_wire(sent), "front")
     assert [bytes(tensor.data) for tensor in arrived.inputs] == [bytes(t.data) for t in (LARGE, SMALL, WORDS)]
     assert [tensor.place is not None for tensor in arrived.inputs] == [True, False, False]
     for lease in leases:
@@ -143,10 +143,11 @@ def test_new_engine_means_a_new_part_and_refuses_what_was_on_its_way() -> None:
     sent, _ = by_place(InferRequest("model", (LARGE,)), bench.front)
     bench.slab.renew(nameless_memory(SIZE))
     with pytest.raises(BackendUnavailable, match="send it again"):
-        bench.lender.in_full(sent)
+        bench.lender.in_full(sent, "front")
     later = bench.lend()
     assert (later.generation, bench.reader.regions) == (former.generation + 1, {later.region})
-    assert bench.lender.in_full(by_place(InferRequest("model", (LARGE,)), bench.front)[0]).inputs[0].data == LARGE.data
+    sent, _ = by_place(InferRequest("model", (LARGE,)), bench.front)
+    assert bench.lender.in_full(sent, "front").inputs[0].data == LARGE.data
 
 
 def test_front_without_a_core_sends_every_byte() -> None:

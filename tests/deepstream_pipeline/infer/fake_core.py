@@ -16,15 +16,18 @@ from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.types import RowArray
 from server.backends.watch import KnownModel
+from server.core.backend import Backend
 from server.core.errors import InferenceError, ModelNotFound
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.local.core_server import CoreServer
+from server.local.guest_calls import GuestCalls
 from server.local.guests import GuestRoom
 from server.local.lent_slab import Lender
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
+from server.metrics import Metrics
 
 SIDE = 64  # of a row: 48 KiB, enough for the slab
 PART = 4 << 20
@@ -104,6 +107,16 @@ class FakeCore:
     def note_late(self) -> None:
         """Of no matter here."""
 
+    async def infer_tensors(
+        self, request: InferRequest, alone: Backend, *, client: str, priority: int = 0
+    ) -> InferResponse | InferenceError:
+        response = await self.infer(request, client=client if self.owns(request.model_name) else "")
+        self.note_served(request.model_name)
+        return response
+
+    def model_label(self, model_name: str) -> str:
+        return model_name
+
     async def infer(self, request: InferRequest, *, client: str = "", priority: int = 0) -> InferResponse:
         self.asked.append(request)
         self.clients.append(client)
@@ -144,6 +157,7 @@ class FakeCore:
         self.slab.renew(nameless_memory(4 * PART))
         lender = Lender(self.slab, PART, GuestRoom(PART))
         self.server = CoreServer(self.folder, self, self, self, lender=lender)  # type: ignore[arg-type]
+        self.server.guests = GuestCalls(self, self, Metrics(), lambda error: error.reason, lender)  # type: ignore[arg-type]
         self._task = self._loop.create_task(self.server.run())
 
     async def _close(self) -> None:
