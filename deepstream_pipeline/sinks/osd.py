@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 
 from deepstream_pipeline.sinks.canvas import ALARM, INK, WHITE, Canvas, Colour, Pixel, colour_of
+from deepstream_pipeline.sinks.labels import LabelPlaces
 from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.types import ByteArray, Frame, FrameResult
 
@@ -210,20 +211,47 @@ def _scaled_copy(image: ByteArray, width: int) -> ByteArray:
     return smaller
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """An object whose box can be drawn: its row, two corners of its box on the canvas, and its colour."""
+
+    index: int
+    first: Pixel
+    second: Pixel
+    colour: Colour
+
+
 def _draw_objects(sheet: _Sheet, options: OsdOptions) -> None:
+    """Boxes, then labels over all of them; who is known for longer has the better place, frame after frame."""
     tracks = sheet.result.tracks
     boxes = tracks.detections.xyxy
     numbers = tracks.detections.class_id if options.is_coloured_by_class else tracks.track_id
+    drawn = []
     for index in np.flatnonzero(np.isfinite(boxes).all(axis=1)).tolist():
         left, top, right, bottom = boxes[index].tolist()
         colour = colour_of(int(numbers[index]))
-        corner = sheet.pixel(left, top)
-        if options.has_boxes:
-            sheet.canvas.box(corner, sheet.pixel(right, bottom), colour)
-        if options.has_labels:
-            text = _label(sheet, index, options)
-            above = corner[1] - sheet.canvas.text_size(text)[1]
-            sheet.canvas.chip(text, (corner[0] - sheet.canvas.line_px, above if above >= 0 else corner[1]), colour)
+        drawn.append(_Drawn(index, sheet.pixel(left, top), sheet.pixel(right, bottom), colour))
+    if options.has_boxes:
+        for one in drawn:
+            sheet.canvas.box(one.first, one.second, one.colour)
+    if options.has_labels:
+        _draw_labels(sheet, sorted(drawn, key=lambda one: int(tracks.track_id[one.index])), options)
+
+
+def _draw_labels(sheet: _Sheet, drawn: Sequence[_Drawn], options: OsdOptions) -> None:
+    canvas = sheet.canvas
+    places = LabelPlaces((canvas.width, canvas.height), canvas.text_size(" ")[1])
+    edge, free = canvas.line_px, []
+    for one in drawn:
+        text = _label(sheet, one.index, options)
+        first, second = (one.first[0] - edge, one.first[1]), (one.second[0] + edge, one.second[1])
+        at, is_free = places.take(first, second, canvas.text_size(text)[0])
+        if is_free:
+            free.append((text, at, one.colour))
+        else:
+            canvas.chip(text, at, one.colour)
+    for text, at, colour in free:
+        canvas.chip(text, at, colour)
 
 
 def _label(sheet: _Sheet, index: int, options: OsdOptions) -> str:

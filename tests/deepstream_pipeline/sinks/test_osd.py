@@ -60,6 +60,30 @@ def test_osd_box_is_where_the_object_is() -> None:
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (left, right, top, bottom)
 
 
+def test_osd_labels_of_a_crowd_can_all_be_read() -> None:
+    """Of boxes that lie over each other each label has a place of its own: it adds as much as the first."""
+    marks = []
+    for count in (1, 2, 3):
+        told = result(0, size=(640, 480), objects=count)
+        detections = replace(told.tracks.detections, xyxy=np.full((count, 4), (200, 150, 260, 300), np.float32))
+        crowd = replace(told, tracks=replace(told.tracks, detections=detections))
+        marks.append(changed(Osd(replace(NOTHING, has_labels=True)).draw(crowd), told.frame.image))
+    assert marks[2] - marks[1] > 0.7 * (marks[1] - marks[0]) > 0.5 * marks[0] > 500
+
+
+def test_osd_places_of_labels_do_not_depend_on_the_order_of_the_tracks() -> None:
+    """Who was there first keeps the better place, so that labels do not jump from frame to frame."""
+    told = result(0, size=(640, 480), objects=2)
+    tracks = told.tracks
+    boxes = np.array([(200, 150, 260, 300), (220, 150, 280, 300)], np.float32)
+    pictures = []
+    for order in ([0, 1], [1, 0]):
+        detections = Detections(boxes[order], tracks.detections.score[order], tracks.detections.class_id[order])
+        turned = Tracks(detections, tracks.track_id[order], tracks.age_frames[order])
+        pictures.append(Osd(replace(NOTHING, has_labels=True)).draw(replace(told, tracks=turned)))
+    assert changed(pictures[0], pictures[1]) == 0
+
+
 def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
     """As of the two ways over one line: each can be read, so that the second adds as much as the first."""
     line = RULES.line_crossing[0]
