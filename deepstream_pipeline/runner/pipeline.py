@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import structlog
-
 from deepstream_pipeline.errors import NotSetUp, PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
@@ -17,6 +15,7 @@ from deepstream_pipeline.mux import MuxOptions
 from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
 from deepstream_pipeline.runner.figures import statistics_of
 from deepstream_pipeline.runner.gauges import Gauges
+from deepstream_pipeline.runner.heard import Heard, HeardParts
 from deepstream_pipeline.runner.outlet import Outlet
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.results import Results, ResultsParts
@@ -24,21 +23,16 @@ from deepstream_pipeline.runner.secondary import Secondaries, SecondaryModel
 from deepstream_pipeline.runner.way import SourceWay
 from deepstream_pipeline.source_ids import ID_FORM, is_source_id
 from deepstream_pipeline.sources.address import policy_of
-from deepstream_pipeline.sources.messages import Beat, Opened
 from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.sources import Sources
 from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import (
     DropPolicy,
-    DropReason,
     FrameResult,
-    PreparedFrame,
     SourceConfig,
     SourceState,
     SourceStatistics,
 )
-
-log = structlog.get_logger(component="video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +64,32 @@ class PipelineParts:
 
 
 class Pipeline:
-    """PipelineControl, and the sources' listener. `start`, then `add`; `stop` once."""
+    """PipelineControl. `start`, then `add`; `stop` once."""
 
     def __init__(self, parts: PipelineParts, options: PipelineOptions) -> None:
         self._parts = parts
         self._options = options
         self._ways: dict[str, SourceWay] = {}
         self._watched: set[str] = set()
-        self._troubled: set[str] = set()
         self._asking = threading.Lock()  # before the other: adds, removals and other rules come one at a time
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._dispatcher = Dispatcher(parts.engine, parts.network, options.mux, options.dispatch, parts.metrics)
-        self._sources = Sources(options.sources, self)
-        self._results = Results(self._results_parts())
         self._gauges = Gauges(parts.metrics)
+        self._heard = Heard(self._heard_parts())
+        self._sources = Sources(options.sources, self._heard)
+        self._results = Results(self._results_parts())
         self._is_stopping = False
+
+    def _heard_parts(self) -> HeardParts:
+        return HeardParts(
+            dispatcher=self._dispatcher,
+            metrics=self._parts.metrics,
+            gauges=self._gauges,
+            recorder=self._parts.recorder,
+            way_of=self._ways.get,
+            note_last=self._note_last,
+        )
 
     def _results_parts(self) -> ResultsParts:
         parts = self._parts
@@ -253,40 +257,6 @@ class Pipeline:
             with suppress(UnknownSource):  # it is being taken out
                 self._sources.want_images(source_id, is_watched)
 
-    # the sources' listener
-
-    def on_frame(self, prepared: PreparedFrame) -> None:
-        self._dispatcher.on_frame(prepared)
-
-    def on_lost(self, source_id: str, reason: str, count: int) -> None:
-        way = self._ways.get(source_id)
-        if way is not None:
-            self._dispatcher.count_drop(way, DropReason(reason), count)
-
-    def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
-        self._parts.metrics.state(source_id, state)
-        if state is SourceState.CONNECTING:
-            return
-        is_trouble = state not in (SourceState.RUNNING, SourceState.ENDED)
-        tell = log.warning if is_trouble or source_id in self._troubled else log.info  # its end as its beginning
-        (self._troubled.add if is_trouble else self._troubled.discard)(source_id)
-        tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
-
-    def on_opened(self, source_id: str, opened: Opened) -> None:
-        log.debug("source opened", source=source_id, width=opened.width, height=opened.height, codec=opened.codec)
-
-    def on_beat(self, source_id: str, beat: Beat) -> None:
-        self._gauges.beat(source_id, beat)
-
-    def on_ended(self, source_id: str) -> None:
-        self._note_last(source_id)
-        self._dispatcher.on_end(source_id)
-
-    def on_recorded(self, source_id: str, path: str, error: str) -> None:
-        self._parts.metrics.recording(source_id, not error)
-        if self._parts.recorder is not None:
-            self._parts.recorder.ended(path, error)
-
     # inside
 
     @property
@@ -361,6 +331,6 @@ class Pipeline:
             self._parts.forget_drawing(way.source_id)
 
     def _forget_figures(self, source_id: str) -> None:
-        self._troubled.discard(source_id)
+        self._heard.forget(source_id)
         self._parts.metrics.forget(source_id)
         self._gauges.forget(source_id)

@@ -20,7 +20,7 @@ from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, Pipel
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.sinks.recordings import RecordOptions
 from deepstream_pipeline.sources.messages import Beat
-from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
+from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
@@ -33,7 +33,7 @@ CAMERA = SourceConfig("rtsp://camera/a", "a", camera_name="Door")
 class FakeSources:
     """Sources without a process: the test says what comes of them."""
 
-    def __init__(self, options: SourcesOptions, listener: Pipeline) -> None:
+    def __init__(self, options: SourcesOptions, listener: SourceListener) -> None:
         self.listener = listener
         self.configs: dict[str, SourceConfig] = {}
         self.needs: dict[str, SourceNeeds] = {}
@@ -92,7 +92,7 @@ class Stand:
     def frame(self, slots: Slots, number: int) -> PreparedFrame:
         """Of source a, without a row: it goes on at once."""
         prepared = slots.prepared("a", number, has_row=False, captured_at=time.monotonic())
-        self.pipeline.on_frame(prepared)
+        self.sources.listener.on_frame(prepared)
         return prepared
 
     def until(self, is_so: Callable[[], bool]) -> None:
@@ -297,7 +297,7 @@ def test_disk_that_hangs_under_recordings_holds_up_no_camera(monkeypatch: pytest
     running.pipeline.add(CAMERA)
     path = recorder.ask("a", _NoSources(), before_s=1.0, after_s=1.0)
     began = time.monotonic()
-    running.pipeline.on_recorded("a", path, "")
+    running.sources.listener.on_recorded("a", path, "")
     recorder.forget("a")
     assert time.monotonic() - began < WAIT_S / 2
     is_let_go.set()
