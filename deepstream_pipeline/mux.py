@@ -20,9 +20,7 @@ class MuxOptions:
     push_timeout_s: how long a batch waits to be full (batched-push-timeout); 0: it goes as soon as the engine has room,
     as the gate does it. max_same_source: frames of one source in a batch at most (max-same-source-frames); 0: any.
     max_latency_s: a frame of a source that drops is too old then, counted from its decoding.
-    max_pending: frames of such a source that wait here at most. refresh_s: how long the oldest of as many may wait
-    where its source would rather have newer ones here. A decode process makes nothing ready while its frames wait, so
-    that nothing is made ready in vain; what waits must not grow old for it.
+    max_pending: frames of such a source that wait here at most.
     """
 
     batch_size: int
@@ -30,7 +28,6 @@ class MuxOptions:
     max_same_source: int = 0
     max_latency_s: float = 1.0
     max_pending: int = MAX_PENDING
-    refresh_s: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,14 @@ class _Lane:
     policy: DropPolicy
     frames: deque[_Waiting]
 
-    def deadline(self, options: MuxOptions) -> tuple[float, DropReason] | None:
+    def deadline(self, options: MuxOptions, refresh_s: float) -> tuple[float, DropReason] | None:
         """When the oldest frame loses its place, and why."""
         if self.policy is DropPolicy.BLOCK or not self.frames:
             return None
         captured_at = self.frames[0].prepared.frame.captured_at
-        if self.policy is DropPolicy.DROP_OLDEST and len(self.frames) >= options.max_pending:
-            return captured_at + min(options.refresh_s, options.max_latency_s), DropReason.QUEUE_FULL
+        is_full = self.policy is DropPolicy.DROP_OLDEST and len(self.frames) >= options.max_pending
+        if is_full and refresh_s < options.max_latency_s:
+            return captured_at + refresh_s, DropReason.QUEUE_FULL
         return captured_at + options.max_latency_s, DropReason.TOO_OLD
 
     def lose(self, reason: DropReason) -> Drop:
@@ -74,10 +72,16 @@ class _Lane:
 
 
 class StreamMux:
-    """Frames in by `push`, batches out by `pop`. Every frame that goes in comes out once: in a batch or in a Drop."""
+    """Frames in by `push`, batches out by `pop`. Every frame that goes in comes out once: in a batch or in a Drop.
+
+    refresh_s: how long the oldest of max_pending frames may wait where its source would rather have newer ones here. A
+    decode process makes nothing ready while so many wait, so that nothing is made ready in vain; what waits must not
+    come too late for it.
+    """
 
     def __init__(self, options: MuxOptions) -> None:
         self.options = options
+        self.refresh_s = options.max_latency_s
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the one that was served longest ago is first
 
     def __len__(self) -> int:
@@ -111,7 +115,7 @@ class StreamMux:
         """Frames that are too old by now, or keep newer ones out for too long."""
         lost: list[Drop] = []
         for lane in self._lanes.values():
-            while (due := lane.deadline(self.options)) is not None and now >= due[0]:
+            while (due := lane.deadline(self.options, self.refresh_s)) is not None and now >= due[0]:
                 lost.append(lane.lose(due[1]))
         return lost
 
@@ -126,7 +130,8 @@ class StreamMux:
 
     def next_wakeup(self, *, has_room: bool = True) -> float | None:
         """When `expire`, or `pop` for an engine with room, may have something that they have not now; or None."""
-        times = [due[0] for lane in self._lanes.values() if (due := lane.deadline(self.options)) is not None]
+        deadlines = [lane.deadline(self.options, self.refresh_s) for lane in self._lanes.values()]
+        times = [due[0] for due in deadlines if due is not None]
         oldest_at = self._oldest_at()
         if oldest_at is not None and self.options.push_timeout_s and has_room:
             times.append(oldest_at + self.options.push_timeout_s)

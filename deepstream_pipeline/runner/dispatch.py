@@ -67,9 +67,10 @@ class Dispatcher:
         self._options = options
         self._metrics = metrics
         self._mux = StreamMux(mux)
+        self._allowance = Allowance(options.max_batches * mux.batch_size, mux.max_latency_s)
+        self._mux.refresh_s = self._allowance.patience_s
         self._ways: dict[str, SourceWay] = {}
         self._sent = self._frames_sent = 0
-        self._allowance = Allowance(options.max_batches * mux.batch_size, mux.max_latency_s)
         self._is_woken = False
         self._again: deque[tuple[float, _Sent]] = deque()
         self._outcomes: deque[Outcome] = deque()
@@ -96,6 +97,8 @@ class Dispatcher:
             if prepared.row is None or self._network is None:
                 self._hand_on(way.order.resolve(number, Outcome(way, prepared)))
                 return
+            if way.policy is not DropPolicy.BLOCK:
+                self._allowance.begin()
             self._drop(self._mux.push(prepared, now))
         self.pump()
 
@@ -237,6 +240,7 @@ class Dispatcher:
         took_s = now - sent.since
         if answer.error is None or is_refused or took_s > self._mux.options.max_latency_s / 2:
             self._allowance.answered(took_s, is_refused=is_refused)
+            self._mux.refresh_s = self._allowance.patience_s
 
     def _settle(self, sent: _Sent, index: int, answer: Answer, error: InferFailed | None) -> None:
         prepared, way = sent.batch.frames[index], sent.ways[index]

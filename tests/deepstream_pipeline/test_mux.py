@@ -95,7 +95,8 @@ def test_batch_is_pushed_at_its_timeout_though_its_frames_are_replaced() -> None
 
 def test_frame_that_keeps_newer_ones_out_loses_its_place_after_a_while() -> None:
     """A decode process makes nothing ready while max_pending of its frames wait; so none of them waits for long."""
-    mux = a_mux(MuxOptions(batch_size=8, max_pending=2, refresh_s=0.25), "a")
+    mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a")
+    mux.refresh_s = 0.25
     mux.push(prepared("a", 0, at=10.0), 10.0)
     mux.push(prepared("a", 1, at=10.1), 10.1)
     assert mux.next_wakeup() == pytest.approx(10.25)
@@ -108,7 +109,8 @@ def test_frame_that_keeps_newer_ones_out_loses_its_place_after_a_while() -> None
 
 def test_oldest_frames_are_kept_where_the_newest_are_dropped() -> None:
     """drop-newest: what waits keeps its place until it is too old."""
-    mux = a_mux(MuxOptions(batch_size=8, max_pending=2, refresh_s=0.25), "a", policy=DropPolicy.DROP_NEWEST)
+    mux = a_mux(MuxOptions(batch_size=8, max_pending=2), "a", policy=DropPolicy.DROP_NEWEST)
+    mux.refresh_s = 0.25
     mux.push(prepared("a", 0, at=10.0), 10.0)
     mux.push(prepared("a", 1, at=10.1), 10.1)
     assert mux.expire(10.99) == []
@@ -124,7 +126,7 @@ def test_source_that_drops_its_newest_keeps_the_oldest() -> None:
 
 def test_frame_that_is_too_old_is_dropped_and_never_inferred() -> None:
     """Counted from its decoding; a frame of a file is never too old."""
-    mux = a_mux(MuxOptions(batch_size=8, max_latency_s=0.5, max_pending=3), "live")
+    mux = a_mux(MuxOptions(batch_size=8, max_latency_s=0.5), "live")
     mux.add("file", DropPolicy.BLOCK)
     mux.push(prepared("live", 0, at=10.0), 10.1)
     mux.push(prepared("live", 1, at=10.3), 10.3)

@@ -69,3 +69,28 @@ def test_slow_engine_has_one_batch_waiting_while_it_works() -> None:
     assert allowance.of_batch(0) == 6
     assert allowance.of_batch(6) == 6
     assert allowance.of_batch(12) == 0
+
+
+def test_engine_that_nobody_knows_is_tried_with_one_frame_of_a_camera() -> None:
+    """Or the first answers of a slow one would all be late. A quick one has all after some fifteen answers."""
+    allowance = Allowance(MOST, LATENCY_S)
+    assert allowance.of_batch(0) == MOST, "files wait as long as it takes"
+    allowance.begin()
+    assert (allowance.of_batch(0), allowance.of_batch(1)) == (1, 0)
+    for _ in range(15):
+        allowance.answered(0.01, is_refused=False)
+        allowance.begin()
+    assert allowance.frames == MOST
+
+
+def test_frame_may_wait_as_long_as_its_answer_leaves() -> None:
+    """Answered by three quarters of what is allowed; a slow answer is remembered for a while."""
+    allowance = Allowance(MOST, LATENCY_S)
+    assert allowance.patience_s == pytest.approx(0.25)
+    allowance.answered(0.5, is_refused=False)
+    assert allowance.patience_s == pytest.approx(0.25)
+    allowance.answered(5.0, is_refused=True)
+    assert allowance.patience_s == pytest.approx(0.05)
+    for _ in range(60):
+        allowance.answered(0.1, is_refused=False)
+    assert allowance.patience_s == pytest.approx(0.65)

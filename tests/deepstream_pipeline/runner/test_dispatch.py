@@ -39,9 +39,9 @@ def test_engine_is_asked_as_far_as_it_has_room() -> None:
 def test_answers_out_of_order_come_out_in_order() -> None:
     """Two calls run at once and the later one is answered first."""
     engine, slots = FakeEngine(), Slots()
-    dispatcher = a_dispatcher(engine, a_way("cam"), options=DispatchOptions(max_batches=2))
-    dispatcher.on_frame(slots.prepared("cam", 0))
-    dispatcher.on_frame(slots.prepared("cam", 1))
+    dispatcher = a_dispatcher(engine, a_way("clip", DropPolicy.BLOCK), options=DispatchOptions(max_batches=2))
+    dispatcher.on_frame(slots.prepared("clip", 0))
+    dispatcher.on_frame(slots.prepared("clip", 1))
     engine.asked[1].answer()
     assert dispatcher.take(0.0) is None
     engine.asked[0].answer()
