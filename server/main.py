@@ -353,7 +353,9 @@ async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_
     gateway.plane.announce_stop()
     log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
     await asyncio.sleep(delay_s)
-    is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s)))
+    core = gateway.core
+    guests = [core.drain(grace_s)] if core is not None else []
+    is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s), *guests))
     log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
     return is_clean
 

@@ -15,7 +15,7 @@ from server.core.batching import Batching
 from server.core.errors import InferenceError, Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
-from server.local.batch_line import ANY_BYTES, SOCKET_NAME, BatchLine
+from server.local.batch_line import ANY_BYTES, FAREWELL_S, SOCKET_NAME, BatchLine
 from server.local.guest_calls import GuestCalls
 from server.local.guests import (
     GREETING_BYTES,
@@ -108,6 +108,7 @@ class CoreServer:
         self._strangers: dict[BatchLine[UP], float] = {}  # since when they have not said who they are
         self._guest_numbers = itertools.count(1)
         self._is_full_told = False
+        self._is_draining = False
         self._told: State | None = None
         self._spreads = 0
         self._has_spread = asyncio.Event()
@@ -126,6 +127,18 @@ class CoreServer:
         """Tell fronts and guests that what they have in the engine will not be answered any more."""
         for line in self._fronts:
             line.send(Cut(reason))
+
+    async def drain(self, grace_s: float) -> bool:
+        """Take nothing new of guests, let what they asked for end and be read. Whether all of it did in that time."""
+        self._is_draining = True
+        guests = {line: front for line, front in self._fronts.items() if front.is_guest}
+        tasks = [task for guest in guests.values() for task in guest.tasks.values()]
+        running = (await asyncio.wait(tasks, timeout=grace_s))[1] if tasks else set()
+        for _ in range(round(FAREWELL_S / LOOK_S)):
+            if not any(line.unsent_bytes for line in guests):
+                break
+            await asyncio.sleep(LOOK_S)
+        return not running
 
     async def spread(self) -> None:
         """Returns when every front knows the models as they are now, so that who changed them meets no older ones.
@@ -289,9 +302,10 @@ class CoreServer:
         task = front.tasks[number] = asyncio.create_task(work)
         task.add_done_callback(lambda task: self._ended(line, front, question, task))
 
-    @staticmethod
-    def _beyond(line: BatchLine[UP], guest: _Front) -> Overloaded | None:
-        """What a guest is told that has more here than a guest may have. Raises _OutOfOrder."""
+    def _beyond(self, line: BatchLine[UP], guest: _Front) -> Overloaded | None:
+        """What a guest is told that has more here than a guest may have, now. Raises _OutOfOrder."""
+        if self._is_draining:
+            return Overloaded("this gateway is about to stop; send to another one", reason="draining")
         if line.unsent_bytes > GUEST_DEAF_BYTES:
             raise _OutOfOrder(f"it asks, and has not read {line.unsent_bytes} bytes of answers")
         if line.unsent_bytes > GUEST_UNREAD_BYTES:

@@ -30,7 +30,7 @@ from deepstream_pipeline.infer.place import EnginePlace
 engine = Engine(EnginePlace(Path(sys.argv[1]), "http://127.0.0.1:1", "127.0.0.1:1"))
 engine.start(20)
 network = engine.network(sys.argv[2], 20)
-rows = [np.zeros((3, 128, 128), np.float32)] * 4
+rows = [np.zeros(tuple(map(int, sys.argv[3].split(","))), np.float32)] * 4
 for number in range(6):
     said = (lambda: print("taken", flush=True)) if number == 5 else (lambda: None)
     engine.submit(network, rows, deadline=time.monotonic() + 60, client="c", taken=said, done=lambda answer: None)
@@ -62,10 +62,10 @@ def row_of(network: Network, picture: ByteArray) -> RowArray:
     return row
 
 
-def guest_process(run_dir: Path, model: str) -> subprocess.Popen[str]:
+def guest_process(run_dir: Path, model: str, shape: str = "3,128,128") -> subprocess.Popen[str]:
     """Runs when this returns, with its rows at the engine."""
     process = subprocess.Popen(
-        [sys.executable, "-c", GUEST, str(run_dir), model], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", GUEST, str(run_dir), model, shape], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert "taken\n" in iter(process.stdout.readline, "")  # behind lines of the log

@@ -139,6 +139,27 @@ def test_remote_gateway_is_told_the_key_and_says_when_it_is_none(guarded: tuple[
             assert wrong not in str(answer.error) or not wrong
 
 
+def test_guest_of_the_embedded_engine_that_is_killed_leaves_nothing_in_flight(
+    guarded: tuple[RunningStack, str],
+) -> None:
+    """No place, no lease, no count by key; everything accepted has its end."""
+    stack, _ = guarded
+    before = figures(stack)
+    for _ in range(2):
+        process = guest_process(found(stack).run_dir, "street", "3,288,512")
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+    wait_for(lambda: not in_flight(stack), 20, "nothing is in flight")
+    more = grown(stack, before)
+    assert more.get(("inferences_accepted_total",), 0) == sum(value for name, value in more.items() if name[0] in ENDS)
+    with engine_at(local(stack)) as engine:
+        assert (
+            submit(engine, engine.network("street", 20), [np.zeros((3, 288, 512), np.float32)]).answer(30).error is None
+        )
+
+
 def metric(stack: RunningStack, name: str) -> float:
     text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
     return float(text.split(f"\npenstock_{name} ")[1].split("\n")[0])
@@ -305,24 +326,20 @@ def test_engine_or_core_that_dies_fails_what_it_had_at_once_and_serves_again(
         wait_for(lambda: engine.is_up, 10, "it is up")
 
 
-def test_stack_that_stops_under_its_guests_answers_everything_and_is_found_no_more(
-    tmp_path: Path, triton_environment: Path
+@WAYS
+def test_stack_that_stops_answers_what_it_has_accepted_and_is_found_no_more(
+    tmp_path: Path, triton_environment: Path, way: Way
 ) -> None:
-    """Nobody hangs; the stack, of one process here, ends in order, whatever a guest has at its engine."""
+    """A guest's as a gRPC client's; the stack, of one process here, ends in order."""
     write_model(tmp_path / "models", "dozing", DOZING, NOT_SLOW)
-    models = tmp_path / "models"
-    with (
-        running(tmp_path, models, "--workers", "1") as stack,
-        engine_at(local(stack)) as near,
-        engine_at(remote(stack)) as far,
-    ):
-        networks = [(engine, engine.network("dozing", 20)) for engine in (near, far)]
+    with running(tmp_path, tmp_path / "models", "--workers", "1") as stack, engine_at(way(stack)) as engine:
+        network = engine.network("dozing", 20)
         rows = [np.zeros((3, 128, 128), np.float32)] * 4
-        asked = [submit(engine, network, rows, within_s=60) for engine, network in networks for _ in range(4)]
+        asked = [submit(engine, network, rows, within_s=60) for _ in range(6)]
         run_dir = found(stack).run_dir
+        wait_for(lambda: metric(stack, "inflight_requests") == 6, 10, "the gateway has them all")
         assert stop_stack(stack) == 0, "".join(stack.log[-30:])
-        for one in asked:
-            one.answer(20)
-        wait_for(lambda: not near.is_up and not far.is_up, 10, "both know that it is gone")
+        assert [one.answer(20).error for one in asked] == [None] * 6
+        wait_for(lambda: not engine.is_up, 10, "it knows that the stack is gone")
         assert not run_dir.exists()
-        assert str(submit(near, networks[0][1], rows, within_s=60).answer(5).error)
+        assert str(submit(engine, network, rows, within_s=60).answer(5).error)

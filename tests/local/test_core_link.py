@@ -63,13 +63,15 @@ class FakeWatch:
 
 @dataclass
 class FakeEngine:
-    """Batching and Backend: answers what it is given. holds: until it is cancelled, and then it was at `where`."""
+    """Batching and Backend: answers what it is given. holds: until `release`, or until it is cancelled, and
+    then it was at `where`."""
 
     error: InferenceError | None = None
     where: LeftAt | None = None
     holds: bool = False
     asked: list[tuple[InferRequest, str, int]] = field(default_factory=list)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     alone: int = 0
 
@@ -82,7 +84,7 @@ class FakeEngine:
         self.entered.set()
         if self.holds:
             try:
-                await asyncio.Event().wait()
+                await self.release.wait()
             except asyncio.CancelledError as cancelled:
                 self.cancelled.set()
                 if self.where is not None:

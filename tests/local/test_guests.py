@@ -186,6 +186,25 @@ async def test_guest_that_asks_too_much_at_once_is_refused_and_fronts_are_not(
         await asyncio.gather(*asks, return_exceptions=True)
 
 
+async def test_drain_lets_guests_end_what_they_have_and_takes_nothing_new(tmp_path: Path) -> None:
+    """What does not end in its time is cut; fronts are none of its business."""
+    async with core_in(tmp_path) as core:
+        core.engine.holds = True
+        guest = await core.joined(Visit("video"))
+        assert await core.server.drain(0.01)
+        core.server._is_draining = False
+        asked = asyncio.create_task(guest.infer(request(), client="c"))
+        await core.engine.entered.wait()
+        assert not await core.server.drain(0.01)
+        draining = asyncio.create_task(core.server.drain(20))
+        with pytest.raises(Overloaded, match="about to stop") as refused:
+            await guest.infer(request(), client="c")
+        assert refused.value.reason == "draining"
+        core.engine.release.set()
+        assert await draining
+        assert (await asked).id == "id-7"
+
+
 def test_parts_of_guests_that_come_and_go_never_take_the_cores_own_room() -> None:
     """A part counts until nobody reads it: a guest that dies again and again is lent two at most."""
     lingering: list[object] = []

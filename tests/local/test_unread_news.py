@@ -9,14 +9,15 @@ import msgspec
 from server.backends.watch import KnownModel
 from server.local.batch_line import SOCKET_NAME
 from server.local.core_server import UNREAD_BYTES, CoreServer
-from server.local.messages import DOWN, Hello, State
-from tests.local.test_core_link import FakeEngine, FakeWatch
+from server.local.messages import DOWN, Hello, State, Visit
+from tests.local.test_core_link import FakeEngine, FakeWatch, until
+from tests.local.test_guests import core_in
 
 REASON = "r" * 50_000
 
 
-def hello() -> bytes:
-    encoded = msgspec.msgpack.encode(Hello(1))
+def greeting(record: Hello | Visit) -> bytes:
+    encoded = msgspec.msgpack.encode(record)
     return len(encoded).to_bytes(4, "little") + encoded
 
 
@@ -42,7 +43,7 @@ async def test_front_that_reads_nothing_is_not_told_the_same_again_and_again(tmp
             while not (tmp_path / SOCKET_NAME).exists():
                 await asyncio.sleep(0.005)
             front.connect(str(tmp_path / SOCKET_NAME))
-            front.sendall(hello())
+            front.sendall(greeting(Hello(1)))
             while not server.front_count:
                 await asyncio.sleep(0.005)
             for _ in range(200):
@@ -65,3 +66,26 @@ async def test_front_that_reads_nothing_is_not_told_the_same_again_and_again(tmp
         core.cancel()
         await asyncio.gather(core, return_exceptions=True)
         await asyncio.sleep(0)
+
+
+async def test_guest_that_reads_nothing_is_told_no_news_at_all_until_it_reads(tmp_path: Path) -> None:
+    """A stopped program at an engine that comes and goes for days; when it goes on it is told how things are then."""
+    async with core_in(tmp_path) as core:
+        core.watch.models["m"] = KnownModel("m", False, REASON)
+        await until((tmp_path / SOCKET_NAME).exists)
+        reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET_NAME)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(greeting(Visit("stopped")))
+        await until(lambda: core.server.guest_count)
+        (line,) = core.server._fronts
+        for generation in range(2, 200):
+            core.watch.generation = generation
+            core.server._tell(is_due=False)
+        assert UNREAD_BYTES < line.unsent_bytes < UNREAD_BYTES + 2 * len(REASON)
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        heard = 0
+        while heard < 199:
+            size_bytes = int.from_bytes(await reader.readexactly(4), "little")
+            record = msgspec.msgpack.decode(await reader.readexactly(size_bytes), type=DOWN)
+            heard = record.generation if isinstance(record, State) else heard
+        writer.close()
