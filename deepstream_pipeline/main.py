@@ -12,8 +12,9 @@ import structlog
 from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import Rules
 from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
-from deepstream_pipeline.api.options import ApiOptions, ApiRefused
-from deepstream_pipeline.api.server import ApiServer, check_address
+from deepstream_pipeline.api.listening import check_address
+from deepstream_pipeline.api.options import HOW_TO_CHANGE, KEY_VARIABLE, ApiOptions, ApiRefused
+from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.errors import ModelUnusable, PipelineError
 from deepstream_pipeline.infer.crops import SecondaryOptions
 from deepstream_pipeline.infer.engine import Engine
@@ -37,8 +38,6 @@ MODEL_TIMEOUT_S = 60.0
 FITTING_BATCH = 4  # frames of a batch where nobody said, and the model and the sources allow it
 SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
 LEAST_SLOTS = 6
-KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"
-_API_WORDS = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
 
 
 class Program:
@@ -164,7 +163,7 @@ def _told_as_pipeline_error() -> Iterator[None]:
     try:
         yield
     except ApiRefused as refused:
-        raise PipelineError(f"{refused} ({_API_WORDS})") from refused
+        raise PipelineError(f"{refused} ({HOW_TO_CHANGE})") from refused
 
 
 class _Page:

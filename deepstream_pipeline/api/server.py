@@ -11,12 +11,10 @@ import uvicorn
 
 from deepstream_pipeline.api.app import ApiApp, create_app
 from deepstream_pipeline.api.connection import BoundedConnection
-from deepstream_pipeline.api.listening import check_address, listener_of
+from deepstream_pipeline.api.listening import listener_of
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.interfaces import PipelineControl, Previews
 from deepstream_pipeline.metrics import CONTENT_TYPE
-
-__all__ = ["ApiServer", "Page", "check_address"]
 
 log = structlog.get_logger(component="video")
 

@@ -158,7 +158,9 @@ class _Clip:
             options = {"movflags": "hybrid_fragmented+delay_moov"}
             self._container = av.open(f"{path}.part", "w", format="mp4", container_options=options)
             self._stream = self._container.add_stream_from_template(stream)
-        except (FFmpegError, OSError, ValueError) as error:
+        except ValueError:
+            self._error = f"the recording cannot be written: packets of {stream.codec_context.name} do not fit into MP4"
+        except (FFmpegError, OSError) as error:
             self._error = _reason(error)
 
     def take(self, kept: _Kept) -> bool:

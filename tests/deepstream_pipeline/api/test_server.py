@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from deepstream_pipeline.api.listening import check_address
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
-from deepstream_pipeline.api.server import ApiServer, check_address
+from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.metrics import VideoMetrics
 from tests.deepstream_pipeline.api.asking import ask, connect, read_all, send_on
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving

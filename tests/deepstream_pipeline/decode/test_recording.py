@@ -125,6 +125,15 @@ def test_recording_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert not lost.parent.exists()
 
 
+def test_recording_of_packets_that_mp4_cannot_hold_names_them(tmp_path: Path) -> None:
+    """An old AVI's codec is no fault of the disk; nothing is left of the try."""
+    run = Run(write_clip(tmp_path / "old.avi", frames=60, codec="msmpeg4v2"))
+    run.read({30: (tmp_path / "cut.mp4", 0.5, 0.5)})
+    [(_, error)] = run.finished
+    assert error == "the recording cannot be written: packets of msmpeg4v2 do not fit into MP4"
+    assert sorted(os.listdir(tmp_path)) == ["old.avi"]
+
+
 def test_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
     """Writing fails in the middle: the recording says so, leaves nothing, and the reading goes on."""
     clip = write_clip(tmp_path / "a.avi", frames=200, codec="mjpeg", size=(320, 240))
