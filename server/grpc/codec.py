@@ -8,9 +8,10 @@ from tritonclient.grpc import service_pb2
 from server.core.contract import (
     KEPT_HEAD_BYTES,
     KEPT_HEADS,
-    MAX_ELEMENTS,
     MAX_FILE_NAME_BYTES,
-    MAX_TENSORS,
+    check_counts,
+    check_shape,
+    checked_name,
     refuse_file_setting,
 )
 from server.core.errors import InvalidRequest
@@ -97,24 +98,13 @@ def _scan(message: bytes) -> InferScan:
             outputs.append(name)
             if is_classified:
                 classified.append(name)
-    _check_counts(input_count, outputs)
-    head = InferHead(_checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded))
+    check_counts(input_count, outputs)
+    head = InferHead(checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded))
     return InferScan(head, tuple(classified))
 
 
 # Who asks again and again says the same before the raw contents.
 _scan_known = lru_cache(KEPT_HEADS)(_scan)
-
-
-def _check_counts(input_count: int, outputs: list[str]) -> None:
-    if input_count < 2 and len(outputs) < 2:
-        return
-    for count, kind in ((input_count, "inputs"), (len(outputs), "outputs")):
-        if count > MAX_TENSORS:
-            raise InvalidRequest(f"{count} {kind} (limit {MAX_TENSORS}); send fewer")
-    if len(set(outputs)) < len(outputs):
-        twice = next(name for name in outputs if outputs.count(name) > 1)
-        raise InvalidRequest(f"output {twice[:80]!r} is given twice")
 
 
 def scan_model_name(message: bytes) -> str:
@@ -153,7 +143,7 @@ def scan_settings(message: bytes) -> str:
             name = reader.text(start, end)
         elif number == 1:
             refuse_file_setting(_entry(reader, start, end)[0])
-    return _checked_name(name)
+    return checked_name(name)
 
 
 def unblocked_metadata(answer: bytes, blocked: frozenset[str]) -> bytes:
@@ -177,13 +167,7 @@ def _scan_repository_fields(message: bytes, *, name_field: int, parameters_field
             name = reader.text(start, end)
         elif number == parameters_field:
             _check_file_key(_entry(reader, start, end)[0])
-    return _checked_name(name)
-
-
-def _checked_name(name: str) -> str:
-    if not name.isprintable():
-        raise InvalidRequest(f"the model's name {name[:80]!r} holds control characters")
-    return name
+    return checked_name(name)
 
 
 def _entry(reader: WireReader, start: int, end: int) -> tuple[str, list[Span]]:
@@ -248,22 +232,8 @@ def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUs
                 shared.append(entry)
     if shared:
         _note_region(reader, shared, regions)
-    _check_shape(name, shape)
+    check_shape(name, shape)
     return name, datatype == "BYTES"
-
-
-def _check_shape(name: str, shape: list[int]) -> None:
-    elements = 1
-    for size in shape:
-        if size < 0:
-            raise InvalidRequest(f"input {name!r} has shape {_shown(shape)}; no dimension may be negative")
-        elements *= size or 1
-        if elements > MAX_ELEMENTS:
-            raise InvalidRequest(f"input {name!r} has shape {_shown(shape)}; more than 2^40 elements fit no request")
-
-
-def _shown(shape: list[int]) -> str:
-    return str(shape) if len(shape) <= 8 else f"{shape[:8]} and {len(shape) - 8} more dimensions"
 
 
 def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool]:

@@ -12,6 +12,7 @@ import msgspec
 from server.backends.watch import EngineWatch
 from server.core.backend import Backend
 from server.core.batching import Batching
+from server.core.contract import checked_name
 from server.core.errors import InferenceError, Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
@@ -363,7 +364,7 @@ class CoreServer:
 
     async def _find(self, line: BatchLine[UP], find: Find) -> None:
         async def work() -> None:
-            line.send(Found(find.number, await self._watch.find(find.model_name)))
+            line.send(Found(find.number, await self._watch.find(checked_name(find.model_name))))
 
         await self._guarded(line, find.number, work)
 

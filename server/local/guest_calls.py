@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from server.core.backend import Backend
+from server.core.contract import check_counts, check_shape, checked_name
 from server.core.errors import InferenceError, InvalidRequest
 from server.core.infer import InferRequest, InferResponse
 from server.local.guests import MAX_DEADLINE_S
@@ -105,6 +106,7 @@ class GuestCalls:
 
     def _taken(self, request: InferRequest, borrower: Hashable, now: float) -> InferRequest:
         """With every byte, and nothing of it that no client could ask. Raises InferenceError."""
+        _check(request)
         deadline = request.deadline
         if deadline is not None:
             if math.isnan(deadline):
@@ -126,3 +128,11 @@ class GuestCalls:
             code=code,
             seconds=time.monotonic() - started,
         )
+
+
+def _check(request: InferRequest) -> None:
+    """Raises InvalidRequest for what the other transports let nobody ask: an engine may end over it, or think long."""
+    checked_name(request.model_name)
+    check_counts(len(request.inputs), request.outputs)
+    for tensor in request.inputs:
+        check_shape(tensor.name, tensor.shape)

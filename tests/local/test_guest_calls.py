@@ -139,6 +139,33 @@ async def test_request_that_is_in_no_batch_is_asked_alone(changes: dict[str, obj
         assert (await Guest(plane).ask(OWNED, parameters={"timeout": 5})).explanation is not None
 
 
+@MODELS
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": (replace(ROW, shape=(1 << 62,) * 50_000),)},
+        {"inputs": (replace(ROW, shape=(1, 1 << 62), data=memoryview(b"")),)},
+        {"inputs": (replace(ROW, shape=(0, 1 << 62), data=memoryview(b"")),)},
+        {"inputs": (replace(ROW, shape=(-1, 1)),)},
+        {"inputs": tuple(replace(ROW, name=str(number)) for number in range(20_000))},
+        {"outputs": ("y", "y")},
+        {"outputs": tuple(map(str, range(20_000)))},
+        {"model_name": "line\nbreak"},
+    ],
+    ids=lambda changes: str(changes)[:60],
+)
+async def test_request_that_would_end_an_engine_or_hold_up_the_gateway_goes_no_further(
+    model: str, changes: dict[str, object]
+) -> None:
+    """The bounds of the other transports; told in a moment, however large it is."""
+    async with composed() as plane:
+        started = time.monotonic()
+        with pytest.raises(InvalidRequest):
+            await Guest(plane).ask(model, **changes)
+        assert time.monotonic() - started < 2
+        assert plane.counted() == {}
+
+
 async def test_refusals_are_counted_by_reason() -> None:
     """No place, no time, no such model, no number: each once, none of them accepted but the last model's."""
     async with composed() as plane:
