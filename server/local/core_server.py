@@ -333,6 +333,7 @@ class CoreServer:
         self._strangers.pop(line, None)
         front = self._fronts.pop(line, None)
         if front is not None and front.is_guest:
+            log.info("a guest is gone", name=front.name, waiting=len(front.tasks))
             self._is_full_told = False
         for task in list(front.tasks.values()) if front is not None else ():
             task.cancel()

@@ -1,6 +1,7 @@
 """The video program's engine at real stacks: as their guest, and by their ports."""
 
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.parse.results import classes_of, detections_of
 from server.access.keys import new_secret
+from server.core.infer import InferRequest
+from server.local.batch_line import SOCKET_NAME
+from server.local.messages import Ask, Known, Visit
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
 from tests.integration.embedded_stack import NO_TRITON
@@ -23,6 +27,7 @@ from tests.integration.living import family, running, triton_of, wait_for
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
 from tests.integration.web import call
+from tests.local.test_unruly_guests import framed
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.xdist_group("stack")
@@ -261,6 +266,34 @@ def test_guests_that_are_killed_in_the_middle_leave_nothing_in_flight(fronts: Ru
         assert more["cancelled_total", "guest"] >= 9
     wait_for(lambda: core.num_fds() <= files + 2, 10, "the core has as many files as before")
     assert brightness_of(fronts, 51) == pytest.approx(0.2, abs=1e-5)
+
+
+def test_who_speaks_out_of_order_at_a_real_core_is_told_so_and_nobody_else_notices(fronts: RunningStack) -> None:
+    """One line of the log each; a guest and HTTP callers are answered all the while."""
+    visit, known, ask = framed(Visit("odd")), framed(Known(3)), framed(Ask(1, InferRequest("brightness", ()), "c", 0))
+    restarts, traces = figures(fronts)["gateway_restarts_total",], len(fronts.logged("Traceback"))
+    with engine_at(local(fronts)) as engine:
+        for said, why in [
+            (known, "did not say first"),
+            (visit + visit, "said twice"),
+            (visit + ask + ask, "asked twice"),
+            (visit + b"\x03\0\0\0abc", "Invalid value|truncated|Expected"),
+            (visit + b"\xff" * 4, "are the most"),
+        ]:
+            logged = len(fronts.logged(why))
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.settimeout(10)
+                peer.connect(str(found(fronts).run_dir / SOCKET_NAME))
+                peer.sendall(said)
+                while peer.recv(1 << 16):
+                    pass
+            wait_for(lambda why=why, logged=logged: len(fronts.logged(why)) > logged, 5, "the log has it")
+            assert len(fronts.logged(why)) == logged + 1
+            assert brightness(engine, 0.25) == pytest.approx(0.25, abs=1e-5)
+        assert metric(fronts, "guests") == 1
+    assert brightness_of(fronts, 51) == pytest.approx(0.2, abs=1e-5)
+    assert len(fronts.logged("Traceback")) == traces
+    assert figures(fronts)["gateway_restarts_total",] == restarts
 
 
 def test_guest_and_http_callers_share_the_places_in_flight(tmp_path: Path, triton_environment: Path) -> None:
