@@ -70,11 +70,11 @@ def test_engine_of_two_frames_a_second_bounds_the_latency_and_counts_the_rest(
         with program_at(place, tmp_path / "run", settings) as program:
             program.wait_for_states({"a": "running", "b": "running"})
             wait_until(lambda: all(row["inferred"] for row in program.streams().values()), 30.0, program.streams)
-            began, memory = counts_of(program, ("a", "b")), held_by(program).pss_bytes
+            began, memory = counts_of(program, ("a", "b")), held_by(program).memory_bytes
             time.sleep(12.0)
             answered = rates(began, counts_of(program, ("a", "b")))
             rows = program.streams()
-            grown = held_by(program).pss_bytes - memory
+            grown = held_by(program).memory_bytes - memory
             within = program.metric("glass_to_event_seconds_bucket", le="1.0")
             count = program.metric("glass_to_event_seconds_count")
             program.stop()

@@ -101,7 +101,8 @@ def engine_at(folder: Path) -> Iterator[Place]:
     finally:
         code = stop_stack(stack)
     assert code == 0, "".join(stack.log[-30:])
-    assert not place.traces()
+    left = place.traces()
+    assert not left, left
 
 
 @dataclass

@@ -21,9 +21,14 @@ API_THREADS = 3  # of its calls, which live for as long as the program
 
 @dataclass(frozen=True)
 class Held:
-    """What a program and its decode processes hold. series: lines of its metrics. rings: mapped by the program."""
+    """What a program and its decode processes hold.
 
-    pss_bytes: int
+    memory_bytes: of all of them, program_bytes: of itself, both without what is shared with anybody (libraries, rings).
+    series: lines of its metrics. rings: mapped by the program.
+    """
+
+    memory_bytes: int
+    program_bytes: int
     threads: int
     descriptors: int
     processes: int
@@ -39,22 +44,40 @@ class Held:
 def held_by(program: Program) -> Held:
     """At this moment; of a process that just goes, nothing."""
     family = program.family()
-    memory = threads = 0
+    threads = 0
     for each in family:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
-            memory += each.memory_full_info().pss
+        with contextlib.suppress(psutil.NoSuchProcess):
             threads += each.num_threads()
     maps = f"/proc/{program.process.pid}/maps"
     with open(maps) as file:
         rings = sum("penstock-ring" in line for line in file)
     return Held(
-        pss_bytes=memory,
+        memory_bytes=sum(own_bytes(each.pid) for each in family),
+        program_bytes=own_bytes(program.process.pid),
         threads=threads,
         descriptors=len(os.listdir(f"/proc/{program.process.pid}/fd")),
         processes=len(family),
         rings=rings,
         series=len(program.metrics().splitlines()),
     )
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that belongs to no file, so that it does not depend on who else runs; 0 of a process that just goes."""
+    return _rollup(pid, "Anonymous:")
+
+
+def shared_bytes(pid: int) -> int:
+    """Its part of the memory that it shares (rings, slabs): of all who share it together, all of it, once."""
+    return _rollup(pid, "Pss_Shmem:")
+
+
+def _rollup(pid: int, word: str) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(word))
 
 
 @contextlib.contextmanager
@@ -67,22 +90,22 @@ def cycling(place: Place, folder: Path) -> Iterator[tuple[Program, list[str]]]:
         yield program, [str(clip), rubbish.url, str(clip), f"rtsp://127.0.0.1:{free_port()}/a"]
 
 
-def settled(program: Program, *, timeout_s: float = 15.0) -> Held:
-    """What it holds when what was taken out is gone: as soon as two looks a second apart agree."""
+def settled(program: Program, *, looks: int = 2, timeout_s: float = 30.0) -> Held:
+    """What it holds when what was taken out is gone: as soon as so many looks, a second apart, agree."""
     until = time.monotonic() + timeout_s
-    seen = held_by(program)
-    while time.monotonic() < until:
+    seen = [held_by(program)]
+    while len(seen) < looks:
+        assert time.monotonic() < until, f"it does not settle within {timeout_s} s: {seen[-1]}"
         time.sleep(1.0)
-        before, seen = seen, held_by(program)
-        if before.counted == seen.counted:
-            break
-    return seen
+        now = held_by(program)
+        seen = [*seen, now] if now.counted == seen[-1].counted else [now]
+    return seen[-1]
 
 
 def expect_same(program: Program, before: Held, *, most_grown_bytes: int = 16 * MIB) -> None:
     """As before, soon; of the API's pool of threads a few may be there that were not needed then."""
     wait_until(lambda: _is_same(held_by(program), before), 20.0, lambda: (before, held_by(program)))
-    grown = held_by(program).pss_bytes - before.pss_bytes
+    grown = held_by(program).memory_bytes - before.memory_bytes
     assert grown < most_grown_bytes, f"{grown / MIB:.1f} MiB more"
 
 

@@ -1,5 +1,6 @@
 """`penstock video run` as a user types it, apart from every other stack of this machine, and what it leaves behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -65,10 +65,18 @@ class Place:
         """The names in shared memory of the engines that run there now."""
         return [path.name.removeprefix("run-") for path in self.temp.glob("penstock-*/run-*")]
 
+    def processes(self) -> list[int]:
+        """Of everything that runs there."""
+        mark = f"TMPDIR={self.temp}".encode()
+        return [pid for pid in psutil.pids() if mark in _environ_of(pid)]
+
+    def shared_memory(self) -> int:
+        """Open descriptors of memory that is shared (rings, slabs), of all that runs there."""
+        return sum(link.startswith(("/memfd:", "/dev/shm/")) for pid in self.processes() for link in _links_of(pid))
+
     def traces(self) -> list[str]:
-        """Of engines that run or ran there: processes, run directories, shared memory."""
-        marks = [f"TMPDIR={self.temp}".encode()]
-        found = [f"process {pid}" for pid in psutil.pids() if any(mark in _environ_of(pid) for mark in marks)]
+        """Of engines that run or ran there: processes, run directories."""
+        found = [f"process {pid}" for pid in self.processes()]
         found += [str(path) for path in self.temp.glob("penstock-*/run-*")]
         return found
 
@@ -176,7 +184,7 @@ def run(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S, **enviro
     return video(place, "run", *words, "--no-api", timeout_s=timeout_s, **environ)
 
 
-@contextmanager
+@contextlib.contextmanager
 def begun(place: Place, *words: object, **environ: str) -> Iterator[Running]:
     """`penstock video run WORDS…` while the block runs, its control API on any port; killed then if it is not over."""
     process = subprocess.Popen(
@@ -288,6 +296,15 @@ def _command(*words: str) -> list[str]:
 def _collect(stream: IO[str], said: list[str]) -> None:
     with stream:
         said.extend(iter(stream.readline, ""))
+
+
+def _links_of(pid: int) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    return found
 
 
 def _environ_of(pid: int) -> bytes:
