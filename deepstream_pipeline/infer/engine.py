@@ -35,7 +35,6 @@ class _Job:
     network: Network
     rows: Sequence[RowArray]
     deadline: float
-    client: str
     taken: Callable[[], None]
     done: Callable[[Answer], None]
     refusal: InferFailed | None = None
@@ -125,17 +124,15 @@ class Engine:
         rows: Sequence[RowArray],
         *,
         deadline: float,
-        client: str,
         taken: Callable[[], None],
         done: Callable[[Answer], None],
     ) -> None:
         """Rows without batch axis, of one shape or, where the network keeps sizes, of several. Never waits.
 
-        deadline: monotonic seconds. client: whom the gateway's queue is fair to. taken: called once, when the rows are
-        read. done: called once, after it. Both are called on the engine's thread, or, once that has ended, here; they
-        must not block.
+        deadline: monotonic seconds. taken: called once, when the rows are read. done: called once, after it. Both are
+        called on the engine's thread, or, once that has ended, here; they must not block.
         """
-        job = _Job(network, rows, deadline, client, taken, done)
+        job = _Job(network, rows, deadline, taken, done)
         with self._lock:
             life = self._life
             if life is not None:
@@ -215,7 +212,7 @@ class Engine:
     async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded]) -> None:
         """The root of a job's task."""
         try:
-            answer = await ask_all(life.line, loaded, job.client)
+            answer = await ask_all(life.line, loaded)
         except asyncio.CancelledError:
             answer = failed(InferFailed("the engine was closed"), len(job.rows))
         except Exception as unexpected:  # a bug of ours

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from server.core.errors import BackendUnavailable, DeadlineExceeded
+from server.core.errors import BackendUnavailable
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig
 from server.core.slab import Slab
@@ -62,7 +62,7 @@ class GuestLine:
         """Of the version that the engine serves; one that is named is asked for with each row."""
         return await self._link.find(model_name)
 
-    async def infer(self, request: InferRequest, client: str) -> InferResponse:
+    async def infer(self, request: InferRequest) -> InferResponse:
         """See Line. An engine that has fallen silent ends it, as the core says."""
         if not self._link.is_up:
             raise BackendUnavailable(f"the engine is not ready: {self._link.reason}")
@@ -71,23 +71,15 @@ class GuestLine:
             raise RuntimeError("inferences are asked by tasks")
         self._asking.add(task)
         try:
-            response = await self._link.infer(request, client=client)
+            return await self._link.infer(request, client=GUEST)
         except asyncio.CancelledError:
             reason = self._cut_for.pop(task, None)
             if reason is None or task.uncancel() > 0:
                 raise
             raise BackendUnavailable(f"the engine fell silent over this request: {reason}") from None
-        except BackendUnavailable:
-            self._link.suspect()
-            raise
-        except DeadlineExceeded:
-            self._link.note_late()
-            raise
         finally:
             self._asking.discard(task)
             self._cut_for.pop(task, None)
-        self._link.note_served(request.model_name)
-        return response
 
     async def aclose(self) -> None:
         """The link ended with run."""

@@ -37,7 +37,7 @@ class Line(Protocol):
         """Of a ready model."""
         ...
 
-    async def infer(self, request: InferRequest, client: str) -> InferResponse:
+    async def infer(self, request: InferRequest) -> InferResponse:
         """Cancelling it gives the request up."""
         ...
 

@@ -73,7 +73,7 @@ class RemoteLine:
         message = await self._ask("ModelConfig", question.SerializeToString())
         return config_from_proto(parsed(service_pb2.ModelConfigResponse, message).config)
 
-    async def infer(self, request: InferRequest, client: str) -> InferResponse:
+    async def infer(self, request: InferRequest) -> InferResponse:
         """See Line. The gateway is told the deadline, and refuses what cannot meet it."""
         if not self._is_up:
             raise BackendUnavailable(self._reason)

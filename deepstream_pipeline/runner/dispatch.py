@@ -22,7 +22,6 @@ from deepstream_pipeline.runner.allowance import Allowance
 from deepstream_pipeline.runner.way import Outcome, SourceWay
 from deepstream_pipeline.types import DropPolicy, DropReason, FrameBatch, PreparedFrame
 
-CLIENT = "video"
 RETRY_AFTER_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 LONG_S = 60.0  # what may be waited for a frame that must not be lost
 
@@ -195,7 +194,6 @@ class Dispatcher:
             network,
             rows,
             deadline=self._deadline(sent),
-            client=CLIENT,
             taken=_release_rows(sent),
             done=partial(self._answered, sent),
         )

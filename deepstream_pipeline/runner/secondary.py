@@ -20,7 +20,6 @@ from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.order import END, Sequencer
 from deepstream_pipeline.parse.results import classes_of
-from deepstream_pipeline.runner.dispatch import CLIENT
 from deepstream_pipeline.runner.way import SourceWay
 from deepstream_pipeline.types import ByteArray, ClassScore, FrameResult
 
@@ -161,7 +160,6 @@ class Secondaries:
             network,
             [one.crop.row for one in asked],
             deadline=time.monotonic() + PATIENCE_S,
-            client=CLIENT,
             taken=lambda: None,
             done=partial(self._answered, lane, asked),
         )

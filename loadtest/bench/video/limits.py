@@ -200,7 +200,7 @@ class EngineAlone:
 
         rows = self._rows[first : first + load.rows]
         deadline = time.monotonic() + DEADLINE_S
-        self._engine.submit(self._network, rows, deadline=deadline, client="bench", taken=_nothing, done=done)
+        self._engine.submit(self._network, rows, deadline=deadline, taken=_nothing, done=done)
 
 
 def _nothing() -> None:

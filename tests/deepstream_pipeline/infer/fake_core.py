@@ -216,7 +216,7 @@ class Asked:
 def submit(engine: Engine, network: Network, rows: Sequence[RowArray], *, within_s: float = 20.0) -> Asked:
     asked = Asked()
     deadline = time.monotonic() + within_s
-    engine.submit(network, rows, deadline=deadline, client="camera", taken=asked.taken, done=asked.done)
+    engine.submit(network, rows, deadline=deadline, taken=asked.taken, done=asked.done)
     return asked
 
 

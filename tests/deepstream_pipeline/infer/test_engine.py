@@ -68,7 +68,7 @@ def test_rows_may_be_written_again_once_they_are_taken(core: FakeCore, engine: E
         values[:] = 7
         asked.taken()
 
-    engine.submit(network, [values], deadline=time.monotonic() + 20, client="c", taken=scribble, done=asked.done)
+    engine.submit(network, [values], deadline=time.monotonic() + 20, taken=scribble, done=asked.done)
     assert asked.answer().row(0)[0].outputs[0].to_numpy()[0, 1] == pytest.approx(0.25)
 
 
@@ -300,7 +300,7 @@ def test_callbacks_that_fail_cost_nobody_else_anything(core: FakeCore, engine: E
     def broken(*_: object) -> None:
         raise RuntimeError("a bug of the caller's")
 
-    engine.submit(network, [row(0.5)], deadline=time.monotonic() + 20, client="c", taken=broken, done=broken)
+    engine.submit(network, [row(0.5)], deadline=time.monotonic() + 20, taken=broken, done=broken)
     assert submit(engine, network, [row(0.5)]).answer().error is None
 
 

@@ -63,7 +63,6 @@ class FakeEngine:
         rows: Sequence[RowArray],
         *,
         deadline: float,
-        client: str,
         taken: Callable[[], None],
         done: Callable[[Answer], None],
     ) -> None:
