@@ -55,7 +55,7 @@ def test_process_that_breaks_its_promises_is_replaced_and_costs_no_other(mode: s
         told.wait_for("opened", 2)
         reasons = [what[1] for what in told.of("state") if isinstance(what, tuple)]
         assert any(BREAKS_ITS_PROMISES[mode] in reason for reason in reasons), reasons
-        assert one(sources).restarts == 1
+        assert one(sources).restarts >= 1  # the next process may have broken them, too, by the time this is asked
         good_neighbour(sources, told)
 
 
@@ -217,7 +217,7 @@ def test_process_that_ignores_its_end_is_killed_and_its_word_counts() -> None:
 
 def test_closed_in_the_midst_of_all_faults_nothing_is_left() -> None:
     """No process, thread, descriptor or memory of theirs outlives a close, and each source is told of once."""
-    before = set(os.listdir("/proc/self/fd")), rings_now()
+    before = rings_now(), set(os.listdir("/proc/self/fd"))  # in this order: what others left is collected first
     told = Told()
     sources = Sources(replace(OPTIONS, max_opening=8), told)
     sources.start()
@@ -231,7 +231,7 @@ def test_closed_in_the_midst_of_all_faults_nothing_is_left() -> None:
     assert [len(told.of("ended", mode.partition("?")[0])) for mode in modes] == [1] * len(modes)
     assert [child.cmdline() for child in psutil.Process().children() if COMMAND[1] in child.cmdline()] == []
     told.events.clear()
-    assert (set(os.listdir("/proc/self/fd")), rings_now()) == before
+    assert (rings_now(), set(os.listdir("/proc/self/fd"))) == before
 
 
 def test_process_is_in_a_session_of_its_own_and_hides_its_address() -> None:
