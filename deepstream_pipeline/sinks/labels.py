@@ -30,6 +30,10 @@ class LabelPlaces:
         other = next((place for place in places if self._took(place, width)), None)
         return (best, False) if other is None else (other, True)
 
+    def keep_free(self, place: Pixel, width: int) -> None:
+        """Something else of that width and a label's height stands there."""
+        self._took(place, width)
+
     def _took(self, place: Pixel, width: int) -> bool:
         (left, top), height = place, self._height
         right, band = left + width, top // height

@@ -182,11 +182,13 @@ class Osd:
 
     def _draw_all(self, sheet: "_Sheet", memory: _Memory) -> None:
         options, frame = self.options, sheet.result.frame
+        names = _Names(sheet.canvas)
         if options.has_rules and frame.source_id in self._rules:
-            _draw_rules(sheet, self._rules[frame.source_id], memory.flashes)
+            _draw_rules(sheet, self._rules[frame.source_id], memory.flashes, names)
         if options.has_trails:
             _draw_trails(sheet, memory.trails, options)
-        _draw_objects(sheet, options)
+        _draw_objects(sheet, options, names)
+        names.draw()
         if options.has_title:
             _draw_title(sheet, self._names.get(frame.source_id, frame.source_id))
 
@@ -221,8 +223,9 @@ class _Drawn:
     colour: Colour
 
 
-def _draw_objects(sheet: _Sheet, options: OsdOptions) -> None:
-    """Boxes, then labels over all of them; who is known for longer has the better place, frame after frame."""
+def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names") -> None:
+    """Boxes, then labels over all of them; who is known for longer has the better place, frame after frame. names: of
+    rules, where no label is to stand."""
     tracks = sheet.result.tracks
     boxes = tracks.detections.xyxy
     numbers = tracks.detections.class_id if options.is_coloured_by_class else tracks.track_id
@@ -235,12 +238,13 @@ def _draw_objects(sheet: _Sheet, options: OsdOptions) -> None:
         for one in drawn:
             sheet.canvas.box(one.first, one.second, one.colour)
     if options.has_labels:
-        _draw_labels(sheet, sorted(drawn, key=lambda one: int(tracks.track_id[one.index])), options)
+        places = LabelPlaces((sheet.canvas.width, sheet.canvas.height), sheet.canvas.text_size(" ")[1])
+        names.keep_free(places)
+        _draw_labels(sheet, sorted(drawn, key=lambda one: int(tracks.track_id[one.index])), options, places)
 
 
-def _draw_labels(sheet: _Sheet, drawn: Sequence[_Drawn], options: OsdOptions) -> None:
+def _draw_labels(sheet: _Sheet, drawn: Sequence[_Drawn], options: OsdOptions, places: LabelPlaces) -> None:
     canvas = sheet.canvas
-    places = LabelPlaces((canvas.width, canvas.height), canvas.text_size(" ")[1])
     edge, free = canvas.line_px, []
     for one in drawn:
         text = _label(sheet, one.index, options)
@@ -276,8 +280,7 @@ def _draw_trails(sheet: _Sheet, trails: Mapping[int, _Trail], options: OsdOption
             sheet.canvas.polyline(points, colour)
 
 
-def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float]) -> None:
-    names = _Names(sheet.canvas)
+def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float], names: "_Names") -> None:
     regions = (rules.roi_filtering, rules.overcrowding, rules.dwell)
     for (kind, hue), group in zip(_REGION_KINDS, regions, strict=True):
         for region in group:
@@ -292,11 +295,11 @@ def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float]) 
         key = f"line-crossing/{line.name}"
         colour = ALARM if _is_flashing(key, sheet.result.frame, flashes) else WHITE
         names.add(_counted(key, line.name, sheet), _draw_line(sheet, rules, line, colour), colour)
-    names.draw()
 
 
 class _Names:
-    """The names of rules, each under those that lie where it should be: lines of both ways are often one line."""
+    """The names of rules with their counts, each under those that lie where it should be: lines of both ways are often
+    one line."""
 
     def __init__(self, canvas: Canvas) -> None:
         self._canvas = canvas
@@ -313,8 +316,13 @@ class _Names:
                 top = other + height
         self._placed.append((text, (left, top), colour, (left + width, top + height)))
 
+    def keep_free(self, places: LabelPlaces) -> None:
+        """No label of an object stands where one of them does."""
+        for _, at, _, (right, _) in self._placed:
+            places.keep_free(at, right - at[0])
+
     def draw(self) -> None:
-        """All of them, over all lines."""
+        """All of them, over everything: counts are what people look for."""
         for text, at, colour, _ in self._placed:
             self._canvas.chip(text, at, colour, strength=0.85)
 

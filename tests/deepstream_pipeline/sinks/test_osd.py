@@ -95,6 +95,21 @@ def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
     assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
 
 
+def test_osd_counts_of_rules_are_not_covered_by_who_passes() -> None:
+    """An object's label stands elsewhere, so that both can be read: together they add what each adds alone."""
+    told = result(0, size=(640, 480), objects=1)
+    at_the_name = np.array([[322.0, 270.0, 420.0, 400.0]], np.float32)  # the label's first place is the name's
+    detections = replace(told.tracks.detections, xyxy=at_the_name)
+    told = replace(told, tracks=replace(told.tracks, detections=detections))
+    rules = Rules(640, 480, line_crossing=(LineCrossing("Entry", ((20, 240), (620, 240)), ((320, 80), (320, 160))),))
+    marks = {}
+    for parts in (("has_rules",), ("has_labels",), ("has_rules", "has_labels")):
+        osd = Osd(replace(NOTHING, **dict.fromkeys(parts, True)))
+        osd.set_source("cam", rules=rules)
+        marks[parts] = changed(osd.draw(told), told.frame.image)
+    assert marks["has_rules", "has_labels"] >= 0.97 * (marks["has_rules",] + marks["has_labels",])
+
+
 @pytest.mark.parametrize("size", [(320, 240), (64, 48), (321, 241), (1920, 1080), (3840, 2160)])
 def test_osd_of_any_size_draws_within_the_picture(size: tuple[int, int]) -> None:
     """Small, odd and huge pictures are drawn on; letters grow with them."""
