@@ -117,7 +117,7 @@ async def test_engines_own_refusal_is_an_answer_and_its_absence_is_not(
         {"inputs": (tensor_from_numpy("x", np.zeros((1, 1), np.int32)),)},
         {"outputs": ("nothing",)},
     ],
-    ids=str,
+    ids=["too few", "flat", "scalar", "another name", "twice", "too many", "another datatype", "unknown output"],
 )
 async def test_request_that_the_model_does_not_take_spoils_nobodys_batch(changes: dict[str, object]) -> None:
     """It comes into none: its mates' rows would be taken for its own."""
@@ -152,7 +152,7 @@ async def test_request_that_is_in_no_batch_is_asked_alone(changes: dict[str, obj
         {"outputs": tuple(map(str, range(20_000)))},
         {"model_name": "line\nbreak"},
     ],
-    ids=lambda changes: str(changes)[:60],
+    ids=["axes", "huge", "huge and empty", "negative", "inputs", "output twice", "outputs", "name of two lines"],
 )
 async def test_request_that_would_end_an_engine_or_hold_up_the_gateway_goes_no_further(
     model: str, changes: dict[str, object]
