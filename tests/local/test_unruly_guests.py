@@ -128,7 +128,7 @@ async def busy_core_in(folder: Path) -> AsyncIterator[Core]:
         ([VISIT, ASK, Find(1, "new")], "asked twice under the number 1"),
         ([VISIT, ASK, GiveUp(1), ASK], "asked twice under the number 1"),
     ],
-    ids=repr,
+    ids=lambda said: " ".join(type(record).__name__ for record in said) if isinstance(said, list) else said,
 )
 async def test_who_speaks_out_of_order_is_told_why_and_served_no_more(
     tmp_path: Path, said: Sequence[object], why: str
