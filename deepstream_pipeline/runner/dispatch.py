@@ -69,6 +69,7 @@ class Dispatcher:
         self._allowance = Allowance(options.max_batches * mux.batch_size, mux.max_latency_s)
         self._mux.refresh_s = self._allowance.patience_s
         self._ways: dict[str, SourceWay] = {}
+        self._cameras = 0  # of them, whose frames may be too late
         self._sent = self._frames_sent = 0
         self._is_woken = False
         self._again: deque[tuple[float, _Sent]] = deque()
@@ -79,6 +80,7 @@ class Dispatcher:
         """Frames of that source may come."""
         with self._changed:
             self._ways[way.source_id] = way
+            self._cameras += way.policy is not DropPolicy.BLOCK
             self._mux.add(way.source_id, way.policy)
 
     def on_frame(self, prepared: PreparedFrame) -> None:
@@ -172,8 +174,10 @@ class Dispatcher:
         return due
 
     def _room(self) -> int:
-        """Frames that the next batch may have."""
-        return self._allowance.of_batch(self._frames_sent) if self._has_room() else 0
+        """Frames that the next batch may have. Files alone wait as long as it takes."""
+        if not self._has_room():
+            return 0
+        return self._allowance.of_batch(self._frames_sent) if self._cameras else self._mux.options.batch_size
 
     def _count_sent(self, sent: _Sent, way: int) -> None:
         """To the engine (1), or back (-1)."""
@@ -265,8 +269,8 @@ class Dispatcher:
     def _hand_on(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             self._outcomes.append(outcome)
-            if outcome.prepared is None:
-                self._ways.pop(outcome.way.source_id, None)
+            if outcome.prepared is None and self._ways.pop(outcome.way.source_id, None) is not None:
+                self._cameras -= outcome.way.policy is not DropPolicy.BLOCK
                 self._mux.remove(outcome.way.source_id)
         if outcomes:
             self._changed.notify_all()

@@ -187,6 +187,20 @@ def test_slot_of_a_camera_is_free_once_its_row_was_read_also_beside_a_file() -> 
     assert [slot for slot in slots.released if slot not in before] == [("cam", 1)]
 
 
+def test_files_have_the_engine_for_themselves_when_the_cameras_are_gone() -> None:
+    """An engine that was too slow for a camera was given less at once; a file has time."""
+    engine, slots = FakeEngine(), Slots()
+    ways = a_way("cam"), a_way("clip", DropPolicy.BLOCK)
+    dispatcher = a_dispatcher(engine, *ways, options=DispatchOptions(max_batches=2))
+    dispatcher.on_frame(slots.prepared("cam", 0))
+    engine.asked[0].fail(InferRefused("too late"))
+    dispatcher.on_frame(slots.prepared("clip", 0))
+    dispatcher.on_frame(slots.prepared("clip", 1))
+    assert [asked.names for asked in engine.asked[1:]] == [[0]]
+    dispatcher.on_end("cam")
+    assert [asked.names for asked in engine.asked[1:]] == [[0], [1]]
+
+
 def test_frame_of_a_source_that_nobody_knows_is_released() -> None:
     """It was taken out meanwhile."""
     slots = Slots()
