@@ -33,7 +33,7 @@ network = engine.network(sys.argv[2], 20)
 rows = [np.zeros(tuple(map(int, sys.argv[3].split(","))), np.float32)] * 4
 for number in range(6):
     said = (lambda: print("taken", flush=True)) if number == 5 else (lambda: None)
-    engine.submit(network, rows, deadline=time.monotonic() + 60, client="c", taken=said, done=lambda answer: None)
+    engine.submit(network, rows, deadline=time.monotonic() + 60, taken=said, done=lambda answer: None)
 time.sleep(60)
 """
 
