@@ -240,7 +240,8 @@ def test_guests_inferences_stand_in_the_metrics_as_grpc_clients(fronts: RunningS
     ends = {name[1]: value for name, value in more.items() if name[0] == "requests_total" and name[2] == "dozing"}
     assert sum(ends.values()) + more.get(("cancelled_total", protocol), 0) == 3
     assert more["inferences_accepted_total",] >= 4
-    assert more["inferences_answered_total",] == 4
+    answered = more["inferences_answered_total",]  # over gRPC the engine may have answered who had gone
+    assert answered == 4 if way is local else answered >= 4
     assert more["infer_seconds_count", "brightness"] == 3
     assert sum(value for name, value in more.items() if name[0] == "rejected_total") >= ends.get("DEADLINE_EXCEEDED", 0)
 
