@@ -3,8 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import structlog
@@ -13,7 +12,7 @@ from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import Rules
 from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
 from deepstream_pipeline.api.listening import check_address
-from deepstream_pipeline.api.options import HOW_TO_CHANGE, KEY_VARIABLE, ApiOptions, ApiRefused
+from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.errors import ModelUnusable, PipelineError
 from deepstream_pipeline.infer.crops import SecondaryOptions
@@ -115,20 +114,18 @@ class Program:
     def _check_api(self) -> None:
         """Before cameras are opened and folders made for nothing."""
         if self._settings.api.is_enabled:
-            with _told_as_pipeline_error():
-                check_address(self._api_options())
+            check_address(self._api_options())
 
     def _start_api(self, pipeline: Pipeline, outlets: Outlets) -> None:
         if not self._settings.api.is_enabled:
             return
-        with _told_as_pipeline_error():
-            server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options())
-            server.start()
+        server = ApiServer(pipeline, outlets.previews, _Page(pipeline), self._api_options())
+        server.start()
         self._api = server
 
     def _api_options(self) -> ApiOptions:
         api = self._settings.api
-        return ApiOptions(host=api.host, port=api.port, api_key=os.environ.get(KEY_VARIABLE, ""))
+        return ApiOptions.of(api.host, api.port, os.environ)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Of every source; empty before the start."""
@@ -156,14 +153,6 @@ class Program:
         if not is_whole and grace_s > 0:
             log.error("not everything was finished in time", seconds=grace_s)
         self._engine.close(max(until - time.monotonic(), 1.0))
-
-
-@contextmanager
-def _told_as_pipeline_error() -> Iterator[None]:
-    try:
-        yield
-    except ApiRefused as refused:
-        raise PipelineError(f"{refused} ({HOW_TO_CHANGE})") from refused
 
 
 class _Page:

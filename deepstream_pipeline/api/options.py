@@ -1,14 +1,21 @@
 """What the control API is started with. Exposed without a key it does not start."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Self
+
+from deepstream_pipeline.errors import PipelineError
 
 KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
-HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
+_HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
 
 
-class ApiRefused(ValueError):
-    """The control API cannot be started so. The text says what to give."""
+class ApiRefused(PipelineError):
+    """The control API cannot be started so. The text says what to give, and how."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message} ({_HOW_TO_CHANGE})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,11 @@ class ApiOptions:
             )
         if self.api_key != self.api_key.strip() or not self.api_key.isascii():
             raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
+
+    @classmethod
+    def of(cls, host: str, port: int, environ: Mapping[str, str]) -> Self:
+        """There, with the key that the environment holds. Raises ApiRefused."""
+        return cls(host, port, environ.get(KEY_VARIABLE, ""))
 
     @property
     def is_local(self) -> bool:

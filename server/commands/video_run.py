@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, Self
 
 from deepstream_pipeline.api.listening import check_address
-from deepstream_pipeline.api.options import HOW_TO_CHANGE, KEY_VARIABLE, ApiOptions, ApiRefused
+from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.errors import PipelineError
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.settings.reading import is_endless
@@ -145,12 +145,8 @@ def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost:
 
 def require_api_address(settings: ApiSettings, environ: Mapping[str, str]) -> None:
     """Raises PipelineError where the control API could not listen now: said before an engine takes half a minute."""
-    if not settings.is_enabled:
-        return
-    try:
-        check_address(ApiOptions(settings.host, settings.port, api_key=environ.get(KEY_VARIABLE, "")))
-    except ApiRefused as refused:
-        raise PipelineError(f"{refused} ({HOW_TO_CHANGE})") from refused
+    if settings.is_enabled:
+        check_address(ApiOptions.of(settings.host, settings.port, environ))
 
 
 def _run(

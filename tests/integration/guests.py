@@ -19,6 +19,7 @@ from server.vision.spec import ColorFormat
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.web import call
 
+ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
 # A guest that asks for a slow model and says so when its rows are taken; it is killed in the middle.
 GUEST = """
 import sys, time
@@ -70,6 +71,19 @@ def guest_process(run_dir: Path, model: str, shape: str = "3,128,128") -> subpro
     assert process.stdout is not None
     assert "taken\n" in iter(process.stdout.readline, "")  # behind lines of the log
     return process
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    """SIGKILL, and nothing of it left here."""
+    process.kill()
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def ended(more: dict[tuple[str, ...], float]) -> float:
+    """Of what `grown` tells: inferences that have their end."""
+    return sum(value for name, value in more.items() if name[0] in ENDS)
 
 
 def figures(stack: RunningStack) -> dict[tuple[str, ...], float]:
