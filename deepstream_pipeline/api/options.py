@@ -14,6 +14,8 @@ _HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --
 class ApiRefused(PipelineError):
     """The control API cannot be started so. The text says what to give, and how."""
 
+    reason = "api_refused"
+
     def __init__(self, message: str) -> None:
         super().__init__(f"{message} ({_HOW_TO_CHANGE})")
 

@@ -1,8 +1,12 @@
 """The video program's nouns and seams."""
 
+import importlib
+import pkgutil
+
 import numpy as np
 import pytest
 
+import deepstream_pipeline
 from deepstream_pipeline import errors
 from deepstream_pipeline.interfaces import Analytics, Sink, Tracker
 from deepstream_pipeline.types import (
@@ -93,7 +97,9 @@ def test_values_once_made_cannot_change() -> None:
 
 
 def test_errors_each_have_a_reason_of_their_own() -> None:
-    """Logs and metrics tell the errors apart by a stable word."""
+    """Logs and metrics tell the errors apart by a stable word, wherever in the program an error is defined."""
+    for module in pkgutil.walk_packages(deepstream_pipeline.__path__, "deepstream_pipeline."):
+        importlib.import_module(module.name)
     tree = [errors.PipelineError]
     for error in tree:
         tree += error.__subclasses__()
