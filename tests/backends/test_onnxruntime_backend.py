@@ -232,8 +232,10 @@ def test_infer_cancelled_while_queued_is_not_run(
 
     ended = threading.Semaphore(0)
     pending = 'nv_inference_pending_request_count{model="slow",version="1"}'
+    infer(client, "slow", {"trips": np.array([[1]])})
+    began = time.monotonic()
     infer(client, "slow", {"trips": np.array([[500]])})
-    start(3000)
+    start(round(500 * 2 / (time.monotonic() - began)))
     start(1)
     wait_for_counter(triton, pending, 1)
     minutes = start(1_000_000)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,7 +111,7 @@ def brightness_of(stack: RunningStack, level: int) -> float:
     url = f"{stack.http_url}/v2/models/brightness/image"
     try:
         answer = call("POST", url, encoded.tobytes(), {"content-type": "image/png"})
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return -1.0
     if answer.status != 200:
         return -1.0

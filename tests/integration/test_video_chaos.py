@@ -260,7 +260,8 @@ def test_sources_in_every_trouble_keep_to_themselves(place: Place, folder: Path,
         wait_until(lambda: _is_cut(program, reasons), 40.0, lambda: (reasons, program.told()))
         others.tell("rate /fast 1")
         wait_until(lambda: bool(program.stream("still")["is_frozen"]), 20.0, program.told)
-        wait_until(lambda: proxy.flipped >= 20, 40.0, lambda: proxy.flipped)
+        told = tmp_path / "out" / "objects.jsonl"
+        wait_until(lambda: proxy.flipped >= 20 and any(_are_corrupt(told, "flips")), 40.0, lambda: proxy.flipped)
         if not beside.keeps_its_rate(began):
             beside.expect_rate_kept()
         proxy.calm()
@@ -276,9 +277,12 @@ def test_sources_in_every_trouble_keep_to_themselves(place: Place, folder: Path,
         beside.expect_bounded_latency()
         assert program.stop() == 0, program.text
         assert "Traceback" not in program.text
-    lines = [line for line in lines_of(tmp_path / "out" / "objects.jsonl") if line["source_id"] == "flips"]
-    assert any(line["is_corrupt"] for line in lines), "nobody would know"
-    assert not lines[-1]["is_corrupt"]
+    assert not _are_corrupt(told, "flips")[-1], "it is over"
+
+
+def _are_corrupt(objects: Path, name: str) -> list[bool]:
+    """Of every frame of this source until now."""
+    return [line["is_corrupt"] for line in lines_of(objects) if line["source_id"] == name]
 
 
 def _grey(number: int, width: int, height: int) -> Picture:

@@ -54,7 +54,8 @@ def with_offset(asker: Asker) -> Told:
 
 
 def several(asker: Asker) -> Told:
-    """Registered, told of, unregistered all at once: none is left."""
+    """Registered, told of, unregistered all at once: none is left. The bare Triton begins with the gateway's own."""
+    asker.unregister_system_shared_memory()
     with segment(asker) as (_, one), segment(asker) as (_, two):
         asker.register_system_shared_memory("one", one, SIZE)
         asker.register_system_shared_memory("two", two, SIZE)
