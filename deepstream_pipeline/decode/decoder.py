@@ -23,13 +23,14 @@ from deepstream_pipeline.errors import DecodeError, PipelineError, StreamEnded
 _SEEKABLE = ("mov", "matroska", "avi")
 MOST_BAD_PACKETS = 200  # in a row, without a frame: it is no stream of pictures any more
 _BAD_THAT_LOOK = 3  # in a row, at most, whether the stream has another codec now
+_NEARLY_S = 2.0  # before the end that a stream gave: its sound may be longer than its pictures
 _VIDEO_OF = r"Stream #0:{index}\D.*?Video: (\w+)"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
     """What a stream is. width, height: upright. fps: as it says of itself, 0 where it does not. frames_total,
-    duration_s: of a file, where they are known."""
+    duration_s: of what has an end, where they are known: a file, or what an RTSP server plays of one."""
 
     width: int
     height: int
@@ -70,6 +71,13 @@ class Decoder:
     def bad_packets(self) -> int:
         """How many were damaged, or could not be decoded."""
         return self._damage.bad_packets
+
+    @property
+    def is_played_out(self) -> bool:
+        """Whether it said how long it is, and its pictures came to there."""
+        if self.facts.duration_s is None or self._span_s is None:
+            return False
+        return self._span_s[1] - self._span_s[0] >= self.facts.duration_s - _NEARLY_S
 
     @property
     def stream(self) -> VideoStream:
@@ -138,7 +146,9 @@ class Decoder:
         try:
             self._stream = pictures_of(self._container, self._uri)
             self._context: VideoCodecContext = self._stream.codec_context
-            self._is_live = is_live(self._uri) and not self._container.duration
+            has_end = self._kind is not UriKind.RTSP and bool(self._container.duration)
+            self._is_live = is_live(self._uri) and not has_end
+            self._span_s: tuple[float, float] | None = None  # of its pictures, as they are timed
             set_threads(self._context, self._options.threads, is_live=self._is_live)
             self.facts = self._facts(self._context.width, self._context.height)
             self._refuse_large()
@@ -156,9 +166,12 @@ class Decoder:
     def _picture(self, frame: av.VideoFrame) -> Picture:
         verdict = self._damage.judge(is_key=frame.key_frame, is_corrupt=frame.is_corrupt)
         is_new, self._is_new = self._is_changed(frame) or self._is_new, False
+        raw_s = _seconds(frame)
+        if raw_s is not None:
+            self._span_s = (raw_s if self._span_s is None else self._span_s[0], raw_s)
         return Picture(
             frame,
-            self._timeline.stamp(_seconds(frame)),
+            self._timeline.stamp(raw_s),
             is_corrupt=verdict is Verdict.CORRUPT,
             is_dropped=verdict is Verdict.DROPPED,
             is_new=is_new,

@@ -135,7 +135,8 @@ class Work:
             if self._decoded == decoded:
                 raise DecodeError(f"{redacted(start.uri)} has no picture in it that can be decoded")
             if not start.is_loop:
-                return Ended(EndReason.EOF, f"{redacted(start.uri)} is over")
+                is_whole = decoder.facts.is_live and decoder.is_played_out
+                return Ended(EndReason.PLAYED_OUT if is_whole else EndReason.EOF, f"{redacted(start.uri)} is over")
             decoder.rewind()
 
     def _read(self, decoder: Decoder) -> None:

@@ -12,9 +12,11 @@ MESSAGE_BYTES = 65_536  # the most that one message may have
 
 
 class EndReason(StrEnum):
-    """Why a decode process ends. eof: the source is over, in order."""
+    """Why a decode process ends. eof: a file is over, or a camera hung up. played_out: what a server plays came to the
+    end that it had given."""
 
     EOF = "eof"
+    PLAYED_OUT = "played_out"
     UNAVAILABLE = "unavailable"
     AUTH_FAILED = "auth_failed"
     NOT_ALLOWED = "not_allowed"

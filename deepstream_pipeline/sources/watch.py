@@ -286,7 +286,7 @@ class Watch:
         """Three cases: over for good; its password is wrong, which is asked slowly; anything else, tried again."""
         is_gone = reason is EndReason.UNAVAILABLE and self._options.is_local
         is_unreadable = reason is EndReason.DECODE and not self.is_live
-        if reason is EndReason.EOF and not self.is_live:
+        if reason is EndReason.PLAYED_OUT or (reason is EndReason.EOF and not self.is_live):
             self._finish(SourceState.ENDED, "")
         elif reason is EndReason.NOT_ALLOWED or is_gone or is_unreadable:
             self._finish(SourceState.FAILED, text or reason.value)

@@ -36,11 +36,12 @@ class Camera:
 
     rate: of real time, 0.5 for a slow one. user: asked for, where there is one. first_units: so many pictures are sent
     and then nothing, -1 for no end (the first is needed to answer DESCRIBE). end_after_s: then the stream ends.
-    is_shared: all clients see the same picture, and may come in the middle of a group.
+    is_shared: all clients see the same picture, and may come in the middle of a group. recording: instead of clips, an
+    H.264 MP4 that each client gets from its beginning, told how long it is, as a recorder plays what it has kept.
     """
 
     path: str
-    clips: Sequence[Path]
+    clips: Sequence[Path] = ()
     fps: float = 25.0
     rate: float = 1.0
     user: str = ""
@@ -48,6 +49,7 @@ class Camera:
     first_units: int = -1
     end_after_s: float = 0.0
     is_shared: bool = False
+    recording: str = ""
 
 
 @functools.cache

@@ -29,10 +29,14 @@ from gi.repository import GLib, Gst, GstRtsp, GstRtspServer  # noqa: E402  # as 
 
 UNIT = struct.Struct(">IQ")  # bytes, presentation time in µs; as clips.write_units writes them
 LAUNCH = (
-    "( appsrc name=source is-live=true format=time block=false max-bytes=4000000 "
-    "caps=video/x-h264,stream-format=byte-stream,alignment=au "
-    "! h264parse config-interval=-1 ! rtph264pay name=pay0 pt=96 config-interval=-1 aggregate-mode=zero-latency )"
+    "( {source} ! h264parse config-interval=-1 "
+    "! rtph264pay name=pay0 pt=96 config-interval=-1 aggregate-mode=zero-latency )"
 )
+PUSHED = (
+    "appsrc name=source is-live=true format=time block=false max-bytes=4000000 "
+    "caps=video/x-h264,stream-format=byte-stream,alignment=au"
+)
+RECORDED = 'filesrc location="{path}" ! qtdemux'
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Mount:
     """A camera. units: its access units and their times in seconds; they are played in turn, again and again.
 
     first_units: so many are sent and then none, -1 for no end; end_after_s: then the stream ends, 0 for never.
+    recording: a file that is played instead of units.
     """
 
     path: str
@@ -51,6 +56,7 @@ class Mount:
     first_units: int = -1
     end_after_s: float = 0.0
     is_shared: bool = False
+    recording: str = ""
     is_silent: bool = False
     is_over: bool = False
     sent: int = 0
@@ -122,7 +128,7 @@ def mount_of(told: dict[str, Any]) -> Mount:
 def add(server: Any, mount: Mount) -> None:
     """Serve the mount."""
     factory = GstRtspServer.RTSPMediaFactory()
-    factory.set_launch(LAUNCH)
+    factory.set_launch(LAUNCH.format(source=RECORDED.format(path=mount.recording) if mount.recording else PUSHED))
     factory.set_shared(mount.is_shared)
     factory.set_stop_on_disconnect(True)
     factory.set_latency(0)
@@ -132,7 +138,8 @@ def add(server: Any, mount: Mount) -> None:
         mount.players.append(player)
         media.connect("unprepared", player.stop)
 
-    factory.connect("media-configure", configure)
+    if not mount.recording:
+        factory.connect("media-configure", configure)
     permissions = GstRtspServer.RTSPPermissions()
     permissions.add_permission_for_role("anonymous", "media.factory.access", True)
     permissions.add_permission_for_role("anonymous", "media.factory.construct", not mount.user)

@@ -152,6 +152,7 @@ def test_source_that_does_not_open_is_killed() -> None:
         (LIVE, 5, EndReason.NOT_ALLOWED, SourceState.FAILED),
         (FILE, 5, EndReason.INTERNAL, SourceState.FAILED),
         (REMOTE, 5, EndReason.UNAVAILABLE, SourceState.FAILED),
+        (LIVE, 5, EndReason.PLAYED_OUT, SourceState.ENDED),
         (LIVE, 5, EndReason.EOF, SourceState.RECONNECTING),
         (LIVE, 0, EndReason.EOF, SourceState.CONNECTING),
         (LIVE, 5, EndReason.DECODE, SourceState.RECONNECTING),
