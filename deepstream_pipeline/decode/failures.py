@@ -1,5 +1,7 @@
 """Errors of FFmpeg, as errors of ours. Their own texts hold the URI with its password and are never passed on."""
 
+from errno import EIO
+
 from av.error import (
     ArgumentError,
     BlockingIOError,
@@ -33,6 +35,7 @@ _NOT_READ = (ProtocolNotFoundError, DemuxerNotFoundError, IsADirectoryError, Per
 _NOT_THERE = (HTTPNotFoundError, FileNotFoundError)
 # FFmpeg's immediate exit: its interrupt callback said that the time is over.
 _EXIT = "Immediate exit requested"
+_SEEKS = "; where its server takes no Range, an MP4 has to begin with its index (ffmpeg's -movflags +faststart)"
 
 
 def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool) -> PipelineError:
@@ -57,4 +60,5 @@ def failure_of(error: FFmpegError, uri: str, kind: UriKind, *, is_opening: bool)
         return SourceUnavailable(f"{shown} did not say in time what it sends")
     if isinstance(error, InvalidDataError):
         return DecodeError(f"{shown} cannot be read as video ({reason})")
-    return SourceUnavailable(f"{shown} cannot be {'opened' if is_opening else 'read'} ({redacted(reason)})")
+    hint = _SEEKS if kind is UriKind.HTTP and error.errno == EIO else ""
+    return SourceUnavailable(f"{shown} cannot be {'opened' if is_opening else 'read'} ({redacted(reason)}){hint}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 
 from deepstream_pipeline.decode.decoder import Decoder
@@ -104,6 +105,17 @@ def test_file_over_http_is_read(site: Web, tmp_path: Path, suffix: str) -> None:
     assert frames_of(site.url(f"/a{suffix}")) == 10
     site.redirects["/moved"] = f"/a{suffix}"
     assert frames_of(site.url("/moved")) == 10
+
+
+def test_mp4_that_needs_a_server_that_seeks_says_so(site: Web, tmp_path: Path) -> None:
+    """Its index stands behind its pictures, and this server answers no Range."""
+    noise = np.random.default_rng(1).integers(0, 255, (480, 640, 3), np.uint8)
+    clip = write_clip(tmp_path / "a.mp4", frames=8, size=(640, 480), picture=lambda *_: noise)
+    site.pages["/a.mp4"] = clip.read_bytes()
+    decoder = Decoder(site.url("/a.mp4"), SHORT)
+    with pytest.raises(SourceUnavailable, match=r"Range, an MP4 has to begin with its index"):
+        next(decoder.packets())
+    decoder.close()
 
 
 def test_mjpeg_camera_over_http_is_read(site: Web, tmp_path: Path) -> None:
