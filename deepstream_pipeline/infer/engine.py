@@ -16,6 +16,7 @@ from deepstream_pipeline.infer.calls import Loaded, calls_of, load
 from deepstream_pipeline.infer.guest_line import GuestLine
 from deepstream_pipeline.infer.line import Line
 from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.infer.outages import tell_outages
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.remote_line import RemoteLine
 from deepstream_pipeline.types import RowArray
@@ -173,6 +174,7 @@ class Engine:
         self._life = life
         self._begun.set()
         running, stopped = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
+        telling = asyncio.create_task(tell_outages(line, self._place.title))
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if running.done():
@@ -180,7 +182,7 @@ class Engine:
         finally:
             with self._lock:
                 self._life = None
-            await self._end(life, (running, stopped))
+            await self._end(life, (telling, running, stopped))
 
     async def _end(self, life: _Loop, tasks: Sequence["asyncio.Task[object]"]) -> None:
         for task in (*life.tasks, *tasks):

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from server.backends.core_relay import CORE_GONE
 from server.core.errors import BackendUnavailable
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig
 from server.core.slab import Slab
-from server.local.core_link import CoreLink
+from server.local.core_link import CORE_SILENT, CoreLink
 from server.local.guests import MAX_GUEST_ASKS
 from server.local.lent_slab import BorrowedSlab
 from server.local.messages import Visit
@@ -18,6 +19,7 @@ from server.local.socket_folder import reachable
 GUEST = "video"
 LOOK_S = 0.25
 UP_LOOK_S = 0.02
+_IN_WORDS = {CORE_GONE: "it was stopped, or starts again", CORE_SILENT: "it does not answer"}  # people start stacks
 
 
 class GuestLine:
@@ -37,7 +39,7 @@ class GuestLine:
 
     @property
     def reason(self) -> str:
-        return self._link.reason
+        return _IN_WORDS.get(self._link.reason, self._link.reason)
 
     @property
     def slab(self) -> Slab:
@@ -65,7 +67,7 @@ class GuestLine:
     async def infer(self, request: InferRequest) -> InferResponse:
         """See Line. An engine that has fallen silent ends it, as the core says."""
         if not self._link.is_up:
-            raise BackendUnavailable(f"the engine is not ready: {self._link.reason}")
+            raise BackendUnavailable(f"the engine is not ready: {self.reason}")
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("inferences are asked by tasks")

@@ -10,15 +10,24 @@ class EnginePlace:
     slab; None for a gateway that is reached by its ports alone.
 
     http_url: https:// makes both ports TLS. grpc_address: host:port. api_key: told to a gateway reached by its ports.
+    is_own: it was started for this run, and ends with it.
     """
 
     run_dir: Path | None
     http_url: str
     grpc_address: str
     api_key: str = field(default="", repr=False)
+    is_own: bool = False
 
     @property
     def name(self) -> str:
         """For people: where it is and how it is reached."""
         way = "its run directory" if self.run_dir is not None else f"gRPC {self.grpc_address}"
         return f"{self.http_url} by {way}"
+
+    @property
+    def title(self) -> str:
+        """Which it is, in a few words: "its own" is of a run that started one."""
+        if self.is_own:
+            return "its own"
+        return f"the {'gateway' if self.run_dir is None else 'stack'} at {self.http_url}"

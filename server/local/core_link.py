@@ -75,6 +75,7 @@ class CoreLink:
     ) -> None:
         self._path = str(run_dir / SOCKET_NAME)
         self._greeting = greeting
+        self._is_front = isinstance(greeting, Hello)  # a guest's program tells people in its own words
         self._log = log.bind(front=greeting.index) if isinstance(greeting, Hello) else log.bind(guest=greeting.name)
         self._unwelcome = ""
         self._max_asks = max_asks
@@ -252,7 +253,8 @@ class CoreLink:
             self._send(Served(tuple(self._served)))
             self._served.clear()
         if now - self._heard_at > SILENCE_S:
-            self._log.error("the core is silent", seconds=round(now - self._heard_at, 1))
+            tell = self._log.error if self._is_front else self._log.debug
+            tell("the core is silent", seconds=round(now - self._heard_at, 1))
             self._lose(CORE_SILENT)
             if self._line is not None:
                 self._line.close()  # when it speaks again it gives up what was asked here, and lends its slab anew
@@ -266,7 +268,8 @@ class CoreLink:
     def _lose(self, reason: str) -> None:
         """The core says nothing any more: nobody waits for it."""
         if self._is_up:
-            self._log.warning("no core", reason=reason)
+            tell = self._log.warning if self._is_front else self._log.debug
+            tell("no core", reason=reason)
         self._is_up, self._reason = False, reason
         if self._slab is not None:
             self._slab.forget()
@@ -330,7 +333,8 @@ class CoreLink:
 
     def _take(self, state: State) -> None:
         if state.is_up and not self._is_up:
-            self._log.info("the core serves", generation=state.generation)
+            tell = self._log.info if self._is_front else self._log.debug
+            tell("the core serves", generation=state.generation)
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
         self._models = {known.name: self._same(known) for known in state.models}
         self._owned = frozenset(state.owned)

@@ -1,0 +1,36 @@
+"""An engine that goes away and comes back, as the log tells of it."""
+
+import asyncio
+import time
+
+import structlog
+
+from deepstream_pipeline.infer.line import Line
+
+LOOK_S = 0.25
+GONE = "the engine is gone: until it is back, files wait (a minute a frame at most) and what cameras bring is dropped"
+BACK = "the engine is back"
+
+log = structlog.get_logger(component="video")
+
+
+async def tell_outages(line: Line, engine: str) -> None:
+    """Looks, from its first answer on, for ever; ends by cancellation. engine: which it is, in words.
+
+    What is over by the next look is not told: a core that is started again is back in a moment.
+    """
+    await line.until_up()
+    while True:
+        await _until(line, is_up=False)
+        gone_at = time.monotonic()
+        await asyncio.sleep(LOOK_S)
+        if line.is_up:
+            continue
+        log.warning(GONE, engine=engine, reason=line.reason)
+        await _until(line, is_up=True)
+        log.warning(BACK, engine=engine, away_s=round(time.monotonic() - gone_at, 1))
+
+
+async def _until(line: Line, *, is_up: bool) -> None:
+    while line.is_up is not is_up:  # noqa: ASYNC110 - lines are looked at, they tell nobody
+        await asyncio.sleep(LOOK_S)
