@@ -1,6 +1,5 @@
 """How the control API says no: {"error": "…"} and a status, whatever went wrong and wherever."""
 
-from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.responses import JSONResponse
@@ -45,24 +44,3 @@ def error_answer(status: int, text: str, *, is_last: bool = False) -> JSONRespon
     if status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = 'Basic realm="penstock video", charset="UTF-8"'
     return JSONResponse({"error": text}, status_code=status, headers=headers)
-
-
-def named_faults(faults: Sequence[object]) -> str:
-    """What is wrong with a body, field by field: "value.camera_id: Field required". Never with a field's value."""
-    return "; ".join(_named(fault) for fault in faults[:5])
-
-
-def _named(fault: object) -> str:
-    if not isinstance(fault, dict):
-        return "the body cannot be read"
-    where = [str(part) for part in fault.get("loc", ()) if part != "body"]
-    if fault.get("type") == "json_invalid":
-        context = fault.get("ctx")
-        reason = context.get("error", "") if isinstance(context, dict) else ""
-        return f"the body is not JSON ({reason}, at character {where[0] if where else 0})"
-    name = ".".join(where) or "the body"
-    if fault.get("type") == "missing" and not where:
-        return "the body is missing; send a JSON object, {} where nothing is to be said"
-    if fault.get("type") == "extra_forbidden":
-        return f"{name}: there is no such field; leave it out"
-    return f"{name}: {fault.get('msg', 'is not right')}"

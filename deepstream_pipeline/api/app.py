@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepstream_pipeline.api import deepstream, streams
-from deepstream_pipeline.api.answers import Refusal, error_answer, named_faults, status_of
+from deepstream_pipeline.api.answers import Refusal, error_answer, status_of
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.api.door import Door
+from deepstream_pipeline.api.faults import named_faults
 from deepstream_pipeline.api.health import health_router
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.page import page_router

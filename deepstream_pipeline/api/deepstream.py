@@ -8,14 +8,16 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from deepstream_pipeline.api.answers import Refusal, error_answer
-from deepstream_pipeline.api.asked_sources import check_address
+from deepstream_pipeline.api.asked_sources import check_address, check_id
 from deepstream_pipeline.api.bodies import DeepStreamAnswer, DeepStreamError, SensorChange, SensorValue
 from deepstream_pipeline.api.calls import Calls
+from deepstream_pipeline.api.faults import missing
 from deepstream_pipeline.interfaces import PipelineControl
 from deepstream_pipeline.types import SourceConfig
 
 PREFIX = "/api/v1"
 _OK = "HTTP/1.1 200 OK"
+_SHOWN_CHARACTERS = 80
 ERRORS: dict[int | str, dict[str, object]] = {"4XX": {"model": DeepStreamError}, "5XX": {"model": DeepStreamError}}
 
 
@@ -49,7 +51,8 @@ def deepstream_router(control: PipelineControl, calls: Calls, *, takes_files: bo
     async def add(change: SensorChange) -> DeepStreamAnswer:
         value = _value(change, ("add", "streaming"))
         if not value.camera_url:
-            raise Refusal(400, "value.camera_url: a source's address is needed")
+            raise Refusal(400, "value.camera_url is missing; a source's address is needed")
+        check_id(value.camera_id)
         check_address(value.camera_url, takes_files=takes_files)
         config = SourceConfig(uri=value.camera_url, source_id=value.camera_id, camera_name=value.camera_name)
         await calls.run(lambda: control.add(config))
@@ -89,9 +92,10 @@ def deepstream_router(control: PipelineControl, calls: Calls, *, takes_files: bo
 def _value(change: SensorChange, words: tuple[str, ...]) -> SensorValue:
     value = change.value or change.event
     if value is None:
-        raise Refusal(400, "value: Field required")
+        raise Refusal(400, missing("value"))
     if not any(word in value.change for word in words):
-        raise Refusal(400, f"value.change: it has to hold {words[0]!r}, as camera_{words[0]} does")
+        given = f"{value.change[:_SHOWN_CHARACTERS]!r} is not taken" if value.change else "it is missing"
+        raise Refusal(400, f"value.change: {given}; it has to hold {words[0]!r}, as camera_{words[0]} does")
     return value
 
 

@@ -1,6 +1,7 @@
 """The one page for people: every stream with its state, figures and preview. Plain HTML, nothing from elsewhere.
 
-Without JavaScript it shows the same and is loaded anew every few seconds; with it the figures and pictures are.
+Without JavaScript it shows the same and is loaded anew every few seconds; with it the figures and pictures are, and
+streams are paused, resumed and removed.
 """
 
 import base64
@@ -11,10 +12,11 @@ from html import escape
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse
 
-from deepstream_pipeline.api.asked_sources import stream_of
+from deepstream_pipeline.api.asked_sources import OVER, stream_of
 from deepstream_pipeline.api.bodies import Stream
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.interfaces import PipelineControl
+from deepstream_pipeline.types import SourceState
 
 STYLE = """
 :root{color-scheme:light dark;--ground:#f4f5f7;--card:#fff;--text:#1b1f24;--faint:#5c6570;--line:#d9dde3;
@@ -41,13 +43,19 @@ h2 .name{overflow-wrap:anywhere}
 .state{font-size:12.5px;font-weight:600;border:1px solid currentColor;border-radius:99px;padding:1px 9px;
 white-space:nowrap;color:var(--calm)}
 .running{color:var(--good)}.connecting,.reconnecting,.stalled{color:var(--warn)}.auth_failed,.failed{color:var(--bad)}
-.reason{color:var(--bad);font-size:13px;min-height:1.45em;margin:3px 0;overflow-wrap:anywhere}
+.reason{color:var(--bad);font-size:13px;min-height:1.45em;margin:3px 0 9px;overflow-wrap:anywhere}
 dl{display:grid;grid-template-columns:auto 1fr auto 1fr;gap:2px 12px;margin:0;font-variant-numeric:tabular-nums}
 dt{font-size:13px}dd{margin:0;text-align:right}
 table{border-collapse:collapse;width:100%;margin-top:8px;font-size:13px;font-variant-numeric:tabular-nums}
 .counts th{font-weight:400;text-align:left;overflow-wrap:anywhere}
 .counts td{text-align:right}.counts td,.counts th{border-top:1px solid var(--line);padding:2px 0}
 code{font-size:13px}
+.verbs{display:flex;flex-wrap:wrap;gap:6px 8px;align-items:center;margin-top:12px}[hidden]{display:none!important}
+.verbs button{font:inherit;font-size:13px;color:inherit;background:none;border:1px solid var(--line);border-radius:6px;
+padding:3px 12px;cursor:pointer}
+.verbs button:hover,.verbs button:focus-visible{border-color:currentColor}.verbs button:disabled{opacity:.5}
+.verbs [data-verb=remove]{margin-left:auto;color:var(--bad)}
+.said{flex-basis:100%;color:var(--bad);font-size:13px;overflow-wrap:anywhere}.said:empty{display:none}
 """
 
 SCRIPT = """
@@ -56,7 +64,22 @@ const watch=new IntersectionObserver(es=>es.forEach(e=>e.isIntersecting?seen.add
 cards.forEach(c=>watch.observe(c));
 const field=(card,name)=>card.querySelector('[data-f="'+name+'"]');
 const put=(card,name,text)=>{const e=field(card,name);if(e.textContent!==text)e.textContent=text};
+const still=state=>['paused','ended','failed'].includes(state);
+function offer(card,state){
+ const verb=name=>card.querySelector('[data-verb='+name+']'),over=state==='ended'||state==='failed';
+ verb('pause').hidden=over||state==='paused';verb('resume').hidden=state!=='paused';verb('remove').hidden=false;
+ const image=card.querySelector('img');card.dataset.state=state;
+ if(still(state))image.classList.add('absent');
+ card.querySelector('.picture span').textContent=still(state)?state:'no picture';
+}
+const told=counts=>{
+ const names=Object.keys(counts);
+ return names.filter(name=>{
+  const rule=names.find(other=>name.startsWith(other+'/'));
+  return !rule||counts[rule]!==counts[name]||names.filter(other=>other.startsWith(rule+'/')).length>1});
+};
 function show(card,s){
+ offer(card,s.state);
  const state=card.querySelector('.state');state.textContent=s.state.replace('_',' ')+(s.is_frozen?' (frozen)':'');
  state.className='state '+s.state;
  put(card,'reason',s.reason);put(card,'fps',s.fps.toFixed(1));put(card,'frames',String(s.frames));
@@ -65,9 +88,9 @@ function show(card,s){
  const drops=Object.entries(s.drops).filter(d=>d[1]);
  put(card,'drops',String(drops.reduce((sum,d)=>sum+d[1],0)));
  field(card,'drops').title=drops.map(d=>d[0]+' '+d[1]).join(', ');
- const rows=Object.entries(s.counts).map(([name,n])=>{const r=document.createElement('tr');
+ const rows=told(s.counts).map(name=>{const r=document.createElement('tr');
   r.append(document.createElement('th'),document.createElement('td'));
-  r.children[0].textContent=name;r.children[1].textContent=n;return r});
+  r.children[0].textContent=name;r.children[1].textContent=s.counts[name];return r});
  card.querySelector('.counts').replaceChildren(...rows);
 }
 async function figures(){
@@ -85,14 +108,39 @@ async function figuresAgain(){
 }
 cards.forEach(card=>{
  const image=card.querySelector('img');let n=0;
- const again=(pause=1000)=>setTimeout(()=>{if(document.hidden||!seen.has(card)){again();return}
+ const again=(pause=1000)=>setTimeout(()=>{
+  if(document.hidden||!seen.has(card)||still(card.dataset.state)){again();return}
   image.src=image.dataset.src+'?n='+(++n)},pause);
- image.addEventListener('load',()=>{image.classList.remove('absent');again()});
+ image.addEventListener('load',()=>{image.classList.toggle('absent',still(card.dataset.state));again()});
  image.addEventListener('error',()=>{image.classList.add('absent');again(5000)});
- if(image.complete){if(!image.naturalWidth)image.classList.add('absent');again()}
+ if(!image.src)again();else if(image.complete){if(!image.naturalWidth)image.classList.add('absent');again()}
+});
+async function press(card,button){
+ const id=card.dataset.id,verb=button.dataset.verb,said=card.querySelector('.said'),remove=verb==='remove';
+ if(remove&&!confirm('Remove '+id+'? It is read no more; what it wrote stays.'))return;
+ button.disabled=true;said.textContent='';
+ try{
+  const way='/v1/streams/'+encodeURIComponent(id);
+  const answer=await fetch(remove?way:way+'/'+verb,{method:remove?'DELETE':'POST'});
+  if(!answer.ok)said.textContent=(await answer.json()).error;
+  await figures();
+ }catch(e){said.textContent='no answer; try again'}
+ button.disabled=false;
+}
+cards.forEach(card=>{
+ offer(card,card.dataset.state);
+ card.querySelectorAll('button').forEach(b=>b.addEventListener('click',()=>press(card,b)));
 });
 setTimeout(figuresAgain,2000);
 """
+
+# Hidden without JavaScript, which they need.
+_VERBS = (
+    '<div class="verbs"><button type="button" data-verb="pause" hidden>Pause</button>'
+    '<button type="button" data-verb="resume" hidden>Resume</button>'
+    '<button type="button" data-verb="remove" hidden>Remove</button><span class="said" role="status"></span></div>'
+)
+STILL = (SourceState.PAUSED, *OVER)  # no picture comes
 
 
 def _hash(text: str) -> str:
@@ -140,15 +188,18 @@ def _card(stream: Stream) -> str:
     source_id, name = escape(stream.source_id), escape(stream.camera_name or stream.source_id)
     way = f"/v1/streams/{source_id}"
     state = stream.state.value.replace("_", " ") + (" (frozen)" if stream.is_frozen else "")
+    is_still = stream.state in STILL
+    shown, source = (state, "") if is_still else ("no picture", f'src="{way}/preview.jpg"')
     size = f"{stream.width}×{stream.height} {stream.codec}" if stream.width else ""
     return (
-        f'<article data-id="{source_id}"><a class="picture" href="{way}/preview.mjpeg"><span>no picture</span>'
-        f'<img src="{way}/preview.jpg" data-src="{way}/preview.jpg" alt="" loading="lazy"></a>'
+        f'<article data-id="{source_id}" data-state="{stream.state.value}">'
+        f'<a class="picture" href="{way}/preview.mjpeg"><span>{escape(shown)}</span>'
+        f'<img {source} data-src="{way}/preview.jpg" alt="" loading="lazy"></a>'
         f'<div class="body"><h2><span class="name">{name}</span>'
         f'<span class="state {stream.state.value}">{escape(state)}</span></h2>'
         f'<div class="id" title="{escape(stream.uri)}">{source_id} {escape(size)}</div>'
         f'<div class="reason" data-f="reason">{escape(stream.reason)}</div><dl>{_figures(stream)}</dl>'
-        f'<table><tbody class="counts">{_counts(stream.counts)}</tbody></table></div></article>'
+        f'<table><tbody class="counts">{_counts(stream.counts)}</tbody></table>{_VERBS}</div></article>'
     )
 
 
@@ -169,4 +220,16 @@ def _figures(stream: Stream) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return "".join(f"<tr><th>{escape(name)}</th><td>{n}</td></tr>" for name, n in counts.items())
+    return "".join(f"<tr><th>{escape(name)}</th><td>{counts[name]}</td></tr>" for name in told_counts(counts))
+
+
+def told_counts(counts: Mapping[str, int]) -> list[str]:
+    """The names that are shown: not of a rule's only class, whose count is the rule's. The script has the same."""
+
+    def is_told(name: str) -> bool:
+        rule = next((other for other in counts if name.startswith(f"{other}/")), None)
+        if rule is None or counts[rule] != counts[name]:
+            return True
+        return sum(other.startswith(f"{rule}/") for other in counts) > 1
+
+    return [name for name in counts if is_told(name)]

@@ -8,6 +8,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from deepstream_pipeline.api.answers import Refusal
+from deepstream_pipeline.api.asked_sources import refuse_pictureless
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.api.streams import SourceId
 from deepstream_pipeline.interfaces import PipelineControl, Previews
@@ -59,9 +60,8 @@ class _Watch:
         self._control, self._previews, self._calls = control, previews, calls
 
     async def check(self, source_id: str) -> None:
-        """Raises Refusal (404)."""
-        if not await self._is_there(source_id):
-            raise Refusal(404, f"no source {source_id!r}")
+        """Raises Refusal: 404, or 409 where no picture comes of it until it is resumed, or added anew."""
+        refuse_pictureless(await self._calls.run(self._control.statistics), source_id)
 
     async def next(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
         return await self._calls.run(lambda: self._previews.wait(source_id, after, timeout_s))
@@ -98,7 +98,7 @@ def previews_router(control: PipelineControl, previews: Previews, calls: Calls, 
         await watch.check(source_id)
         found = await watch.next(source_id, _BEFORE_ALL, FIRST_PICTURE_S)
         if found is None:
-            raise Refusal(503, f"no picture of {source_id!r} within {FIRST_PICTURE_S:g} s")
+            raise Refusal(503, f"no picture of {source_id!r} came within {FIRST_PICTURE_S:g} s; its state says why")
         return Response(found[1], media_type="image/jpeg")
 
     @router.get("/{source_id}/preview.mjpeg", response_class=Response, responses=_MJPEG, summary="Picture by picture.")

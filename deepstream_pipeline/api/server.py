@@ -57,7 +57,7 @@ class ApiServer:
         self._thread.start()
         if not self._server.is_up.wait(_START_TIMEOUT_S):
             raise ApiRefused(f"the control API did not start within {_START_TIMEOUT_S:g} s")
-        log.info("api_ready", url=self._url)
+        log.debug("api_ready", url=self._url)  # the command says it to people
 
     def stop(self, timeout_s: float) -> None:
         """Take no more, let running requests end within the time, cut the others. Ends moving previews at once."""

@@ -1,11 +1,12 @@
 """The plain API: /v1/streams, one resource a source."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Response
 
 from deepstream_pipeline.api.answers import Refusal
-from deepstream_pipeline.api.asked_sources import check_address, stream_of
+from deepstream_pipeline.api.asked_sources import check_address, check_id, refuse_over, stream_of
 from deepstream_pipeline.api.bodies import (
     SOURCE_ID,
     Added,
@@ -33,6 +34,7 @@ def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool)
 
     @router.post("", status_code=201, summary="Add a source.")
     async def add_stream(new: NewStream, response: Response) -> Added:
+        check_id(new.source_id)
         check_address(new.uri, takes_files=takes_files)
         config = new.config()
         await calls.run(lambda: control.add(config))
@@ -52,14 +54,20 @@ def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool)
 
     @router.post("/{source_id}/pause", status_code=204, summary="Read nothing of it until it is resumed.")
     async def pause_stream(source_id: SourceId) -> None:
-        await calls.run(lambda: control.pause(source_id))
+        await calls.run(lambda: _turn(control, source_id, control.pause))
 
     @router.post("/{source_id}/resume", status_code=204, summary="Read on.")
     async def resume_stream(source_id: SourceId) -> None:
-        await calls.run(lambda: control.resume(source_id))
+        await calls.run(lambda: _turn(control, source_id, control.resume))
 
     _add_recording_and_rules(router, control, calls)
     return router
+
+
+def _turn(control: PipelineControl, source_id: str, verb: Callable[[str], None]) -> None:
+    """Refused where the source is over: it would stay so."""
+    refuse_over(control.statistics(), source_id)
+    verb(source_id)
 
 
 def _add_recording_and_rules(router: APIRouter, control: PipelineControl, calls: Calls) -> None:

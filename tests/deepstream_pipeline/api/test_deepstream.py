@@ -7,6 +7,7 @@ import pytest
 
 from deepstream_pipeline.api.deepstream import SourceNumbers
 from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.source_ids import ID_FORM
 from deepstream_pipeline.types import SourceConfig
 from tests.deepstream_pipeline.api.asking import ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline
@@ -58,11 +59,34 @@ def test_event_form_of_the_body_adds_a_source(api: ApiServer, pipeline: FakePipe
 @pytest.mark.parametrize(
     ("path", "body", "status", "text"),
     [
-        ("add", {}, 400, "STREAM_ADD_FAIL, value: Field required"),
-        ("add", {"value": {"camera_url": "rtsp://c/1"}}, 400, "STREAM_ADD_FAIL, value.camera_id: Field required"),
-        ("add", {"value": {"camera_id": "a", "change": "camera_add"}}, 400, "value.camera_url: a source's address"),
-        ("add", {"value": {"camera_id": "a", "camera_url": "rtsp://c/1"}}, 400, "value.change: it has to hold 'add'"),
-        ("add", {"value": {"camera_id": "a/b", "camera_url": "rtsp://c/1"}}, 400, "value.camera_id: String should"),
+        ("add", {}, 400, "STREAM_ADD_FAIL, value is missing; a JSON object is needed"),
+        ("add", {"value": {"camera_url": "rtsp://c/1"}}, 400, f"ADD_FAIL, value.camera_id is missing; {ID_FORM}"),
+        ("add", {"value": 7}, 400, "STREAM_ADD_FAIL, value: 7 is not taken; a JSON object is needed"),
+        (
+            "add",
+            {"value": {"camera_id": "a", "change": []}},
+            400,
+            "value.change: a list is not taken; a text is needed",
+        ),
+        (
+            "add",
+            {"value": {"camera_id": "hls", "camera_url": "rtsp://c/1", "change": "camera_add"}},
+            400,
+            "'hls' cannot",
+        ),
+        ("add", {"value": {"camera_id": "a", "change": "camera_add"}}, 400, "value.camera_url is missing; a source's"),
+        (
+            "add",
+            {"value": {"camera_id": "a", "camera_url": "rtsp://c/1"}},
+            400,
+            "value.change: it is missing; it has to hold 'add'",
+        ),
+        (
+            "add",
+            {"value": {"camera_id": "a/b", "camera_url": "rtsp://c/1"}},
+            400,
+            f"value.camera_id: 'a/b' is not taken; {ID_FORM}",
+        ),
         ("add", {"value": {"camera_id": "a", "camera_url": "x://c", "change": "camera_add"}}, 400, "'x'"),
         ("remove", {"value": {"camera_id": "a", "change": "camera_add"}}, 400, "STREAM_REMOVE_FAIL, value.change"),
         ("remove", {"value": {"camera_id": "a", "change": "camera_remove"}}, 404, "STREAM_REMOVE_FAIL, no source 'a'"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deepstream_pipeline.api.page import told_counts
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.types import SourceConfig, SourceState
 from tests.conftest import CHECKOUT
@@ -65,6 +66,34 @@ def test_page_shows_each_stream_with_its_figures(api: ApiServer, pipeline: FakeP
         assert text in page, text
     assert 'title="too_old 3, ring_full 4"' in page
     assert 'src="/v1/streams/door/preview.jpg"' in page
+
+
+def test_page_says_of_a_paused_stream_that_it_is(api: ApiServer, pipeline: FakePipeline) -> None:
+    """In the place of the picture, which is not asked for; the address of one is there for when it is resumed."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    assert "<span>no picture</span>" in ask(api.url, "GET", "/").body.decode()
+    pipeline.pause("door")
+    page = ask(api.url, "GET", "/").body.decode()
+    assert "<span>paused</span>" in page
+    assert ' src="/v1/streams/door/preview.jpg"' not in page
+    assert ' data-src="/v1/streams/door/preview.jpg"' in page
+
+
+def test_page_shows_a_rules_classes_where_there_are_several() -> None:
+    """The row of an only class would say the rule's number twice."""
+    one = {"line-crossing/In": 2, "line-crossing/In/person": 2, "line-crossing/Inner": 2, "roi-filtering/In": 2}
+    assert told_counts(one) == ["line-crossing/In", "line-crossing/Inner", "roi-filtering/In"]
+    two = {**one, "line-crossing/In": 3, "line-crossing/In/car": 1}
+    assert told_counts(two) == list(two)
+    assert told_counts({"line-crossing/In": 3, "line-crossing/In/person": 2}) == [*two][:2]  # something says otherwise
+
+
+def test_page_has_buttons_that_only_its_script_shows(api: ApiServer, pipeline: FakePipeline) -> None:
+    """Without JavaScript they could do nothing."""
+    pipeline.add(SourceConfig("rtsp://camera/1", "door"))
+    buttons = [attributes for tag, attributes in outline_of(api).tags if tag == "button"]
+    assert [attributes["data-verb"] for attributes in buttons] == ["pause", "resume", "remove"]
+    assert all("hidden" in attributes and attributes["type"] == "button" for attributes in buttons)
 
 
 def test_page_takes_a_streams_words_for_text(api: ApiServer, pipeline: FakePipeline) -> None:

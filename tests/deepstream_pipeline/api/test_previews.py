@@ -4,13 +4,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.request import urlopen
 
 import pytest
 
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.types import SourceConfig
+from deepstream_pipeline.types import SourceConfig, SourceState
 from tests.deepstream_pipeline.api.asking import ask, connect
 from tests.deepstream_pipeline.api.pipeline import JPEG, FakePipeline, serving
 
@@ -118,6 +119,24 @@ def test_source_without_pictures_keeps_its_viewers_waiting(watched: ApiServer, p
         assert head.startswith(b"HTTP/1.1 200")
         pipeline.pictures = True
         read_until(viewer, 1, JPEG)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (SourceState.PAUSED, "'door' is paused and has no picture; resume it"),
+        (SourceState.ENDED, "'door' has ended; to read it anew remove it and add it again"),
+        (SourceState.FAILED, "'door' has failed; to read it anew remove it and add it again"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jpg", "mjpeg"])
+def test_source_that_sends_no_picture_is_said_to(
+    watched: ApiServer, pipeline: FakePipeline, kind: str, state: SourceState, text: str
+) -> None:
+    """409 at once, with how it is and what to do: nobody waits for a picture that does not come."""
+    pipeline.sources["door"] = replace(pipeline.sources["door"], state=state)
+    answer = ask(watched.url, "GET", f"/v1/streams/door/preview.{kind}")
+    assert (answer.status, answer.error, pipeline.waits) == (409, text, 0)
 
 
 def test_source_that_is_over_is_not_asked_without_a_pause(watched: ApiServer, pipeline: FakePipeline) -> None:
