@@ -131,6 +131,10 @@ class Program:
         """Of every source; empty before the start."""
         return self._pipeline.statistics() if self._pipeline is not None else ()
 
+    def removed(self) -> tuple[SourceStatistics, ...]:
+        """Of sources that went while it ran: how they were at last."""
+        return self._pipeline.removed() if self._pipeline is not None else ()
+
     def sink_failures(self) -> tuple[str, ...]:
         """A sentence for each sink that failed, now or before: why, and how many results are not in it."""
         outlets = self._outlets.outlets if self._outlets is not None else ()

@@ -4,7 +4,7 @@ The same rules give the same events as the run that wrote the lines: rules see p
 have them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepstream_pipeline.analytics.rules import Rules
@@ -14,6 +14,7 @@ from deepstream_pipeline.sinks.schemas import read_objects_line
 from deepstream_pipeline.types import AnalyticsEvent, FrameResult
 
 _MOST_SHOWN = 120  # characters of a bad line
+_MOST_CLASSES = 100_000
 
 
 @dataclass(slots=True)
@@ -26,13 +27,15 @@ class _Source:
 class Replay:
     """Of one recording, one line after the other, in memory that does not grow with it.
 
-    rules_of: the rules of a source, asked once for each that comes up. frames: read so far.
+    rules_of: the rules of a source, asked once for each that comes up. frames: read so far. cut_line: the number of the
+    last line where it is half, as a run that was killed leaves it: it is left out.
     """
 
     def __init__(self, rules_of: Callable[[str], Rules]) -> None:
         self._rules_of = rules_of
         self._sources: dict[str, _Source] = {}
         self.frames = 0
+        self.cut_line: int | None = None
 
     @property
     def counts(self) -> dict[str, Mapping[str, int]]:
@@ -40,10 +43,10 @@ class Replay:
         return {source_id: source.counts for source_id, source in self._sources.items()}
 
     def events(self, lines: Iterable[bytes | str]) -> Iterator[AnalyticsEvent]:
-        """In the order of the lines. Raises RecordingUnreadable at a line that is none of objects.jsonl, and where a
-        source's frames are not in order.
+        """In the order of the lines. Raises RecordingUnreadable at a line that is none of objects.jsonl, but for a last
+        one that is half, and where a source's frames are not in order.
         """
-        for number, result in _results(lines):
+        for number, result in _results(lines, self._note_cut):
             frame = result.frame
             source = self._source(frame.source_id)
             if frame.frame_num <= source.frame_num:
@@ -57,6 +60,9 @@ class Replay:
             source.counts = said.counts
             self.frames += 1
             yield from said.events
+
+    def _note_cut(self, number: int) -> None:
+        self.cut_line = number
 
     def _source(self, source_id: str) -> _Source:
         if source_id not in self._sources:
@@ -80,14 +86,50 @@ def labels_in(lines: Iterable[bytes | str]) -> tuple[str, ...]:
     return labels
 
 
-def _results(lines: Iterable[bytes | str]) -> Iterator[tuple[int, FrameResult]]:
-    for number, line in enumerate(lines, 1):
+def labels_with(section: object, labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(labels that the section's rules can be read with, those of its names that are none of `labels`).
+
+    A recording tells only of classes that it shows; a model may know more. Names that it lacks stand behind all
+    numbers that are known or named, where nothing is.
+    """
+    named = [one for value in _class_ids(section) for one in _each(value)]
+    most = max((one for one in named if isinstance(one, int)), default=-1)
+    known = (*labels, *(f"class {number}" for number in range(len(labels), min(most, _MOST_CLASSES) + 1)))
+    missing = tuple(dict.fromkeys(one for one in named if isinstance(one, str) and one not in known))
+    return (*known, *missing), missing
+
+
+def _class_ids(content: object) -> Iterator[object]:
+    if isinstance(content, list):
+        for item in content:
+            yield from _class_ids(item)
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from (iter([value]) if key == "class-id" else _class_ids(value))
+
+
+def _each(class_id: object) -> list[object]:
+    """Of a number, a label, a list of them, or numbers as "1;2" (which are not labels, whatever they are)."""
+    if isinstance(class_id, str) and ";" in class_id:
+        return [int(part) for part in class_id.split(";") if part.strip().isdecimal()]
+    return class_id if isinstance(class_id, list) else [class_id]
+
+
+def _results(
+    lines: Iterable[bytes | str], on_cut: Callable[[int], None] = lambda number: None
+) -> Iterator[tuple[int, FrameResult]]:
+    """on_cut: told of the last line where it has no end and cannot be read."""
+    left = iter(lines)
+    for number, line in enumerate(left, 1):
         encoded = line.encode() if isinstance(line, str) else line
         if not encoded.strip():
             continue
         try:
             yield number, read_objects_line(encoded)
         except (ValueError, OverflowError) as error:
+            if not encoded.endswith(b"\n") and next(left, None) is None:
+                on_cut(number)
+                return
             shown = encoded[:_MOST_SHOWN].decode("utf-8", "replace").rstrip()
             raise RecordingUnreadable(
                 f'line {number} is no line of objects.jsonl in the schema "full" ({error}): {shown}'

@@ -252,6 +252,12 @@ class AnalyticsEvent:
     class_id: int | None = None
 
 
+def event_keys(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
+    """Under which an event is counted: KIND/RULE, and KIND/RULE/LABEL where it is about one object."""
+    key = f"{kind}/{rule}"
+    return (key,) if label is None else (key, f"{key}/{label}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameAnalytics:
     """What the rules say of one frame.
@@ -308,7 +314,8 @@ class SourceStatistics:
     reason: why it is not running, empty while it is. fps: decoded over the last seconds. frames: decoded so far;
     frames_total: of a file, None where it is not known. inferred: frames the network answered. drops: by DropReason.
     latency_s: of a typical frame, decoding to sinks, over the last seconds; None before the first. position_s,
-    duration_s: in a file. counts: FrameAnalytics.counts of the last frame.
+    duration_s: in a file, which begins anew at its end where is_loop. active_s: from its first frame to its last.
+    counts: FrameAnalytics.counts of the last frame. events: how many there were, by event_keys.
     """
 
     source_id: str
@@ -331,6 +338,9 @@ class SourceStatistics:
     position_s: float = 0.0
     duration_s: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+    is_loop: bool = False
+    active_s: float = 0.0
 
 
 def _check(name: str, array: npt.NDArray[np.generic], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:

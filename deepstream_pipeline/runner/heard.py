@@ -11,6 +11,7 @@ from deepstream_pipeline.runner.gauges import Gauges
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.way import SourceWay
 from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import DropReason, PreparedFrame, SourceState
 
 log = structlog.get_logger(component="video")
@@ -27,6 +28,7 @@ class HeardParts:
     recorder: Recorder | None
     way_of: Callable[[str], SourceWay | None]
     note_last: Callable[[str], None]
+    is_stopping: Callable[[], bool]
 
 
 class Heard:
@@ -37,6 +39,9 @@ class Heard:
         self._troubled: set[str] = set()
 
     def on_frame(self, prepared: PreparedFrame) -> None:
+        way = self._parts.way_of(prepared.frame.source_id)
+        if way is not None:
+            way.note_frame(prepared.frame.captured_at)
         self._parts.dispatcher.on_frame(prepared)
 
     def on_lost(self, source_id: str, reason: str, count: int) -> None:
@@ -51,6 +56,9 @@ class Heard:
         is_trouble = state not in (SourceState.RUNNING, SourceState.ENDED)
         tell = log.warning if is_trouble or source_id in self._troubled else log.info  # its end as its beginning
         (self._troubled.add if is_trouble else self._troubled.discard)(source_id)
+        if reason == TAKEN_OUT:  # as the summary calls it
+            tell("source", source=source_id, state="stopped" if self._parts.is_stopping() else "removed")
+            return
         tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
 
     def on_opened(self, source_id: str, opened: Opened) -> None:

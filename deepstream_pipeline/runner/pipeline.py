@@ -13,7 +13,7 @@ from deepstream_pipeline.interfaces import Analytics, Tracker
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.mux import MuxOptions
 from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
-from deepstream_pipeline.runner.figures import statistics_of
+from deepstream_pipeline.runner.figures import Removed, statistics_of
 from deepstream_pipeline.runner.gauges import Gauges
 from deepstream_pipeline.runner.heard import Heard, HeardParts
 from deepstream_pipeline.runner.outlet import Outlet
@@ -71,6 +71,7 @@ class Pipeline:
         self._options = options
         self._ways: dict[str, SourceWay] = {}
         self._watched: set[str] = set()
+        self._removed = Removed()
         self._asking = threading.Lock()  # before the other: adds, removals and other rules come one at a time
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -89,6 +90,7 @@ class Pipeline:
             recorder=self._parts.recorder,
             way_of=self._ways.get,
             note_last=self._note_last,
+            is_stopping=lambda: self._is_stopping,
         )
 
     def _results_parts(self) -> ResultsParts:
@@ -183,7 +185,9 @@ class Pipeline:
         analytics = self._parts.new_analytics(source, section, None)
         way = SourceWay(source, policy_of(source), self._parts.new_tracker(), analytics, section)
         with self._lock:
-            if self._ways.pop(source_id, None) is not None:
+            former = self._ways.pop(source_id, None)
+            if former is not None:
+                self._removed.keep(statistics_of(former))
                 self._forget_figures(source_id)
             self._ways[source_id] = way
         self._dispatcher.add(way)
@@ -227,6 +231,11 @@ class Pipeline:
         for way in present:
             way.snapshot = known.get(way.source_id, way.snapshot)
         return tuple(map(statistics_of, present))
+
+    def removed(self) -> tuple[SourceStatistics, ...]:
+        """Of those that were removed, or replaced by another of their id: how they were at last."""
+        with self._lock:
+            return self._removed.all()
 
     def metrics_page(self) -> bytes:
         """Prometheus' text, as things are now."""
@@ -327,6 +336,7 @@ class Pipeline:
         """With the lock, so that another of its id comes before or behind all of it."""
         if self._ways.get(way.source_id) is way:
             del self._ways[way.source_id]
+            self._removed.keep(statistics_of(way))
             self._forget_figures(way.source_id)
             self._parts.forget_drawing(way.source_id)
 

@@ -161,6 +161,7 @@ class Results:
         bare = whole if whole.frame.image is None else replace(whole, frame=replace(whole.frame, image=None))
         way.last = bare
         way.note_latency(now, total_s)
+        way.note_events(bare)
         self._parts.metrics.glass_to_event(way.source_id, total_s)
         for event in bare.analytics.events:
             self._parts.metrics.event(way.source_id, event.kind)

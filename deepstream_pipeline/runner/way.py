@@ -8,7 +8,7 @@ from deepstream_pipeline.infer.answer import Answer
 from deepstream_pipeline.interfaces import Analytics, Tracker
 from deepstream_pipeline.order import Sequencer
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
-from deepstream_pipeline.types import DropPolicy, FrameResult, PreparedFrame, SourceConfig
+from deepstream_pipeline.types import DropPolicy, FrameResult, PreparedFrame, SourceConfig, event_keys
 
 LATENCIES_KEPT = 128
 LATENCY_WINDOW_S = 10.0
@@ -31,8 +31,9 @@ class Outcome:
 
 @dataclass(eq=False)
 class SourceWay:
-    """order, drops, inferred: the dispatcher's, under its lock. tracker, analytics, last, latencies: of the thread of
-    the results. next_analytics: what that thread goes on with, for others to fill. is_over: under the pipeline's lock.
+    """order, drops, inferred: the dispatcher's, under its lock. tracker, analytics, last, latencies, events: of the
+    thread of the results. first_at, last_at: of the sources' thread. next_analytics: what the results' thread goes on
+    with, for others to fill. is_over: under the pipeline's lock.
     """
 
     config: SourceConfig
@@ -42,6 +43,9 @@ class SourceWay:
     section: object = None
     order: Sequencer[Outcome] = field(default_factory=Sequencer)
     drops: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    first_at: float | None = None
+    last_at: float = 0.0
     inferred: int = 0
     last: FrameResult | None = None
     snapshot: SourceSnapshot | None = None
@@ -53,6 +57,22 @@ class SourceWay:
     @property
     def source_id(self) -> str:
         return self.config.source_id
+
+    @property
+    def active_s(self) -> float:
+        """From its first frame to its last."""
+        return 0.0 if self.first_at is None else max(self.last_at - self.first_at, 0.0)
+
+    def note_frame(self, captured_at: float) -> None:
+        """That one came, decoded at that moment."""
+        self.first_at = captured_at if self.first_at is None else self.first_at
+        self.last_at = captured_at
+
+    def note_events(self, result: FrameResult) -> None:
+        """Of a frame that sinks are given."""
+        for event in result.analytics.events:
+            label = None if event.class_id is None else result.label(event.class_id)
+            self.events.update(event_keys(event.kind, event.rule, label))
 
     def note_latency(self, now: float, seconds: float) -> None:
         """Of a frame that a sink is given now."""

@@ -1,8 +1,8 @@
 """`penstock video replay`: recorded tracks held against other rules, without a picture or a model."""
 
+import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -12,16 +12,17 @@ import typer
 from rich.text import Text
 
 from deepstream_pipeline.errors import PipelineError, RuleRefused
-from deepstream_pipeline.replay import Replay, labels_in
-from deepstream_pipeline.settings.complaints import SettingsRefused
+from deepstream_pipeline.replay import Replay, labels_in, labels_with
+from deepstream_pipeline.settings.complaints import SettingsRefused, did_you_mean
 from deepstream_pipeline.settings.reading import read_rules
 from deepstream_pipeline.settings.rules import names_classes, rules_of
+from deepstream_pipeline.settings.section import Plain
 from deepstream_pipeline.sinks.schemas import EventLine, event_lines, read_objects_line
-from deepstream_pipeline.types import AnalyticsEvent, FrameAnalytics
+from deepstream_pipeline.types import AnalyticsEvent, FrameAnalytics, event_keys
 from server.commands.terminal import fail, one_line, stoppable, table_console
 from server.commands.video_complaints import refuse
-from server.commands.video_results import EventCounts, keys_of
-from server.commands.video_summary import rule_table
+from server.commands.video_results import is_same_file, write_whole
+from server.commands.video_rules import RulesOfSource, events_by_rule, rule_table
 from server.commands.video_watch import write_json
 
 MAX_DIFFERENCES_SHOWN = 10
@@ -44,10 +45,15 @@ def replay(
     """
     if rules is None and not line:
         fail("there are no rules: give --rules FILE, or --line NAME=x1,y1,x2,y2")
+    if out is not None:
+        _refuse_overwriting(out, {"the recording": objects, "--against": against, "--rules": rules})
     try:
         with stoppable("nothing is left to clear away"):
-            played = _play(objects, rules, tuple(line or ()), out)
-            comparison = _compared(played.lines, against) if against is not None else None
+            theirs = _events_of(against) if against is not None else None
+            played = _play(objects, rules, tuple(line or ()))
+            if out is not None:
+                write_whole(out, b"".join(line + b"\n" for line in played.lines))
+            comparison = _compared(played.lines, theirs) if theirs is not None else None
     except SettingsRefused as refused:
         refuse(refused, as_json=as_json)
     except RuleRefused as error:
@@ -106,37 +112,74 @@ class _Tape:
         return event_lines(replace(result, analytics=FrameAnalytics((event,)), labels=known))[0]
 
 
-def _play(objects: Path, rules: Path | None, lines: tuple[str, ...], out: Path | None) -> Played:
+def _refuse_overwriting(out: Path, read: Mapping[str, Path | None]) -> None:
+    """Ends the command where the results would take the place of what they are made from, or compared with."""
+    for name, path in read.items():
+        if path is not None and is_same_file(out, path):
+            fail(f"--out {out}: that is the file of {name}, which would be lost; write to another")
+
+
+def _play(objects: Path, rules: Path | None, lines: tuple[str, ...]) -> Played:
     section = read_rules(rules, lines)
-    labels: tuple[str, ...] = ()
-    if names_classes(section):
-        with objects.open("rb") as file:
-            labels = labels_in(file)
-    meant = rules_of(section, labels)
+    meant = rules_of(section, _labels(objects, section))
     played = Played()
     replayed = Replay(lambda source_id: meant)
-    with ExitStack() as files:
-        tape = _Tape(files.enter_context(objects.open("rb")))
+    with objects.open("rb") as file:
+        tape = _Tape(file)
         played.lines = [tape.event_line(event) for event in replayed.events(tape)]
+    if replayed.cut_line is not None:
+        _note(f"{objects}: line {replayed.cut_line}, the last one, is cut off; those before it are used")
+    if not replayed.frames:
+        fail(f"{objects}: no frames in it", code=1)
     played.frames = replayed.frames
     played.counts = {source_id: dict(counts) for source_id, counts in replayed.counts.items()}
-    if out is not None:
-        out.write_bytes(b"".join(line + b"\n" for line in played.lines))
     return played
 
 
-def _counted(lines: list[bytes]) -> EventCounts:
-    decode = msgspec.json.Decoder(EventLine).decode
-    events = map(decode, lines)
-    return Counter((one.source_id, key) for one in events for key in keys_of(one.kind, one.rule, one.label))
+def _labels(objects: Path, section: Plain | None) -> tuple[str, ...]:
+    """Those that rules are read with: of the recording, and what they name beyond it, which a note tells of."""
+    if section is None or not names_classes(section):
+        return ()
+    with objects.open("rb") as file:
+        seen = labels_in(file)
+    labels, missing = labels_with(section.content, seen)
+    if seen and missing:
+        close = did_you_mean(missing[0], seen)
+        hint = f"; {close}" if len(missing) == 1 and close.startswith("did you") else ""
+        names = ", ".join(map(repr, missing))
+        _note(f"{objects}: no object in it is called {names}, so that this class matches nothing{hint}")
+    return labels
 
 
-def _compared(lines: list[bytes], against: Path) -> Comparison:
+def _note(sentence: str) -> None:
+    sys.stderr.write(f"penstock: {one_line(sentence)}\n")
+
+
+def _by_source(played: Played) -> list[RulesOfSource]:
     decode = msgspec.json.Decoder(EventLine).decode
-    try:
-        theirs = Counter(_timeless(decode(line)) for line in against.read_bytes().splitlines() if line.strip())
-    except msgspec.DecodeError as error:
-        fail(f"{against}: a line is no event of the schema full ({error})", code=1)
+    events: dict[str, Counter[str]] = {source_id: Counter() for source_id in played.counts}
+    for one in map(decode, played.lines):
+        events[one.source_id].update(event_keys(one.kind, one.rule, one.label))
+    return [RulesOfSource(source_id, events[source_id], counts) for source_id, counts in played.counts.items()]
+
+
+def _events_of(against: Path) -> Counter[EventLine]:
+    """Of an events.jsonl; a last line that is half, as of a run that was killed, is left out."""
+    decode = msgspec.json.Decoder(EventLine).decode
+    events: Counter[EventLine] = Counter()
+    lines = against.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            events.update([_timeless(decode(line))] if line.strip() else [])
+        except msgspec.DecodeError as error:
+            if number < len(lines) or line.endswith(b"\n"):
+                fail(f"{against}: line {number} is no event of the schema full ({error})", code=1)
+            _note(f"{against}: line {number}, the last one, is cut off; those before it are used")
+    return events
+
+
+def _compared(lines: list[bytes], theirs: Counter[EventLine]) -> Comparison:
+    decode = msgspec.json.Decoder(EventLine).decode
     ours = Counter(_timeless(decode(line)) for line in lines)
     return Comparison((ours & theirs).total(), _sorted(theirs - ours), _sorted(ours - theirs))
 
@@ -153,7 +196,7 @@ def _sorted(events: Counter[EventLine]) -> tuple[EventLine, ...]:
 
 def _say(played: Played, comparison: Comparison | None) -> None:
     console = table_console()
-    table = rule_table(played.counts, _counted(played.lines))
+    table = rule_table(_by_source(played))
     if table.row_count:
         console.print(table)
     console.print(f"{len(played.lines)} events in {played.frames} frames")
@@ -173,7 +216,12 @@ def _in_words(event: EventLine) -> str:
 
 
 def _record(played: Played, comparison: Comparison | None) -> dict[str, object]:
-    found: dict[str, object] = {"frames": played.frames, "events": len(played.lines), "counts": played.counts}
+    found: dict[str, object] = {
+        "frames": played.frames,
+        "events": len(played.lines),
+        "events_by_rule": {source.source_id: events_by_rule(source) for source in _by_source(played)},
+        "counts": played.counts,
+    }
     if comparison is not None:
         found["against"] = {
             "is_equal": comparison.is_equal,

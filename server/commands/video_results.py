@@ -1,61 +1,24 @@
 """The files of a run: those that an earlier one left, and those that this one wrote."""
 
+import os
+import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 EVENTS_FILE, OBJECTS_FILE = "events.jsonl", "objects.jsonl"
 _CLOCK_SLACK_S = 2.0  # file systems round
 
 
-class _Line(msgspec.Struct):
-    source_id: str = ""
-    kind: str = ""
-    rule: str = ""
-    label: str | None = None
+def move_earlier_aside(folders: Iterable[Path], note: Callable[[str], None]) -> None:
+    """What an earlier run wrote becomes NAME.1, since the frames of two runs in one file cannot be told apart.
 
-
-EventCounts = Mapping[tuple[str, str], int]
-"""By source, and by KIND/RULE, KIND/RULE/LABEL, or nothing for all of the source."""
-
-
-def keys_of(kind: str, rule: str, label: str | None) -> tuple[str, ...]:
-    """Under which an event is counted."""
-    key = f"{kind}/{rule}"
-    return ("", key) if label is None else ("", key, f"{key}/{label}")
-
-
-class EarlierResults:
-    """What stands in the folders before the run. Made before it begins.
-
-    is_kept: lines are added to those that are there, as for cameras; else they are moved aside, to NAME.1, since the
-    frames of two runs in one file cannot be told apart. note: told of each that was moved.
+    note: told of each that was moved.
     """
-
-    def __init__(self, folders: Iterable[Path], *, is_kept: bool, note: Callable[[str], None]) -> None:
-        self._sizes: dict[Path, int] = {}
-        for folder in folders:
-            for name in (EVENTS_FILE, OBJECTS_FILE):
-                if not is_kept:
-                    _move_aside(folder / name, note)
-            self._sizes[folder / EVENTS_FILE] = _size(folder / EVENTS_FILE)
-
-    def counted_events(self) -> EventCounts | None:
-        """Of this run's lines in the events.jsonl of the folders; None where there is none."""
-        decode = msgspec.json.Decoder(_Line).decode
-        counts: Counter[tuple[str, str]] = Counter()
-        is_known = False
-        for path, before in self._sizes.items():
-            with suppress(OSError, msgspec.DecodeError), path.open("rb") as lines:
-                is_known = True
-                lines.seek(before)
-                for event in (decode(line) for line in lines if line.endswith(b"\n")):
-                    counts.update((event.source_id, key) for key in keys_of(event.kind, event.rule, event.label))
-        return counts if is_known else None
+    for folder in folders:
+        for name in (EVENTS_FILE, OBJECTS_FILE):
+            _move_aside(folder / name, note)
 
 
 def written_files(folders: Iterable[Path], since_s: float) -> tuple[tuple[Path, int], ...]:
@@ -68,6 +31,30 @@ def written_files(folders: Iterable[Path], since_s: float) -> tuple[tuple[Path, 
             if path.is_file() and status.st_mtime >= began:
                 found[path] = status.st_size
     return tuple(found.items())
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether both names are of one file, or would be, where it is not there yet."""
+    with suppress(OSError):
+        return one.samefile(other)
+    return one.resolve() == other.resolve()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it, or what was there stays. Raises OSError."""
+    at = path.resolve()  # a link stays one
+    if at.exists() and not at.is_file():  # a pipe or terminal keeps nothing
+        at.write_bytes(content)
+        return
+    beside = at.with_name(f".{at.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        if at.exists():
+            shutil.copymode(at, beside)
+        beside.replace(at)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _move_aside(path: Path, note: Callable[[str], None]) -> None:

@@ -1,16 +1,11 @@
-"""A running video program in figures for a person: a row a source, the sums, and one line of it all."""
+"""A running video program in figures: of a source, the sums, and one line of it all."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
-
 from deepstream_pipeline.types import SourceState, SourceStatistics
 from server.commands.terminal import one_line
 
-MAX_ROWS = 12
 COLOURS = {
     SourceState.RUNNING: "green",
     SourceState.ENDED: "dim",
@@ -19,8 +14,7 @@ COLOURS = {
     SourceState.AUTH_FAILED: "red",
 }
 FAILED = (SourceState.FAILED, SourceState.AUTH_FAILED)
-_WAITING = (SourceState.CONNECTING, SourceState.STALLED, SourceState.RECONNECTING)
-_BAR_WIDTH, _REASON_WIDTH = 16, 60
+WAITING = (SourceState.CONNECTING, SourceState.STALLED, SourceState.RECONNECTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +36,8 @@ def dropped(source: SourceStatistics) -> int:
 
 
 def is_looped(source: SourceStatistics) -> bool:
-    """Whether it gave more frames than its file has (containers are a little wrong about that): it began anew."""
-    return bool(source.frames_total) and source.frames > (source.frames_total or 0) * 1.05
+    """Whether it begins anew, or gave more frames than its file has (containers are a little wrong about that)."""
+    return source.is_loop or (bool(source.frames_total) and source.frames > (source.frames_total or 0) * 1.05)
 
 
 def left_s(source: SourceStatistics) -> float | None:
@@ -84,21 +78,6 @@ def sums(sources: Sequence[SourceStatistics]) -> Sums:
     )
 
 
-def live_table(sources: Sequence[SourceStatistics]) -> Table:
-    """A row a source, those in trouble first where there are many, then the sums."""
-    shown = list(sources)
-    if len(shown) > MAX_ROWS:
-        shown = sorted(shown, key=lambda source: _trouble(source.state))[:MAX_ROWS]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("source", "state", "", "frames", "fps", "dropped", "latency", "left"):
-        table.add_column(title, justify="left" if title in ("source", "state", "") else "right", no_wrap=True)
-    for source in shown:
-        table.add_row(*_cells(source))
-    if len(sources) > 1:
-        table.add_row(*_total_cells(sums(sources), len(sources) - len(shown)))
-    return table
-
-
 def line_of(sources: Sequence[SourceStatistics], seconds: float) -> str:
     """All of it in one line of a log, those in trouble by name."""
     total = sums(sources)
@@ -107,7 +86,7 @@ def line_of(sources: Sequence[SourceStatistics], seconds: float) -> str:
     trouble = [
         f"{source.source_id} {source.state}{_because(source)}"
         for source in sources
-        if source.state in (*_WAITING, *FAILED)
+        if source.state in (*WAITING, *FAILED)
     ]
     told = "; ".join([*trouble[:4], *([f"{len(trouble) - 4} more in trouble"] if len(trouble) > 4 else [])])
     head = f"{duration(seconds)}: {total.running} of {total.sources} running, {figures}"
@@ -122,7 +101,7 @@ def record_of(source: SourceStatistics) -> dict[str, object]:
         "state": source.state.value,
         "reason": source.reason,
         "frames": source.frames,
-        "frames_total": source.frames_total,
+        "frames_total": None if source.is_loop else source.frames_total,
         "inferred": source.inferred,
         "fps": round(source.fps, 3),
         "dropped": dict(source.drops),
@@ -149,51 +128,6 @@ def duration(seconds: float | None) -> str:
 def drops_in_words(drops: Iterable[tuple[str, int]]) -> str:
     """3 too_old, 1 corrupt."""
     return ", ".join(f"{count} {reason}" for reason, count in drops if count)
-
-
-def _cells(source: SourceStatistics) -> tuple[Text | ProgressBar, ...]:
-    done = share_done(source)
-    has_total = source.frames_total and not is_looped(source)
-    frames = f"{source.frames}/{source.frames_total}" if has_total else str(source.frames)
-    state = Text(f"{source.state}{' (frozen)' if source.is_frozen else ''}", style=COLOURS.get(source.state, "yellow"))
-    if done is None or source.reason:
-        middle: Text | ProgressBar = Text(_short(one_line(source.reason), one_line(source.uri)))
-    else:
-        middle = ProgressBar(total=1.0, completed=done, width=_BAR_WIDTH)
-    latency = "" if source.latency_s is None else f"{source.latency_s * 1e3:.0f} ms"
-    left = left_s(source)
-    return (
-        Text(one_line(source.source_id)),
-        state,
-        middle,
-        Text(frames),
-        Text(f"{source.fps:.1f}"),
-        Text(str(dropped(source)), style="yellow" if dropped(source) else ""),
-        Text(latency),
-        Text(duration(left) if left else ""),
-    )
-
-
-def _short(reason: str, uri: str) -> str:
-    """As much of it as the table has room for; the source's own address, which people know, goes first."""
-    if len(reason) <= _REASON_WIDTH:
-        return reason
-    reason = reason.replace(uri, "it", 1) if uri else reason
-    return reason if len(reason) <= _REASON_WIDTH else f"{reason[: _REASON_WIDTH - 1]}…"
-
-
-def _total_cells(total: Sums, hidden: int) -> tuple[Text, ...]:
-    name = f"… and {hidden} more" if hidden else "all"
-    state = f"{total.running} of {total.sources} run"
-    figures = (str(total.frames), f"{total.fps:.1f}", str(total.dropped), "", duration(total.left_s or None))
-    return tuple(Text(cell, style="bold") for cell in (name, state, "", *figures))
-
-
-def _trouble(state: SourceState) -> int:
-    """Lower is shown first."""
-    if state in FAILED:
-        return 0
-    return 1 if state in _WAITING else 2 + (state is not SourceState.RUNNING)
 
 
 def _because(source: SourceStatistics) -> str:

@@ -19,7 +19,7 @@ from deepstream_pipeline.settings.records import ApiSettings, VideoSettings
 from deepstream_pipeline.types import SourceStatistics
 from server.commands.terminal import fail, table_console
 from server.commands.video_engine import EngineUnavailable
-from server.commands.video_results import EarlierResults, written_files
+from server.commands.video_results import move_earlier_aside, written_files
 from server.commands.video_rows import FAILED
 from server.commands.video_summary import (
     Summary,
@@ -42,6 +42,10 @@ class RunningProgram(Protocol):
     def start(self) -> None: ...
 
     def statistics(self) -> tuple[SourceStatistics, ...]: ...
+
+    def removed(self) -> tuple[SourceStatistics, ...]:
+        """Sources that went while it ran."""
+        ...
 
     def wait(self, timeout_s: float) -> bool:
         """Whether every source is over by then."""
@@ -68,6 +72,7 @@ class Ended:
     sources: tuple[SourceStatistics, ...]
     stopped_by: int = 0
     sink_failures: tuple[str, ...] = ()
+    removed: tuple[SourceStatistics, ...] = ()
 
 
 class Stopping:
@@ -101,7 +106,8 @@ def run_to_its_end(
 ) -> int:
     """The exit code: 0 all ended well, 1 a source, a sink or the engine failed, 130 after Ctrl-C, 143 after SIGTERM."""
     stopping = Stopping()
-    earlier = EarlierResults(result_folders(settings), is_kept=is_endless(settings), note=watch.note)
+    if not is_endless(settings):  # of cameras the lines go on
+        move_earlier_aside(result_folders(settings), watch.note)
     try:
         with stopping:
             ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
@@ -114,7 +120,7 @@ def run_to_its_end(
     except KeyboardInterrupt:
         cut = "at once: files that were being written may be cut short"
         end_at_once(f"stopped {cut if stopping.is_running else 'before the first frame'}", stopping.asked_by)
-    summary = _summary(settings, ended, watch.seconds, earlier)
+    summary = _summary(settings, ended, watch.seconds)
     if is_json:
         write_json(summary_record(summary))
     else:
@@ -177,7 +183,8 @@ def _looked_after(program: RunningProgram, settings: VideoSettings, watch: Quiet
     if stopping.asked_by:
         watch.note("stopping: what was decoded is finished; Ctrl-C again ends at once")
     program.stop(GRACE_S)
-    return Ended(_both(before, program.statistics()), stopping.asked_by, program.sink_failures())
+    after = _both(before, program.statistics())
+    return Ended(after, stopping.asked_by, program.sink_failures(), program.removed())
 
 
 def _beginning(program: RunningProgram, settings: VideoSettings) -> str:
@@ -201,14 +208,14 @@ def result_folders(settings: VideoSettings) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-def _summary(settings: VideoSettings, ended: Ended, seconds: float, earlier: EarlierResults) -> Summary:
+def _summary(settings: VideoSettings, ended: Ended, seconds: float) -> Summary:
     folders = result_folders(settings)
     return Summary(
         sources=ended.sources,
         files=written_files(_outermost(folders), seconds),
-        events=earlier.counted_events(),
         seconds=seconds,
         code=exit_code(ended.sources, ended.stopped_by, has_lost=bool(ended.sink_failures)),
+        removed=ended.removed,
         is_stopped=bool(ended.stopped_by),
         sink_failures=ended.sink_failures,
     )

@@ -1,6 +1,6 @@
 """What `penstock video run` leaves on standard output at its end: per source what became of it, and the files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,32 +8,41 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepstream_pipeline.types import AnalyticsKind, SourceState, SourceStatistics
-from server.commands.terminal import one_line
-from server.commands.video_results import EventCounts
-from server.commands.video_rows import COLOURS, FAILED, drops_in_words, duration, record_of
+from deepstream_pipeline.sources.watch import TAKEN_OUT
+from deepstream_pipeline.types import SourceState, SourceStatistics
+from server.commands.terminal import NO_WIDTH_LIMIT, one_line
+from server.commands.video_rows import COLOURS, FAILED, dropped, drops_in_words, duration, record_of
+from server.commands.video_rules import UNKNOWN, RulesOfSource, event_total, events_by_rule, rule_table
+from server.commands.video_table import cut_in_the_middle
 
 MAX_LINES_SHOWN = 20
 MANY_FILES = 6  # of one folder, as segments and recordings are: they are told in one line
-STOPPED = "stopped"  # what ran until a person ended it
-RULE_KINDS = {kind.value for kind in AnalyticsKind}
+STOPPED = "stopped"  # what ran until a person ended it; log lines say so, too
+_TITLES = ("source", "state", "frames", "inferred", "dropped", "events", "restarts", "fps")
+_LEAST_ID_WIDTH = 12
+REMOVED = "removed"  # while the others went on
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """How it went.
 
-    files: path and size of what was written. events: None where nobody kept them. code: the exit code. is_stopped: by a
-    person, before its sources were over. sink_failures: a sentence each.
+    removed: sources that went while it ran. files: path and size of what was written. code: the exit code.
+    is_stopped: by a person, before its sources were over. sink_failures: a sentence each.
     """
 
     sources: tuple[SourceStatistics, ...]
     files: tuple[tuple[Path, int], ...]
-    events: EventCounts | None
     seconds: float
     code: int
+    removed: tuple[SourceStatistics, ...] = ()
     is_stopped: bool = False
     sink_failures: tuple[str, ...] = ()
+
+    @property
+    def everybody(self) -> tuple[SourceStatistics, ...]:
+        """Those that were there at the end, then those that went before."""
+        return self.sources + self.removed
 
 
 def is_failed(source: SourceStatistics) -> bool:
@@ -44,9 +53,9 @@ def is_failed(source: SourceStatistics) -> bool:
 
 def say_summary(summary: Summary, console: Console) -> None:
     """Tables: sources, rules, files, and one last line."""
-    if summary.sources:
-        console.print(_source_table(summary))
-    rules = rule_table({source.source_id: source.counts for source in summary.sources}, summary.events)
+    if summary.everybody:
+        _print_sources(summary, console)
+    rules = rule_table(map(_rules_of, summary.everybody))
     if rules.row_count:
         console.print(rules)
     lines = file_lines(summary.files)
@@ -54,7 +63,7 @@ def say_summary(summary: Summary, console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
     if (more := len(lines) - MAX_LINES_SHOWN) > 0:
         console.print(Text(f"… and {more} lines more of files"))
-    frames = sum(source.frames for source in summary.sources)
+    frames = sum(source.frames for source in summary.everybody)
     rate = f", {frames / summary.seconds:.1f} frames/s" if summary.seconds > 0 else ""
     console.print(Text(f"{frames} frames in {duration(summary.seconds)}{rate}"), soft_wrap=True)
     for source in summary.sources:
@@ -71,7 +80,7 @@ def summary_record(summary: Summary) -> dict[str, object]:
         "kind": "summary",
         "exit_code": summary.code,
         "seconds": round(summary.seconds, 3),
-        "sources": [_record(source, summary) for source in summary.sources],
+        "sources": [_record(source, summary) for source in summary.everybody],
         "sink_failures": list(summary.sink_failures),
         "files": [{"path": str(path), "size_bytes": size} for path, size in summary.files],
     }
@@ -89,21 +98,6 @@ def file_lines(files: Sequence[tuple[Path, int]]) -> list[str]:
     ]
 
 
-def rule_table(counts: Mapping[str, Mapping[str, int]], events: EventCounts | None) -> Table:
-    """counts: by source, those of its last frame: of line-crossing all that there were, of others who is there now."""
-    table = Table("source", "rule", "events", "at the end", header_style="bold")
-    for source_id, of_source in counts.items():
-        for rule, count in rule_counts(of_source):
-            numbers = (Text(text, justify="right") for text in (_number_of(events, source_id, rule), str(count)))
-            table.add_row(Text(one_line(source_id)), Text(one_line(rule)), *numbers)
-    return table
-
-
-def rule_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Those of rules, sorted; what merely stood in the last picture is no result."""
-    return sorted((rule, count) for rule, count in counts.items() if rule.partition("/")[0] in RULE_KINDS)
-
-
 def in_bytes(size: int) -> str:
     """1.2 MB."""
     value = float(size)
@@ -114,41 +108,81 @@ def in_bytes(size: int) -> str:
     raise AssertionError("the loop returns")
 
 
-def _source_table(summary: Summary) -> Table:
+def _print_sources(summary: Summary, console: Console) -> None:
+    """In a terminal that is too narrow: ids cut in the middle, the lesser figures left out, drops in words below;
+    numbers stay whole."""
+    whole = _source_table(summary, _TITLES)
+    if _width(whole, console) <= console.width:
+        console.print(whole)
+        return
+    ways = (_TITLES, [title for title in _TITLES if title not in ("inferred", "restarts")])
+    tables = [_source_table(summary, titles, id_width=_LEAST_ID_WIDTH) for titles in ways]
+    at = 0 if _width(tables[0], console) <= console.width else 1
+    spare = max(console.width - _width(tables[at], console), 0)
+    console.print(_source_table(summary, ways[at], id_width=_LEAST_ID_WIDTH + spare))
+    for source in summary.everybody:
+        if lost := drops_in_words(source.drops.items()):
+            console.print(Text(one_line(f"{source.source_id} dropped {lost}")))
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(width=NO_WIDTH_LIMIT)).maximum
+
+
+def _source_table(summary: Summary, titles: Sequence[str], id_width: int = 0) -> Table:
+    """id_width: 0 for whole ids and drops in words, in a frame."""
     table = Table(header_style="bold")
-    for title in ("source", "state", "frames", "inferred", "dropped", "events", "restarts", "fps"):
-        table.add_column(title, justify="left" if title in ("source", "state", "dropped") else "right")
-    for source in summary.sources:
-        table.add_row(
-            Text(one_line(source.source_id)),
-            _state_cell(source, is_stopped=summary.is_stopped),
-            str(source.frames),
-            str(source.inferred),
-            Text(drops_in_words(source.drops.items()) or "0"),
-            _number_of(summary.events, source.source_id),
-            str(source.restarts),
-            f"{_rate(source, summary):.1f}",
-        )
+    if id_width:
+        table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        is_left = title in ("source", "state") or (title == "dropped" and not id_width)
+        table.add_column(title, justify="left" if is_left else "right", no_wrap=True)
+    for source in summary.everybody:
+        lost = drops_in_words(source.drops.items()) or "0"
+        name, rate = one_line(source.source_id), _rate(source)
+        cells = {
+            "source": Text(cut_in_the_middle(name, id_width) if id_width else name),
+            "state": _state_cell(source, is_stopped=summary.is_stopped),
+            "frames": Text(str(source.frames)),
+            "inferred": Text(str(source.inferred)),
+            "dropped": Text(str(dropped(source)) if id_width else lost),
+            "events": Text(str(event_total(source.events))),
+            "restarts": Text(str(source.restarts)),
+            "fps": Text(UNKNOWN if rate is None else f"{rate:.1f}"),
+        }
+        table.add_row(*(cells[title] for title in titles))
     return table
 
 
 def _record(source: SourceStatistics, summary: Summary) -> dict[str, object]:
-    """As while it ran, but with the rate of the whole run, and without what the next seconds would have brought."""
-    state = STOPPED if summary.is_stopped and source.state is SourceState.RUNNING else source.state.value
-    known = record_of(source) | {"state": state, "fps": round(_rate(source, summary), 3)}
+    """As while it ran, but with the rate of its life, and without what the next seconds would have brought."""
+    rate = _rate(source)
+    known = record_of(source) | {"state": _state(source, is_stopped=summary.is_stopped)}
+    if known.get("reason") == TAKEN_OUT:
+        del known["reason"]
     known.pop("left_s", None)
-    return known | {"events": None if summary.events is None else summary.events.get((source.source_id, ""), 0)}
+    return known | {
+        "fps": None if rate is None else round(rate, 3),
+        "events": event_total(source.events),
+        "events_by_rule": events_by_rule(_rules_of(source)),
+    }
 
 
-def _rate(source: SourceStatistics, summary: Summary) -> float:
-    return source.frames / summary.seconds if summary.seconds > 0 else 0.0
+def _rules_of(source: SourceStatistics) -> RulesOfSource:
+    return RulesOfSource(source.source_id, source.events, source.counts)
+
+
+def _rate(source: SourceStatistics) -> float | None:
+    """Frames a second from its first frame to its last, whatever the others did meanwhile; None of fewer than two."""
+    return (source.frames - 1) / source.active_s if source.active_s > 0 and source.frames > 1 else None
+
+
+def _state(source: SourceStatistics, *, is_stopped: bool) -> str:
+    if source.reason == TAKEN_OUT:
+        return REMOVED
+    return STOPPED if is_stopped and source.state is SourceState.RUNNING else source.state.value
 
 
 def _state_cell(source: SourceStatistics, *, is_stopped: bool) -> Text:
-    if is_stopped and source.state is SourceState.RUNNING:
-        return Text(STOPPED, style="dim")
-    return Text(source.state.value, style=COLOURS.get(source.state, "yellow"))
-
-
-def _number_of(events: EventCounts | None, source_id: str, key: str = "") -> str:
-    return "–" if events is None else str(events.get((source_id, key), 0))
+    state = _state(source, is_stopped=is_stopped)
+    return Text(state, style="dim" if state in (STOPPED, REMOVED) else COLOURS.get(source.state, "yellow"))

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from deepstream_pipeline.types import SourceStatistics
 from server.commands.terminal import one_line
-from server.commands.video_rows import line_of, live_table, record_of
+from server.commands.video_rows import line_of, record_of
+from server.commands.video_table import live_table
 
 LINE_EVERY_S = 5.0
 
@@ -126,7 +127,7 @@ class TableWatch(LinesWatch):
 
     def show(self, sources: Sequence[SourceStatistics]) -> None:
         """Draws the table."""
-        self._live.update(live_table(sources), refresh=True)
+        self._live.update(live_table(sources, self._console.width), refresh=True)
 
 
 class _AboveTable(io.StringIO):

@@ -1,5 +1,6 @@
 """`penstock video run` with a program that decodes nothing: what it says, what it leaves, how it ends."""
 
+import io
 import json
 import os
 import signal
@@ -16,14 +17,16 @@ from typing import Any
 import pytest
 import typer
 from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from deepstream_pipeline.settings.records import VideoSettings
-from deepstream_pipeline.types import SourceState
+from deepstream_pipeline.sources.watch import TAKEN_OUT
+from deepstream_pipeline.types import SourceState, SourceStatistics
 from server.commands import video
 from server.commands.video_engine import EngineUnavailable
 from server.commands.video_run import exit_code
-from server.commands.video_summary import file_lines
+from server.commands.video_summary import Summary, file_lines, say_summary
 from tests.commands.video_program import FakeProgram, no_engine
 from tests.conftest import CHECKOUT
 
@@ -63,14 +66,19 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
     """Frames, drops, counts by rule and the files with their sizes; exit code 0."""
     kept: list[FakeProgram] = []
-    told = {"counts": {"line-crossing/Door": 12, "objects/person": 5}, "drops": {"too_old": 3, "corrupt": 0}}
+    told = {
+        "counts": {"line-crossing/Door": 12, "objects/person": 5},
+        "events": {"line-crossing/Door": 12, "line-crossing/Door/person": 12},
+        "drops": {"too_old": 3, "corrupt": 0},
+    }
     done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", kept=kept, **told)
     assert done.exit_code == 0, done.output
     assert "ended" in done.stdout
     assert "3 too_old" in done.stdout
     assert "corrupt" not in done.stdout
     assert "objects/person" not in done.stdout
-    assert "line-crossing/Door │      – │         12" in done.stdout  # nobody wrote events down
+    assert "line-crossing/Door │     12 │         12" in done.stdout  # though nobody wrote events down
+    assert "Door/person" not in done.stdout  # the only class says what the rule says
     assert "out/annotated.mp4  4.1 kB" in done.stdout
     assert "100 frames in" in done.stdout
     assert done.stderr == "1 source, model m; control API http://127.0.0.1:8010\n"
@@ -235,27 +243,66 @@ def test_run_of_a_file_again_moves_the_earlier_lines_aside(run: Run, tmp_path: P
     assert (out / "objects.jsonl").read_text() == "{}\n"
 
 
-def test_run_counts_the_events_of_this_run_only(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By source, of the lines that it added."""
-    out = tmp_path / "out"
-    out.mkdir()
-    path = out / "events.jsonl"
-    path.write_text('{"source_id":"cam"}\n')
-    stop = FakeProgram.stop
+def test_run_counts_events_by_rule_whether_or_not_they_are_written(run: Run) -> None:
+    """Classes where there are several; a rule that was replaced meanwhile keeps its events, so that sums agree."""
+    counts = {"roi-filtering/Lawn": 1, "roi-filtering/Lawn/dog": 1, "objects/dog": 3}
+    events = {
+        "roi-filtering/Lawn": 13, "roi-filtering/Lawn/dog": 11, "roi-filtering/Lawn/cat": 2,
+        "line-crossing/Old": 53, "line-crossing/Old/dog": 53,
+    }  # fmt: skip
+    words = ("--source", "clip.mp4", "--model", "m")
+    (source,) = json.loads(run(*words, "--json", counts=counts, events=events).stdout.splitlines()[-1])["sources"]
+    assert (source["events"], source["events_by_rule"]) == (66, events)
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in run(*words, counts=counts, events=events).stdout.splitlines()
+        if "roi-" in line or "line-" in line
+    ]
+    assert rows == [
+        ["clip", "line-crossing/Old", "53", "–"],
+        ["clip", "roi-filtering/Lawn", "13", "1"],
+        ["clip", "roi-filtering/Lawn/cat", "2", "0"],
+        ["clip", "roi-filtering/Lawn/dog", "11", "1"],
+    ]
 
-    def writing(program: FakeProgram, grace_s: float) -> None:
-        stop(program, grace_s)
-        with path.open("a") as file:
-            event = '{"source_id":"cam","kind":"roi-filtering","rule":"Lawn","label":"dog"}\n'
-            file.write(f'{event}{event}{{"source_id":"cut')
 
-    monkeypatch.setattr(FakeProgram, "stop", writing)
-    done = run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl", "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["sources"][0]["events"] == 2
-    counts = {"roi-filtering/Lawn": 1, "roi-filtering/Lawn/dog": 0}
-    told = run("--source", "rtsp://cam", "--model", "m", "--out", "out", "--sink", "jsonl", counts=counts).stdout
-    assert "roi-filtering/Lawn     │      2 │          1 │" in told
-    assert "roi-filtering/Lawn/dog │      2 │          0 │" in told
+def test_summary_has_sources_that_were_removed_meanwhile(run: Run) -> None:
+    """In the table and in the sums; what failed before a person removed it is no failure of the run."""
+    gone = (
+        SourceStatistics("gate", "", "", SourceState.ENDED, TAKEN_OUT, frames=971, inferred=970, active_s=97.0,
+                         events={"dwell/Bench": 2}),
+        SourceStatistics("yard", "", "", SourceState.FAILED, "404 Not Found"),
+    )  # fmt: skip
+    words = ("--source", "clip.mp4", "--model", "m")
+    done = run(*words, gone=gone)
+    assert (done.exit_code, "yard failed" in done.stdout) == (0, False)
+    assert "1071 frames in" in done.stdout
+    (row,) = [line.split() for line in done.stdout.splitlines() if "gate" in line and "971" in line]
+    assert [cell for cell in row if cell != "│"] == ["gate", "removed", "971", "970", "0", "2", "0", "10.0"]
+    clip, gate, _ = json.loads(run(*words, "--json", gone=gone).stdout.splitlines()[-1])["sources"]
+    assert (gate["state"], gate["fps"], "reason" in gate) == ("removed", 10.0, False)
+    assert (clip["fps"], clip["frames"]) == (24.75, 100)  # of its own four seconds
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_summary_keeps_its_numbers_whole_in_a_narrow_terminal(width: int) -> None:
+    """Ids are cut in the middle, why frames were lost stands below."""
+    name = "parking-lot-north-entrance-camera-number-1"
+    source = SourceStatistics(
+        name, "", "", SourceState.RECONNECTING, frames=12345, inferred=12344, drops={"ring_full": 4321, "too_old": 3},
+        restarts=3, active_s=100.0, events={"line-crossing/Entry": 6789},
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    say_summary(Summary((source,) * 2, (), 200.0, 0), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = lines[1].split()
+    assert words[0].startswith("parki")
+    assert words[0].endswith("1")
+    assert set(words[1:]) >= {"reconnecting", "12345", "4324", "6789", "123.4"}
+    assert ("12344" in words) == (width >= 80)
+    assert "dropped 4321 ring_full, 3 too_old" in " ".join(" ".join(lines[3:7]).split())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ PLACE = EnginePlace(None, "http://127.0.0.1:9", "127.0.0.1:10")
 
 @dataclass
 class FakeProgram:
-    """Files end after `looks` looks; cameras never do. states: by source, instead of running. refusal: of start."""
+    """Files end after `looks` looks; cameras never do. states: by source, instead of running. refusal: of start.
+    gone: sources that were removed."""
 
     settings: VideoSettings
     looks: int = 3
@@ -26,6 +27,8 @@ class FakeProgram:
     frames_each: int = 100
     states: dict[str, tuple[SourceState, str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+    gone: tuple[SourceStatistics, ...] = ()
     drops: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
     failures: tuple[str, ...] = ()
@@ -51,6 +54,9 @@ class FakeProgram:
             self.settings.out.mkdir(parents=True, exist_ok=True)
             (self.settings.out / "annotated.mp4").write_bytes(b"x" * 4096)
 
+    def removed(self) -> tuple[SourceStatistics, ...]:
+        return self.gone
+
     def sink_failures(self) -> tuple[str, ...]:
         return self.failures
 
@@ -62,13 +68,13 @@ class FakeProgram:
         state, reason = self.states.get(source_id, (SourceState.ENDED if is_over else SourceState.RUNNING, ""))
         is_live = uri.startswith("rtsp:")
         known = SourceStatistics(
-            source_id, "", "", state, reason, is_live=is_live, counts=self.counts, drops=self.drops
+            source_id, "", "", state, reason, is_live=is_live, counts=self.counts, drops=self.drops, events=self.events
         )
         if state in (SourceState.CONNECTING, SourceState.FAILED, SourceState.AUTH_FAILED):
             return known
         done = min(self.looked * self.frames_each // self.looks, self.frames_each)
         total = None if is_live else self.frames_each
-        return replace(known, fps=25.0, frames=done, frames_total=total, inferred=done, latency_s=0.041)
+        return replace(known, fps=25.0, frames=done, frames_total=total, inferred=done, latency_s=0.041, active_s=4.0)
 
 
 @contextmanager
@@ -94,7 +100,8 @@ def main() -> None:
         look_s=0.25,
         frames_each=795,
         states={one.config.source_id: found for one in settings.sources if (found := names.get(_name(one.config.uri)))},
-        counts={"line-crossing/Entry": 12, "line-crossing/Entry/person": 11},
+        counts={"line-crossing/Entry": 12, "line-crossing/Entry/person": 11, "line-crossing/Entry/car": 1},
+        events={"line-crossing/Entry": 12, "line-crossing/Entry/person": 11, "line-crossing/Entry/car": 1},
         drops={"too_old": 3},
         hangs_at_stop=bool(os.environ.get("HANGS")),
     )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import (
     NO_RULES,
     DirectionDetection,
@@ -21,7 +22,7 @@ from deepstream_pipeline.analytics.rules import (
 )
 from deepstream_pipeline.analytics.source import new_analytics
 from deepstream_pipeline.errors import RecordingUnreadable
-from deepstream_pipeline.replay import Replay, labels_in, replay
+from deepstream_pipeline.replay import Replay, labels_in, labels_with, replay
 from deepstream_pipeline.sinks.schemas import objects_line
 from deepstream_pipeline.types import AnalyticsEvent, Detections, Frame, FrameResult, Tracks
 
@@ -172,3 +173,36 @@ def test_labels_of_a_recording_are_found_wherever_they_stand() -> None:
     only = json.loads(lines[0])
     only["objects"] = [only["objects"][0] | {"class_id": 4, "label": "cat"}]
     assert labels_in([*lines, json.dumps(only)]) == ("person", "car", "class 2", "class 3", "cat")
+
+
+def test_replay_leaves_out_a_last_line_that_is_half() -> None:
+    """As a run that was killed leaves it; a whole line without its end is one."""
+    lines = [good(number) + b"\n" for number in range(3)]
+    replayed = Replay(lambda _: RULES)
+    list(replayed.events([*lines, good(3)[:-20]]))
+    assert (replayed.frames, replayed.cut_line) == (3, 4)
+    assert labels_in([*lines, good(3)[:-20]]) == labels_in(lines)
+    whole = Replay(lambda _: RULES)
+    list(whole.events([*lines, good(3)]))
+    assert (whole.frames, whole.cut_line) == (4, None)
+    with pytest.raises(RecordingUnreadable, match="line 4 is no line"):
+        list(replay([*lines, good(3)[:-20] + b"\n"], lambda _: RULES))
+
+
+@pytest.mark.parametrize(
+    ("class_id", "labels", "missing"),
+    [
+        ("car", ("person", "car"), ()),
+        (["car", "dog", "dog"], ("person", "car", "dog"), ("dog",)),
+        (["dog", 3], ("person", "car", "class 2", "class 3", "dog"), ("dog",)),
+        ("0;3", ("person", "car", "class 2", "class 3"), ()),
+        (-1, ("person", "car"), ()),
+    ],
+)
+def test_rules_may_name_classes_that_a_recording_does_not_show(
+    class_id: object, labels: tuple[str, ...], missing: tuple[str, ...]
+) -> None:
+    """They stand behind every number that is shown or named, so that no object is one of them."""
+    section = {"line-crossing": [{"name": "A", "line": [[0, 0], [9, 9]], "class-id": class_id}]}
+    assert labels_with(section, ("person", "car")) == (labels, missing)
+    rules_from(section, labels)
