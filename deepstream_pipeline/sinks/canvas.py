@@ -18,20 +18,22 @@ Points = Sequence[Pixel] | npt.NDArray[np.int32]
 WHITE: Colour = (255, 255, 255)
 INK: Colour = (22, 24, 28)
 ALARM: Colour = (235, 64, 52)
-_GOLDEN = 0.618033988749895
+_TONES = ((0.75, 0.98), (0.35, 1.0), (0.9, 0.6))  # saturation, value: strong, pale, dark; in turn
+_COLOURS, _HUE_STEP = 33, 10 / 33  # eleven hues of each: after a golden ratio hues come back near 8, 13 and 21 later
 _MIN_TEXT_PX = 11
 _WEIGHT = 600  # of the letters: semibold
 
 
 def colour_of(number: int) -> Colour:
-    """The same colour for the same number, far from those of its neighbours."""
-    return _colour(number % 97)
+    """The same colour for the same number; any 33 numbers in a row have clearly different ones."""
+    return _colour(number % _COLOURS)
 
 
 @cache
 def _colour(number: int) -> Colour:
-    hue = (0.55 + number * _GOLDEN) % 1.0
-    red, green, blue = colorsys.hsv_to_rgb(hue, 0.72 if number % 2 else 0.58, 0.98)
+    hue = (0.55 + number * _HUE_STEP) % 1.0
+    saturation, value = _TONES[number % len(_TONES)]
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 

@@ -1,11 +1,15 @@
-"""Where the labels of one picture's boxes stand, so that none covers another while there is room beside its box."""
+"""Where the labels of one picture's boxes stand: none covers another, or somebody else, while there is room."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from deepstream_pipeline.sinks.canvas import Pixel
 
+Box = tuple[Pixel, Pixel]  # upper left and lower right corner
 _MOST_INNER = 6  # places further down inside a box that are looked at
+_MOST_NEAR = 16  # other boxes that a label is kept off
+_MOST_TRIED = 64  # boxes to the right of one that are looked at for them
+_LITTLE = 0.1  # of a label: over the edge of another box it hides nobody
 
 
 class LabelPlaces:
@@ -13,44 +17,80 @@ class LabelPlaces:
 
     def __init__(self, picture: tuple[int, int], height: int) -> None:
         self._picture = picture
-        self._height = max(height, 1)
+        self.height = max(height, 1)
         # (left, top, right) of labels by band, each as high as a label: one lies in its band and the two beside it.
         self._taken: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def take(self, first: Pixel, second: Pixel, width: int) -> tuple[Pixel, bool]:
-        """The upper left corner of a label of that width for the box between two corners; whether it is free there.
+    def take(self, box: Box, width: int, others: Sequence[Box] = ()) -> tuple[Pixel, bool]:
+        """The upper left corner of a label of that width for the box; whether no label is there.
 
-        Above the box; else inside at its top, below it, further down inside; from its left edge, else to its right one.
-        Where all are taken, the first: to be drawn below those that have a place.
+        Above the box; else below it, inside at its top, further down inside; from its left edge, else to its right one:
+        the first that covers no other box, else the one that covers least of them. Where all are taken by labels, the
+        first: to be drawn below those that have a place.
         """
-        places = self._places(first, second, width)
-        best = next(places)
-        if self._took(best, width):
-            return best, True
-        other = next((place for place in places if self._took(place, width)), None)
-        return (best, False) if other is None else (other, True)
+        best, least, first = None, float("inf"), None
+        little = _LITTLE * width * self.height
+        for place in self._places(box, width):
+            first = first or place
+            if not self._is_free(place, width):
+                continue
+            covered = self._covered(place, width, others)
+            if covered < least:
+                best, least = place, covered
+            if covered <= little:
+                break
+        if best is None:
+            assert first is not None
+            return first, False
+        self.keep_free(best, width)
+        return best, True
 
     def keep_free(self, place: Pixel, width: int) -> None:
-        """Something else of that width and a label's height stands there."""
-        self._took(place, width)
+        """Something of that width and a label's height stands there."""
+        (left, top), band = place, place[1] // self.height
+        for near in (band - 1, band, band + 1):
+            self._taken[near].append((left, top, left + width))
 
-    def _took(self, place: Pixel, width: int) -> bool:
-        (left, top), height = place, self._height
-        right, band = left + width, top // height
-        for its_left, its_top, its_right in self._taken.get(band, ()):
+    def _is_free(self, place: Pixel, width: int) -> bool:
+        (left, top), height = place, self.height
+        right = left + width
+        for its_left, its_top, its_right in self._taken.get(top // height, ()):
             if its_left < right and left < its_right and -height < its_top - top < height:
                 return False
-        for near in (band - 1, band, band + 1):
-            self._taken[near].append((left, top, right))
         return True
 
-    def _places(self, first: Pixel, second: Pixel, width: int) -> Iterator[Pixel]:
-        (left, top), (right, bottom), height = first, second, self._height
+    def _covered(self, place: Pixel, width: int, others: Sequence[Box]) -> int:
+        """Pixels of other boxes under a label there."""
+        (left, top), covered = place, 0
+        right, bottom = left + width, top + self.height
+        for (its_left, its_top), (its_right, its_bottom) in others:
+            across = min(right, its_right) - max(left, its_left)
+            down = min(bottom, its_bottom) - max(top, its_top)
+            if across > 0 and down > 0:
+                covered += across * down
+        return covered
+
+    def _places(self, box: Box, width: int) -> Iterator[Pixel]:
+        ((left, top), (right, bottom)), height = box, self.height
         most_left, most_top = max(self._picture[0] - width, 0), max(self._picture[1] - height, 0)
         above = (top - height,) if top >= height else ()
-        inner = range(top + height, bottom - height, height)[:_MOST_INNER]
-        tops = [0 if y < 0 else min(y, most_top) for y in (*above, top, bottom, *inner)]
-        for edge in (left, right - width):
-            at = 0 if edge < 0 else min(edge, most_left)
-            for y in tops:
-                yield at, y
+        inner = range(top, bottom - height, height)[: _MOST_INNER + 1]
+        for y in (*above, bottom, *inner):
+            for edge in (left, right - width):
+                yield min(max(edge, 0), most_left), min(max(y, 0), most_top)
+
+
+def neighbours(boxes: Sequence[Box], width: int, height: int) -> list[list[Box]]:
+    """Of each box others that a label of it could cover, which has that size at most: not all of a dense crowd."""
+    order = sorted(range(len(boxes)), key=lambda index: boxes[index][0][0])
+    near: list[list[Box]] = [[] for _ in boxes]
+    for rank, one in enumerate(order, 1):
+        (_, top), (right, bottom) = boxes[one]
+        for other in order[rank : rank + _MOST_TRIED]:
+            (its_left, its_top), (_, its_bottom) = boxes[other]
+            if its_left >= right + width:
+                break
+            if its_top < bottom + height and top < its_bottom + height:
+                near[one].append(boxes[other])
+                near[other].append(boxes[one])
+    return [some[:_MOST_NEAR] for some in near]

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from deepstream_pipeline.sinks.canvas import ALARM, INK, WHITE, Canvas, Colour, Pixel, colour_of
-from deepstream_pipeline.sinks.labels import LabelPlaces
+from deepstream_pipeline.sinks.labels import LabelPlaces, neighbours
 from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.types import ByteArray, Frame, FrameResult
 
@@ -67,7 +67,8 @@ class RuleShapes(Protocol):
 class OsdOptions:
     """What is drawn. has_labels: class and identity on each box; has_scores: and the score. has_trails: where an
     object's foot was in the last trail_s seconds. has_rules: regions and lines with their counts. has_title: the
-    source's name, the time, the position. is_coloured_by_class: else each object has a colour of its own.
+    source's name, and the position in a file, of a camera the time. is_coloured_by_class: else each object has a colour
+    of its own.
     """
 
     has_boxes: bool = True
@@ -83,6 +84,14 @@ class OsdOptions:
 @dataclass(slots=True)
 class _Trail:
     points: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_TRAIL_POINTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Title:
+    """How a source is called, and whether its pictures are of now."""
+
+    name: str
+    is_live: bool = False
 
 
 class _Memory:
@@ -133,12 +142,15 @@ class Osd:
         self.options = options or OsdOptions()
         self._lock = threading.Lock()
         self._memories: dict[str, _Memory] = {}
-        self._names: dict[str, str] = {}
+        self._titles: dict[str, _Title] = {}
         self._rules: dict[str, RuleShapes] = {}
 
-    def set_source(self, source_id: str, *, name: str = "", rules: RuleShapes | None = None) -> None:
-        """How the source is called, and which rules are drawn; from its next picture on."""
-        self._names[source_id] = name or source_id
+    def set_source(
+        self, source_id: str, *, name: str = "", rules: RuleShapes | None = None, is_live: bool = False
+    ) -> None:
+        """How the source is called, which rules are drawn, and whether its pictures are of now (else of a file: the
+        time of day would be that of the processing); from its next picture on."""
+        self._titles[source_id] = _Title(name or source_id, is_live=is_live)
         if rules is None:
             self._rules.pop(source_id, None)
         else:
@@ -152,7 +164,7 @@ class Osd:
     def forget(self, source_id: str) -> None:
         """Everything about a source: who called set_source says so when it is taken out."""
         self.drop_pictures(source_id)
-        self._names.pop(source_id, None)
+        self._titles.pop(source_id, None)
         self._rules.pop(source_id, None)
 
     def draw(self, result: FrameResult, *, max_width: int = 0) -> ByteArray | None:
@@ -190,7 +202,7 @@ class Osd:
         _draw_objects(sheet, options, names)
         names.draw()
         if options.has_title:
-            _draw_title(sheet, self._names.get(frame.source_id, frame.source_id))
+            _draw_title(sheet, self._titles.get(frame.source_id, _Title(frame.source_id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +258,12 @@ def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names") -> None:
 def _draw_labels(sheet: _Sheet, drawn: Sequence[_Drawn], options: OsdOptions, places: LabelPlaces) -> None:
     canvas = sheet.canvas
     edge, free = canvas.line_px, []
-    for one in drawn:
-        text = _label(sheet, one.index, options)
-        first, second = (one.first[0] - edge, one.first[1]), (one.second[0] + edge, one.second[1])
-        at, is_free = places.take(first, second, canvas.text_size(text)[0])
+    texts = [_label(sheet, one.index, options) for one in drawn]
+    widths = [canvas.text_size(text)[0] for text in texts]
+    boxes = [((one.first[0] - edge, one.first[1]), (one.second[0] + edge, one.second[1])) for one in drawn]
+    others = neighbours(boxes, max(widths, default=0), places.height)
+    for one, text, width, box, near in zip(drawn, texts, widths, boxes, others, strict=True):
+        at, is_free = places.take(box, width, near)
         if is_free:
             free.append((text, at, one.colour))
         else:
@@ -355,14 +369,20 @@ def _counted(key: str, name: str, sheet: _Sheet) -> str:
     return name if count is None else f"{name} {count}"
 
 
-def _draw_title(sheet: _Sheet, name: str) -> None:
-    frame = sheet.result.frame
-    words = [name]
-    if sheet.canvas.width >= _NARROW_PX and frame.captured_unix_s > 0:
-        words.append(iso_time(frame.captured_unix_s)[:19].replace("T", " ") + " UTC")
-    minutes, seconds = divmod(max(frame.pts_s, 0.0), 60)
-    words.append(f"{int(minutes) // 60}:{int(minutes) % 60:02}:{seconds:04.1f}")
+def _draw_title(sheet: _Sheet, title: _Title) -> None:
+    words = [title.name, _clock(sheet) if title.is_live else _position(sheet.result.frame.pts_s)]
     sheet.canvas.chip("   ".join(words), (0, 0), INK, strength=0.7)
     if sheet.result.classes:
         best = sheet.result.classes[0]
         sheet.canvas.chip(f"{best.label} {best.score:.2f}", (0, sheet.canvas.text_size(" ")[1]), INK, strength=0.7)
+
+
+def _clock(sheet: _Sheet) -> str:
+    """When the picture was taken; without the day where there is no room for it."""
+    day, _, time_of_day = iso_time(sheet.result.frame.captured_unix_s)[:19].partition("T")
+    return f"{day} {time_of_day} UTC" if sheet.canvas.width >= _NARROW_PX else f"{time_of_day} UTC"
+
+
+def _position(pts_s: float) -> str:
+    minutes, seconds = divmod(max(pts_s, 0.0), 60)
+    return f"{int(minutes) // 60}:{int(minutes) % 60:02}:{seconds:04.1f}"

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 from deepstream_pipeline.sinks.canvas import Pixel
-from deepstream_pipeline.sinks.labels import LabelPlaces
+from deepstream_pipeline.sinks.labels import LabelPlaces, neighbours
 
 PICTURE, HEIGHT, WIDTH = (640, 360), 20, 90
 
@@ -13,11 +13,11 @@ def overlap(first: Pixel, second: Pixel) -> bool:
     return abs(first[0] - second[0]) < WIDTH and abs(first[1] - second[1]) < HEIGHT
 
 
-def test_labels_of_one_place_go_above_inside_below_and_down_the_box() -> None:
+def test_labels_of_one_place_go_above_below_and_inside_down_the_box() -> None:
     """In that order; who finds none free is told so, and gets the first."""
     places = LabelPlaces(PICTURE, HEIGHT)
-    taken = [places.take((200, 100), (240, 170), WIDTH) for _ in range(10)]
-    left = [((200, 80), True), ((200, 100), True), ((200, 170), True), ((200, 120), True), ((200, 140), True)]
+    taken = [places.take(((200, 100), (240, 170)), WIDTH) for _ in range(10)]
+    left = [((200, 80), True), ((200, 170), True), ((200, 100), True), ((200, 120), True), ((200, 140), True)]
     assert taken[:5] == left
     assert taken[5:] == [((200, 80), False)] * 5
 
@@ -26,8 +26,8 @@ def test_label_that_has_no_room_on_the_right_ends_at_its_boxs_right_edge() -> No
     """Between neighbours one goes left, one goes right."""
     places = LabelPlaces(PICTURE, HEIGHT)
     for _ in range(5):
-        places.take((270, 100), (310, 170), WIDTH)
-    assert places.take((200, 100), (240, 170), WIDTH) == ((240 - WIDTH, 80), True)
+        places.take(((270, 100), (310, 170)), WIDTH)
+    assert places.take(((200, 100), (240, 170)), WIDTH) == ((240 - WIDTH, 80), True)
 
 
 def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
@@ -35,7 +35,7 @@ def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
     places = LabelPlaces(PICTURE, HEIGHT)
     boxes = [((x, y), (x + 25, y + 60)) for y in range(-30, 350, 95) for x in range(-40, 640, 33)]
     boxes += [((-5000, -5000), (5000, 5000)), ((300, 200), (200, 100)), ((639, 359), (639, 359))]
-    taken = [places.take(*box, WIDTH) for box in boxes]
+    taken = [places.take(box, WIDTH) for box in boxes]
     free = [at for at, is_free in taken if is_free]
     assert len(free) > len(boxes) * 0.7
     assert not any(overlap(*pair) for pair in combinations(free, 2))
@@ -46,4 +46,40 @@ def test_labels_that_are_free_cover_none_and_lie_in_the_picture() -> None:
 
 def test_label_wider_than_the_picture_begins_at_its_edge() -> None:
     """There is nothing better."""
-    assert LabelPlaces((50, 30), HEIGHT).take((40, 25), (45, 28), WIDTH) == ((0, 5), True)
+    assert LabelPlaces((50, 30), HEIGHT).take(((40, 25), (45, 28)), WIDTH) == ((0, 5), True)
+
+
+def test_label_stands_where_it_hides_nobody_else() -> None:
+    """A head behind the box's upper edge sends it to the other edge, then below; a rim that it touches does not."""
+    box = ((200, 100), (240, 170))
+    behind, left, rim = ((230, 40), (270, 100)), ((160, 40), (190, 100)), ((285, 40), (330, 100))
+    for others, place in (
+        ((rim,), (200, 80)),
+        ((behind,), (200, 170)),
+        ((((250, 40), (290, 100)),), (240 - WIDTH, 80)),
+        ((behind, left), (200, 170)),
+    ):
+        assert LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, others) == (place, True)
+
+
+def test_label_in_a_dense_group_hides_the_least() -> None:
+    """Where every place covers somebody, the one that covers least of them is taken."""
+    box, crowd = ((200, 100), (240, 170)), ((100, 20), (340, 168))
+    assert LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, (crowd, ((240, 150), (340, 200)))) == ((150, 170), True)
+    assert LabelPlaces(PICTURE, HEIGHT).take(box, WIDTH, (crowd, ((100, 168), (340, 180)))) == ((200, 170), True)
+
+
+def test_neighbours_are_those_that_a_label_could_cover() -> None:
+    """Up to a label's width beside the box and its height above and below it, whatever the order; never itself."""
+    middle, right, far = ((200, 100), (240, 170)), ((320, 100), (360, 170)), ((340, 100), (380, 170))
+    above, higher = ((200, 40), (240, 90)), ((200, 20), (240, 70))
+    assert neighbours([far, middle, right], WIDTH, HEIGHT) == [[right], [right], [middle, far]]
+    assert neighbours([above, higher, middle], WIDTH, HEIGHT) == [[higher, middle], [above], [above]]
+    assert neighbours([middle, middle], WIDTH, HEIGHT) == [[middle], [middle]]
+    assert neighbours([], WIDTH, HEIGHT) == []
+
+
+def test_neighbours_of_a_dense_crowd_are_bounded() -> None:
+    """Five hundred boxes at one place cost no more than some each."""
+    crowd = [((200, 100), (240, 170))] * 500
+    assert max(map(len, neighbours(crowd, WIDTH, HEIGHT))) <= 16

@@ -3,13 +3,14 @@
 import threading
 from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 
 from deepstream_pipeline.analytics.rules import LineCrossing, Overcrowding, RoiFiltering, Rules
 from deepstream_pipeline.sinks.canvas import ALARM, Canvas, colour_of
 from deepstream_pipeline.sinks.osd import FLASH_S, Osd, OsdOptions
-from deepstream_pipeline.types import ByteArray, Detections, Tracks
+from deepstream_pipeline.types import ByteArray, Detections, FrameResult, Tracks
 from tests.deepstream_pipeline.sinks.results import crossing, result
 
 NOTHING = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
@@ -93,6 +94,53 @@ def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
         osd.set_source("cam", rules=Rules(320, 240, line_crossing=tuple(replace(line, name=name) for name in names)))
         marks.append(changed(osd.draw(told), told.frame.image))
     assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
+
+
+def test_osd_label_of_one_does_not_hide_the_next() -> None:
+    """Of two who walk behind each other the front one's label leaves the other's box as it is."""
+    told = result(0, size=(640, 480), objects=2)
+    behind, front = (300.0, 120.0, 350.0, 230.0), (290.0, 215.0, 350.0, 340.0)
+    detections = replace(told.tracks.detections, xyxy=np.array([behind, front], np.float32))
+    picture = Osd(replace(NOTHING, has_labels=True)).draw(
+        replace(told, tracks=replace(told.tracks, detections=detections))
+    )
+    assert picture is not None
+    assert told.frame.image is not None
+    assert changed(picture[120:230, 300:350], told.frame.image[120:230, 300:350]) == 0
+
+
+def test_osd_colours_of_near_identities_differ_clearly() -> None:
+    """Any two of 33 identities in a row: by more than twice what the eye takes for another colour side by side."""
+    colours = np.array([[colour_of(number) for number in range(400)]], np.float32) / 255
+    lab = cv2.cvtColor(colours, cv2.COLOR_RGB2Lab)[0]
+    for apart in range(1, 33):
+        assert np.linalg.norm(lab[apart:] - lab[:-apart], axis=1).min() > 12, apart
+
+
+def words_of(monkeypatch: pytest.MonkeyPatch, told: FrameResult, *, is_live: bool) -> list[str]:
+    """What is written on the picture."""
+    written: list[str] = []
+    monkeypatch.setattr(Canvas, "chip", lambda self, text, *args, **options: written.append(text))
+    osd = Osd(replace(NOTHING, has_title=True))
+    osd.set_source("cam", name="Door", is_live=is_live)
+    osd.draw(told)
+    return written
+
+
+@pytest.mark.parametrize(
+    ("is_live", "width", "text"),
+    [
+        (False, 640, "Door   0:01:05.3"),
+        (False, 320, "Door   0:01:05.3"),
+        (True, 640, "Door   2027-01-15 08:01:05 UTC"),
+        (True, 320, "Door   08:01:05 UTC"),
+    ],
+)
+def test_osd_tells_a_files_position_and_a_cameras_time(
+    monkeypatch: pytest.MonkeyPatch, is_live: bool, width: int, text: str
+) -> None:
+    """The time of day at which a file is read reads as when it was filmed: it is not shown."""
+    assert words_of(monkeypatch, result(653, size=(width, 240)), is_live=is_live) == [text]
 
 
 def test_osd_counts_of_rules_are_not_covered_by_who_passes() -> None:
@@ -220,7 +268,7 @@ def test_osd_forgets_a_source_that_is_over() -> None:
         osd.set_source(source_id, name="x", rules=RULES)
         osd.draw(result(0, source_id=source_id, size=(64, 48)))
         osd.forget(source_id)
-    assert (osd._memories, osd._names, osd._rules) == ({}, {}, {})
+    assert (osd._memories, osd._titles, osd._rules) == ({}, {}, {})
 
 
 def test_osd_late_end_of_a_sink_leaves_the_rules_of_a_source_that_came_again() -> None:
