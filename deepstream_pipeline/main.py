@@ -14,6 +14,7 @@ from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
 from deepstream_pipeline.api.listening import check_address
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.decode.uri import is_live
 from deepstream_pipeline.errors import ModelUnusable, PipelineError
 from deepstream_pipeline.infer.crops import SecondaryOptions
 from deepstream_pipeline.infer.engine import Engine
@@ -84,7 +85,8 @@ class Program:
 
         def analytics_of(source: SourceConfig, section: object, former: Analytics | None) -> Analytics:
             rules: Rules = rules_of(section)
-            osd.set_source(source.source_id, name=source.camera_name, rules=rules)
+            is_camera = is_live(source.uri)
+            osd.set_source(source.source_id, name=source.camera_name, rules=rules, is_live=is_camera)
             return (
                 former.changed(rules) if isinstance(former, SourceAnalytics) else new_analytics(rules, network.labels)
             )
