@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -15,7 +16,7 @@ from deepstream_pipeline.api.listening import check_address
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.decode.uri import is_live
-from deepstream_pipeline.errors import ModelUnusable, PipelineError
+from deepstream_pipeline.errors import ModelUnusable, PipelineError, TooManySources
 from deepstream_pipeline.infer.crops import SecondaryOptions
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
@@ -26,8 +27,9 @@ from deepstream_pipeline.outlets import Outlets, compose_outlets
 from deepstream_pipeline.runner.dispatch import DispatchOptions
 from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from deepstream_pipeline.runner.secondary import SecondaryModel
-from deepstream_pipeline.settings.complaints import did_you_mean
+from deepstream_pipeline.settings.complaints import Complaint, SettingsRefused, did_you_mean
 from deepstream_pipeline.settings.records import PrimarySettings, SecondarySettings, VideoSettings
+from deepstream_pipeline.settings.rules import check_classes
 from deepstream_pipeline.sources.options import SourcesOptions
 from deepstream_pipeline.track.options import new_tracker
 from deepstream_pipeline.types import SourceConfig, SourceStatistics
@@ -40,13 +42,22 @@ SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is writt
 LEAST_SLOTS = 6
 
 
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """What the engine says of the models that the settings name."""
+
+    network: Network
+    secondaries: tuple[SecondaryModel, ...]
+
+
 class Program:
-    """`start`, `wait`, `stop`. Raises PipelineError, with a text for a person, where it cannot start."""
+    """`prepare`, `start`, `wait`, `stop`. Raises PipelineError, with a text for a person, where it cannot start."""
 
     def __init__(self, settings: VideoSettings, place: EnginePlace) -> None:
         self._settings = settings
         self._engine = Engine(place)
         self._metrics = VideoMetrics()
+        self._models: _Models | None = None
         self._outlets: Outlets | None = None
         self._pipeline: Pipeline | None = None
         self._api: ApiServer | None = None
@@ -63,21 +74,41 @@ class Program:
             raise PipelineError("the video program has not started yet")
         return self._pipeline
 
-    def start(self) -> None:
-        """Returns when the models are known, the threads run and every source is being opened."""
+    def prepare(self) -> None:
+        """Returns when the models are known, and all that the settings say of them holds. No file is touched by then.
+
+        Raises SettingsRefused, with places, for classes that a model does not have; ModelUnusable for the model.
+        """
         try:
-            self._start()
+            self._models = self._prepared()
         except BaseException:
             self.stop(0.0)
             raise
 
-    def _start(self) -> None:
-        settings = self._settings
+    def start(self) -> None:
+        """Returns when the threads run and every source is being opened; prepares what was not prepared."""
+        if self._models is None:
+            self.prepare()
+        assert self._models is not None
+        try:
+            self._start(self._models)
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def _prepared(self) -> _Models:
+        settings, most = self._settings, SourcesOptions().max_sources
         self._check_api()
+        if len(settings.sources) > most:
+            raise TooManySources(f"{len(settings.sources)} sources are given, and {most} are the most; use --shard i/n")
         new_tracker(settings.tracker)  # its library takes seconds to import: not while cameras wait
         self._engine.start(ENGINE_TIMEOUT_S)
         network = _primary(self._engine, settings.primary)
-        secondaries = tuple(_secondary(self._engine, network, row) for row in settings.secondaries)
+        check_classes(settings.rules_sections, network.labels)
+        return _Models(network, tuple(_secondary(self._engine, network, row) for row in settings.secondaries))
+
+    def _start(self, models: _Models) -> None:
+        settings, network = self._settings, models.network
         rules_of = partial(rules_from, labels=network.labels)
         is_single = len(settings.sources) == 1
         self._outlets = compose_outlets(settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single)
@@ -94,10 +125,10 @@ class Program:
         parts = PipelineParts(
             engine=self._engine,
             network=network,
-            secondaries=secondaries,
+            secondaries=models.secondaries,
             new_tracker=partial(new_tracker, settings.tracker),
             new_analytics=analytics_of,
-            section=settings.analytics,
+            section=settings.analytics.content if settings.analytics is not None else None,
             outlets=self._outlets.outlets,
             recorder=self._outlets.recorder,
             forget_drawing=osd.forget,
@@ -106,7 +137,7 @@ class Program:
         self._pipeline = Pipeline(parts, _options(settings, network))
         self._pipeline.start()
         for source in settings.sources:
-            self._pipeline.add(source.config, settings.rules_section(source))
+            self._pipeline.take_in(source.config, settings.rules_section(source))
         self._start_api(self._pipeline, self._outlets)
 
     def _watch(self, source_id: str, is_watched: bool) -> None:
@@ -173,7 +204,7 @@ class _Page:
 
 def _primary(engine: Engine, settings: PrimarySettings) -> Network:
     network = engine.network(settings.model, MODEL_TIMEOUT_S, settings.version)
-    wanted = _class_ids(network, settings.operate_on_class_ids, "primary-gie.operate-on-class-ids")
+    wanted = _class_ids(network, settings, "primary-gie.operate-on-class-ids")
     return network.with_threshold(settings.threshold).of_classes(wanted)
 
 
@@ -184,7 +215,7 @@ def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) ->
     if not network.is_classifier:
         raise ModelUnusable(f"a secondary-gie names what an object is; {network.name!r} is a detector")
     options = SecondaryOptions(
-        class_ids=_class_ids(primary, settings.operate_on_class_ids, "secondary-gie.operate-on-class-ids"),
+        class_ids=_class_ids(primary, settings, "secondary-gie.operate-on-class-ids"),
         min_width=settings.min_width,
         min_height=settings.min_height,
         reinfer_interval=settings.reinfer_interval,
@@ -192,14 +223,16 @@ def _secondary(engine: Engine, primary: Network, settings: SecondarySettings) ->
     return SecondaryModel(network.with_threshold(settings.threshold or None), options)
 
 
-def _class_ids(network: Network, names: Sequence[int | str], where: str) -> frozenset[int]:
+def _class_ids(network: Network, settings: PrimarySettings | SecondarySettings, key: str) -> frozenset[int]:
+    names: Sequence[int | str] = settings.operate_on_class_ids
     unknown = [name for name in names if isinstance(name, str) and name not in network.labels]
     if unknown:
         known = ", ".join(network.labels[:20]) or "none"
         more = ", …" if len(network.labels) > 20 else ""
         close = did_you_mean(unknown[0], network.labels)
         hint = close if close.startswith("did you") else f"its labels: {known}{more}"
-        raise ModelUnusable(f"{where} names {unknown[0]!r}, which {network.name!r} does not know; {hint}")
+        text = f"{key} names {unknown[0]!r}, which {network.name!r} does not know; {hint}"
+        raise SettingsRefused([Complaint(settings.classes_at, text)])
     return frozenset(network.labels.index(name) if isinstance(name, str) else name for name in names)
 
 

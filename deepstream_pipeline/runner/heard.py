@@ -53,12 +53,16 @@ class Heard:
         self._parts.metrics.state(source_id, state)
         if state is SourceState.CONNECTING:
             return
+        if state is SourceState.PAUSED:  # by a person: whether it was in trouble before holds on
+            log.info("source", source=source_id, state=state.value)
+            return
+        if reason == TAKEN_OUT:  # by a person, too; as the summary calls it
+            self._troubled.discard(source_id)
+            log.info("source", source=source_id, state="stopped" if self._parts.is_stopping() else "removed")
+            return
         is_trouble = state not in (SourceState.RUNNING, SourceState.ENDED)
         tell = log.warning if is_trouble or source_id in self._troubled else log.info  # its end as its beginning
         (self._troubled.add if is_trouble else self._troubled.discard)(source_id)
-        if reason == TAKEN_OUT:  # as the summary calls it
-            tell("source", source=source_id, state="stopped" if self._parts.is_stopping() else "removed")
-            return
         tell("source", source=source_id, state=state.value, **({"reason": reason} if reason else {}))
 
     def on_opened(self, source_id: str, opened: Opened) -> None:

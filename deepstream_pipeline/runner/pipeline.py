@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import structlog
+
+from deepstream_pipeline.decode.uri import redacted
 from deepstream_pipeline.errors import NotSetUp, PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.network import Network
@@ -33,6 +36,8 @@ from deepstream_pipeline.types import (
     SourceState,
     SourceStatistics,
 )
+
+log = structlog.get_logger(component="video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +161,22 @@ class Pipeline:
     # PipelineControl
 
     def add(self, source: SourceConfig, section: object = None) -> None:
-        """section: its analytics, in place of everybody's. Raises SourceExists, TooManySources, RuleRefused."""
+        """While it runs; the log tells of it. Else as `take_in`."""
+        self.take_in(source, section)
+        log.info("source added", source=source.source_id, uri=redacted(source.uri))
+
+    def take_in(self, source: SourceConfig, section: object = None) -> None:
+        """One that the program begins with. section: its analytics, in place of everybody's.
+
+        Raises SourceExists, TooManySources, RuleRefused.
+        """
         if not is_source_id(source.source_id):
             raise PipelineError(
                 f"{source.source_id!r} cannot be a source's id: {ID_FORM}, and no file's name beside it"
             )
         with self._asking:
             self._refuse(source.source_id)
-            self._take_in(source, self._parts.section if section is None else section)
+            self._take(source, self._parts.section if section is None else section)
 
     def _refuse(self, source_id: str) -> None:
         """One that is over by itself stays until it is removed, but for another of its id."""
@@ -178,7 +191,7 @@ class Pipeline:
         if others >= most:
             raise TooManySources(f"{most} sources are the most here; remove one, or start another shard")
 
-    def _take_in(self, source: SourceConfig, section: object) -> None:
+    def _take(self, source: SourceConfig, section: object) -> None:
         source_id, recorder = source.source_id, self._parts.recorder
         if recorder is not None and not source.record_cache_s:
             source = replace(source, record_cache_s=recorder.cache_s(source_id))
@@ -206,8 +219,11 @@ class Pipeline:
             way.is_leaving = True
             self._sources.remove(source_id)
             with self._lock:
-                if way.is_over:
+                was_over = way.is_over
+                if was_over:
                     self._forget(way)
+        if was_over:  # of another its process' end tells
+            log.info("source", source=source_id, state="removed")
 
     def pause(self, source_id: str) -> None:
         self._way(source_id)

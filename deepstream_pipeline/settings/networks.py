@@ -41,6 +41,7 @@ def read_primary(section: Section) -> PrimarySettings:
         interval=section.whole("interval", 0, 0, MAX_INTERVAL),
         operate_on_class_ids=section.ids_or_labels("operate-on-class-ids"),
         threshold=section.optional_number("pre-cluster-threshold", 0, 1),
+        classes_at=section.place("operate-on-class-ids"),
     )
     section.close()
     return settings
@@ -57,6 +58,7 @@ def read_secondary(section: Section) -> SecondarySettings:
         reinfer_interval=section.whole("secondary-reinfer-interval", 0, 0, 1_000_000),
         min_width=section.whole("input-object-min-width", 0, 0, 65_535),
         min_height=section.whole("input-object-min-height", 0, 0, 65_535),
+        classes_at=section.place("operate-on-class-ids"),
     )
     section.close()
     return settings

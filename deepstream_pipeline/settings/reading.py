@@ -90,7 +90,7 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         mux=mux if flags.batch_size is None else replace(mux, batch_size=flags.batch_size),
         secondaries=tuple(read_secondary(section) for section in root.sections("secondary-gie")),
         tracker=read_tracker(root.section("tracker")),
-        analytics=analytics.content if analytics is not None else None,
+        analytics=analytics,
         osd=read_osd(root.section("osd")),
         sinks=sinks,
         api=api,

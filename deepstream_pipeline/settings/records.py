@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from deepstream_pipeline.mux import MuxOptions
+from deepstream_pipeline.settings.section import Plain
 from deepstream_pipeline.settings.sinks import SinkOptions
 from deepstream_pipeline.shards import ALONE, Shard
 from deepstream_pipeline.sinks.osd import OsdOptions
@@ -24,10 +25,10 @@ class EngineChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """A source. analytics: its own section, as plain values, instead of the one for all; None where it has none."""
+    """A source. analytics: its own section instead of the one for all; None where it has none."""
 
     config: SourceConfig
-    analytics: object | None = None
+    analytics: Plain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class PrimarySettings:
     """The model that sees every picture.
 
     version: empty for the newest. interval: frames between two that are inferred. operate_on_class_ids: whom to keep,
-    by number or label; empty for all. threshold: detections below it are dropped, None for the model's own.
+    by number or label; empty for all; classes_at: where that stands, FILE:LINE:COLUMN. threshold: detections below it
+    are dropped, None for the model's own.
     """
 
     model: str
@@ -62,13 +64,14 @@ class PrimarySettings:
     interval: int = 0
     operate_on_class_ids: tuple[int | str, ...] = ()
     threshold: float | None = None
+    classes_at: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class SecondarySettings:
     """A classifier of crops.
 
-    operate_on_class_ids: of which objects, by number or label; empty for all. threshold: classes below it are not told.
+    operate_on_class_ids, classes_at: of which objects, as of PrimarySettings. threshold: classes below it are not told.
     reinfer_interval: frames until the same object is asked about again, 0 for once only. min_width, min_height: smaller
     objects are not asked about, in pixels.
     """
@@ -80,6 +83,7 @@ class SecondarySettings:
     reinfer_interval: int = 0
     min_width: int = 0
     min_height: int = 0
+    classes_at: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class VideoSettings:
     mux: MuxSettings = MuxSettings()
     secondaries: tuple[SecondarySettings, ...] = ()
     tracker: TrackerOptions = field(default_factory=TrackerOptions)
-    analytics: object | None = None
+    analytics: Plain | None = None
     osd: OsdOptions = field(default_factory=OsdOptions)
     sinks: tuple[SinkOptions, ...] = ()
     api: ApiSettings = ApiSettings()
@@ -129,4 +133,11 @@ class VideoSettings:
 
     def rules_section(self, source: SourceSettings) -> object | None:
         """The analytics section that holds for the source, as plain values for rules_from."""
-        return source.analytics if source.analytics is not None else self.analytics
+        section = source.analytics if source.analytics is not None else self.analytics
+        return section.content if section is not None else None
+
+    @property
+    def rules_sections(self) -> tuple[Plain, ...]:
+        """Every analytics section, each once: of the videos of a folder one stands for all."""
+        found = (self.analytics, *(source.analytics for source in self.sources))
+        return tuple({id(section): section for section in found if section is not None}.values())

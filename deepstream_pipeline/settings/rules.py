@@ -1,7 +1,7 @@
 """Analytics sections: held against the rules' form when they are read, and made rules when the labels are known."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import NO_RULES, Rules
@@ -15,12 +15,20 @@ KINDS = tuple(kind.value for kind in AnalyticsKind)
 
 
 def check_section(section: Plain | None, complaints: Complaints) -> None:
-    """Complains of every rule that cannot be meant. Class labels are left for `rules_of`, which knows the model's."""
+    """Complains of every rule that cannot be meant. Class labels are left for who knows the model's."""
     if section is None:
         return
-    faults = list(_faults(section))
-    for fault in faults:
+    for fault in _faults(section, _without_labels(section.content), ()):
         complaints.add(*_placed(section, fault))
+
+
+def check_classes(sections: Iterable[Plain], labels: Sequence[str]) -> None:
+    """Raises SettingsRefused with every rule whose classes the model does not have. labels: of the model."""
+    complaints = Complaints()
+    for section in sections:
+        for fault in _faults(section, section.content, labels):
+            complaints.add(*_placed(section, fault))
+    complaints.raise_any()
 
 
 def rules_of(section: Plain | None, labels: Sequence[str]) -> Rules:
@@ -38,30 +46,30 @@ def names_classes(section: Plain | None) -> bool:
     return section is not None and _without_labels(section.content) != section.content
 
 
-def _faults(section: Plain) -> Iterator[str]:
-    content = _without_labels(section.content)
+def _faults(section: Plain, content: object, labels: Sequence[str]) -> Iterator[str]:
+    """content: the section's, as it is to be held against the rules' form."""
     if not isinstance(content, Mapping):
-        yield from _fault(content, section.path)
+        yield from _fault(content, section.path, labels)
         return
     frame = {key: value for key, value in content.items() if key not in KINDS}
-    found = list(_fault(frame, section.path))
+    found = list(_fault(frame, section.path, labels))
     frame = {} if found else frame
     for kind in KINDS:
         rules = content.get(kind)
         if not isinstance(rules, list):
-            found += _fault({kind: rules}, section.path)
+            found += _fault({kind: rules}, section.path, labels)
             continue
         for number, rule in enumerate(rules):
             at = f"{section.path}.{kind}"
-            for text in _fault({**frame, kind: [rule]}, section.path):
+            for text in _fault({**frame, kind: [rule]}, section.path, labels):
                 if text.startswith(f"{at}[0]"):
                     found.append(text.replace(f"{at}[0]", f"{at}[{number}]", 1))
-    yield from found or _fault(content, section.path)  # what only all together show: a name that is given twice
+    yield from found or _fault(content, section.path, labels)  # what only all together show: a name that is given twice
 
 
-def _fault(content: object, where: str) -> Iterator[str]:
+def _fault(content: object, where: str, labels: Sequence[str]) -> Iterator[str]:
     try:
-        rules_from(content, (), where=where)
+        rules_from(content, labels, where=where)
     except RuleRefused as refused:
         yield refused.message
 

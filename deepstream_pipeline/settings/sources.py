@@ -74,9 +74,7 @@ def _read_source(section: Section) -> tuple[Draft, ...]:
         )
         return ()
     where = section.place("uri")
-    return tuple(
-        Draft(SourceSettings(replace(config, uri=one), analytics and analytics.content), where) for one in found
-    )
+    return tuple(Draft(SourceSettings(replace(config, uri=one), analytics), where) for one in found)
 
 
 def _config(section: Section, uri: str) -> SourceConfig:

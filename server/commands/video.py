@@ -64,7 +64,10 @@ Engine = Annotated[
     EngineChoice | None,
     typer.Option(help="auto: the stack that runs here, else our own; triton, embedded: our own, of that kind"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="progress and summary as JSON lines, and nothing else")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
+]
 
 
 @app.command("run", short_help="Read videos, infer, track, apply rules, write results.")
@@ -88,7 +91,9 @@ def run(
         bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
     ] = False,
     as_json: AsJson = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="say nothing while it runs")] = False,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="no progress while it runs: warnings and errors alone")
+    ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error", show_default=False)] = None,
 ) -> None:
@@ -97,8 +102,9 @@ def run(
     Frames are inferred by the stack that runs on this host (`penstock up`), else by an engine of this command's own,
     on free ports. A gateway's API key comes from PENSTOCK_API_KEY, or the variable that the settings name.
 
-    Ctrl-C finishes what was decoded and leaves whole files; a second one ends it at once. Exit code 0: all ended well.
-    1: a source, a sink or the engine failed. 2: the settings are wrong. 130: stopped by Ctrl-C.
+    Ctrl-C finishes what was decoded and leaves whole files; a second one ends it at once. Exit code 0: all ended well,
+    or nothing was there to do. 1: a source, a sink, the engine or the control API's port failed. 2: the settings are
+    wrong; so they are where they name a file, a model or a class that is not there. 130: stopped by Ctrl-C.
     """
     flags = Flags(
         sources=tuple(source or ()),
@@ -151,7 +157,7 @@ def _run(config: Path | None, flags: Flags, how: Manner) -> int:
     allow_open_files()
     os.environ.update(GATEWAY_ENVIRONMENT)  # before gRPC is loaded
     watch = watch_for(is_json=how.is_json, has_progress=how.has_progress)
-    level = how.log_level or ("warning" if watch.has_table else "info")
+    level = how.log_level or ("info" if how.has_progress and not how.is_json else "warning")
     if level not in LEVELS:
         fail(f"--log-level {level!r}: it takes {', '.join(LEVELS)}")
     configure_logs(how.log_format, level, stream=watch.log_stream)

@@ -36,11 +36,19 @@ _FREE_PORTS = [
 
 
 class EngineUnavailable(Exception):
-    """Nobody infers. The text is one sentence with what to do; lines: the engine's last words."""
+    """Nobody infers. The text is one sentence with what to do; lines: the engine's last words. code: of the command."""
+
+    code = 1
 
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.lines = tuple(map(one_line, lines))
+
+
+class ModelUnknown(EngineUnavailable):
+    """The settings name a model that is not there."""
+
+    code = 2
 
 
 @contextmanager
@@ -63,7 +71,7 @@ def engine_for(
     why = "no stack runs here: an" if settings.choice is EngineChoice.AUTO else "an"
     note(f"{why} engine of this run's own starts, with {', '.join(models)}, which takes a while")
     with OwnEngine(settings.choice, models, environ) as own:
-        yield EnginePlace(own.stack.run_dir, own.stack.http_url, own.stack.grpc_address, api_key)
+        yield EnginePlace(own.stack.run_dir, own.stack.http_url, own.stack.grpc_address, api_key, is_own=True)
 
 
 def grpc_beside(gateway: str) -> str:
@@ -79,7 +87,7 @@ def joinable(stacks: Sequence[RunningStack]) -> RunningStack | None:
 
 
 def require_models(gateway: Gateway, models: Sequence[str]) -> None:
-    """Raises EngineUnavailable with what to do where the gateway does not serve one of them."""
+    """Raises EngineUnavailable with what to do where the gateway does not serve one, ModelUnknown where it has none."""
     try:
         rows = gateway.repository_index()
     except NothingAnswers as error:
@@ -94,7 +102,7 @@ def require_models(gateway: Gateway, models: Sequence[str]) -> None:
         if name in ready:
             continue
         if name not in reasons:
-            raise EngineUnavailable(unknown_model(name, ready, f"at {gateway.url}"))
+            raise ModelUnknown(unknown_model(name, ready, f"at {gateway.url}"))
         why = f" ({reasons[name]})" if reasons[name] else ""
         raise EngineUnavailable(
             f"{name} is not loaded at {gateway.url}{why}: load it with `penstock models load {name}`"
@@ -102,13 +110,13 @@ def require_models(gateway: Gateway, models: Sequence[str]) -> None:
 
 
 def require_installed(models: Sequence[str]) -> None:
-    """Raises EngineUnavailable with what to do where this machine's folders have no such model."""
+    """Raises ModelUnknown with what to do where this machine's folders have no such model."""
     settings = settings_or_fail()
     there = {model.name for model in installed_models(settings)}
     for name in models:
         if name not in there:
             hint = " (or --from a file that you have)" if name in read_catalogue() else ""
-            raise EngineUnavailable(unknown_model(name, there, "on this machine") + hint)
+            raise ModelUnknown(unknown_model(name, there, "on this machine") + hint)
 
 
 class OwnEngine:

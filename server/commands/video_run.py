@@ -11,13 +11,16 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, Self
 
 from deepstream_pipeline.api.listening import check_address
-from deepstream_pipeline.api.options import ApiOptions
-from deepstream_pipeline.errors import PipelineError
+from deepstream_pipeline.api.options import KEY_VARIABLE, ApiOptions, ApiRefused
+from deepstream_pipeline.errors import ModelUnusable, PipelineError, RuleRefused, TooManySources
 from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.complaints import Complaint, SettingsRefused
 from deepstream_pipeline.settings.reading import is_endless
 from deepstream_pipeline.settings.records import ApiSettings, VideoSettings
 from deepstream_pipeline.types import SourceStatistics
+from server.access.keys import LEAST_SECRET
 from server.commands.terminal import fail, table_console
+from server.commands.video_complaints import refuse
 from server.commands.video_engine import EngineUnavailable
 from server.commands.video_results import move_earlier_aside, written_files
 from server.commands.video_rows import FAILED
@@ -28,9 +31,12 @@ from server.commands.video_summary import (
     summary_record,
 )
 from server.commands.video_watch import QuietWatch, write_json
+from server.logs import get_logger
 
+log = get_logger("video")
 LOOK_S, GRACE_S = 0.25, 15.0
 _STOPPED, _TERMINATED = 130, 143  # 128 + the signal's number, as shells have it
+_WRONG_SETTINGS = (ModelUnusable, RuleRefused, TooManySources)
 
 
 class RunningProgram(Protocol):
@@ -38,6 +44,10 @@ class RunningProgram(Protocol):
 
     @property
     def api_url(self) -> str: ...
+
+    def prepare(self) -> None:
+        """All that the settings say of models holds; no file is touched yet."""
+        ...
 
     def start(self) -> None: ...
 
@@ -104,19 +114,22 @@ class Stopping:
 def run_to_its_end(
     settings: VideoSettings, watch: QuietWatch, *, engine: EngineOf, program_of: ProgramOf, is_json: bool
 ) -> int:
-    """The exit code: 0 all ended well, 1 a source, a sink or the engine failed, 130 after Ctrl-C, 143 after SIGTERM."""
+    """The exit code: 0 all ended well, 1 a source, a sink or the engine failed, 2 the settings are wrong, 130 after
+    Ctrl-C, 143 after SIGTERM."""
+    if not settings.sources and not settings.api.is_enabled:
+        return _nothing_to_do(settings, watch, is_json=is_json)
     stopping = Stopping()
-    if not is_endless(settings):  # of cameras the lines go on
-        move_earlier_aside(result_folders(settings), watch.note)
     try:
         with stopping:
             ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
     except EngineUnavailable as error:
         for line in error.lines:
             sys.stderr.write(f"    {line}\n")
-        _give_up(str(error), is_json=is_json)
+        _give_up(str(error), error.code, is_json=is_json)
+    except SettingsRefused as refused:
+        refuse(refused, as_json=is_json)
     except PipelineError as error:
-        _give_up(error.message, is_json=is_json)
+        _give_up(error.message, 2 if isinstance(error, _WRONG_SETTINGS) else 1, is_json=is_json)
     except KeyboardInterrupt:
         cut = "at once: files that were being written may be cut short"
         end_at_once(f"stopped {cut if stopping.is_running else 'before the first frame'}", stopping.asked_by)
@@ -151,8 +164,16 @@ def exit_code(sources: Sequence[SourceStatistics], stopped_by: int, *, has_lost:
 
 def require_api_address(settings: ApiSettings, environ: Mapping[str, str]) -> None:
     """Raises PipelineError where the control API could not listen now: said before an engine takes half a minute."""
-    if settings.is_enabled:
-        check_address(ApiOptions.of(settings.host, settings.port, environ))
+    if not settings.is_enabled:
+        return
+    try:
+        options = ApiOptions.of(settings.host, settings.port, environ)
+    except ApiRefused as error:
+        raise SettingsRefused([Complaint("api", error.message)]) from error
+    check_address(options)
+    if 0 < len(options.api_key) < LEAST_SECRET and not options.is_local:
+        told = "the control API's key is short, and others can reach it: it can be guessed"
+        log.warning(told, variable=KEY_VARIABLE, characters=len(options.api_key), needed=LEAST_SECRET)
 
 
 def _run(
@@ -163,9 +184,13 @@ def _run(
         program = program_of(settings, place)
         with watch:
             try:
+                program.prepare()
+                if not is_endless(settings):  # of cameras the lines go on
+                    move_earlier_aside(result_folders(settings), watch.note)
                 program.start()
                 stopping.is_running = True
-                return _looked_after(program, settings, watch, stopping)
+                watch.begin(_beginning(program, settings, place), _beginning_record(program, settings, place))
+                return _looked_after(program, watch, stopping)
             except PipelineError:
                 program.stop(0.0)
                 raise
@@ -174,8 +199,7 @@ def _run(
                 raise
 
 
-def _looked_after(program: RunningProgram, settings: VideoSettings, watch: QuietWatch, stopping: Stopping) -> Ended:
-    watch.note(_beginning(program, settings))
+def _looked_after(program: RunningProgram, watch: QuietWatch, stopping: Stopping) -> Ended:
     while not stopping.asked_by and not program.wait(LOOK_S):
         watch.show(program.statistics())
     before = program.statistics()
@@ -187,12 +211,37 @@ def _looked_after(program: RunningProgram, settings: VideoSettings, watch: Quiet
     return Ended(after, stopping.asked_by, program.sink_failures(), program.removed())
 
 
-def _beginning(program: RunningProgram, settings: VideoSettings) -> str:
+def _beginning(program: RunningProgram, settings: VideoSettings, place: EnginePlace) -> str:
+    waits = "" if settings.sources else "waits for sources over the "
+    api = f"; {waits}control API {program.api_url}" if settings.api.is_enabled else ""
+    lost = "" if settings.sinks else "; nothing is written: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
+    return f"{_sources_in_words(settings)}, model {settings.primary.model}, engine: {place.title}{api}{lost}"
+
+
+def _beginning_record(program: RunningProgram, settings: VideoSettings, place: EnginePlace) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "kind": "start",
+        "sources": len(settings.sources),
+        "elsewhere": settings.elsewhere,
+        "model": settings.primary.model,
+        "engine": place.title,
+        "api_url": program.api_url,
+    }
+
+
+def _sources_in_words(settings: VideoSettings) -> str:
     count = len(settings.sources)
     elsewhere = f" ({settings.elsewhere} more on other shards than {settings.shard})" if settings.elsewhere else ""
-    api = f"; control API {program.api_url}" if settings.api.is_enabled else ""
-    lost = "" if settings.sinks else "; nothing is written: give --out FOLDER, --sink, or sinks in CONFIG.yaml"
-    return f"{count} source{'s' * (count != 1)}{elsewhere}, model {settings.primary.model}{api}{lost}"
+    return f"{count} source{'s' * (count != 1)}{elsewhere}"
+
+
+def _nothing_to_do(settings: VideoSettings, watch: QuietWatch, *, is_json: bool) -> int:
+    """The exit code: a shard that none of the files belongs to is done."""
+    watch.note(f"{_sources_in_words(settings)}: nothing to do, and without the control API nothing comes")
+    if is_json:
+        write_json(summary_record(_summary(settings, Ended(()), 0.0)))
+    return 0
 
 
 def _both(before: Sequence[SourceStatistics], after: Sequence[SourceStatistics]) -> tuple[SourceStatistics, ...]:
@@ -226,7 +275,7 @@ def _outermost(folders: Sequence[Path]) -> list[Path]:
     return [folder for folder in folders if not any(other in folder.parents for other in folders)]
 
 
-def _give_up(sentence: str, *, is_json: bool) -> NoReturn:
+def _give_up(sentence: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
-        write_json({"kind": "summary", "exit_code": 1, "error": sentence})
-    fail(sentence, code=1)
+        write_json({"kind": "summary", "exit_code": code, "error": sentence})
+    fail(sentence, code=code)

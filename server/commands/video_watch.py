@@ -23,7 +23,7 @@ LINE_EVERY_S = 5.0
 def watch_for(*, is_json: bool, has_progress: bool) -> "QuietWatch":
     """The watch that fits: for programs on standard output, for people on standard error."""
     if is_json:
-        return JsonWatch()
+        return JsonWatch(has_progress=has_progress)
     if not has_progress:
         return QuietWatch()
     console = Console(stderr=True, highlight=False)
@@ -31,9 +31,7 @@ def watch_for(*, is_json: bool, has_progress: bool) -> "QuietWatch":
 
 
 class QuietWatch:
-    """Says nothing but notes. has_table: whether log lines would be in its way."""
-
-    has_table = False
+    """Says nothing but notes."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -62,6 +60,10 @@ class QuietWatch:
         """One line on standard error."""
         sys.stderr.write(one_line(sentence) + "\n")
 
+    def begin(self, sentence: str, record: dict[str, object]) -> None:
+        """That it runs now: the sentence for people, the record for programs."""
+        self.note(sentence)
+
     def show(self, sources: Sequence[SourceStatistics]) -> None:
         """Not shown."""
 
@@ -75,11 +77,22 @@ class QuietWatch:
 
 
 class JsonWatch(QuietWatch):
-    """A JSON line every few seconds on standard output."""
+    """For programs: a JSON line at the start and, with has_progress, every few seconds, on standard output."""
+
+    def __init__(self, *, has_progress: bool) -> None:
+        super().__init__()
+        self._has_progress = has_progress
+
+    def note(self, sentence: str) -> None:
+        """Is for people."""
+
+    def begin(self, sentence: str, record: dict[str, object]) -> None:
+        """The record."""
+        write_json(record)
 
     def show(self, sources: Sequence[SourceStatistics]) -> None:
         """Each source's figures."""
-        if self._is_time():
+        if self._has_progress and self._is_time():
             write_json(
                 {"kind": "progress", "seconds": round(self.seconds, 3), "sources": list(map(record_of, sources))}
             )
@@ -104,8 +117,6 @@ class LinesWatch(QuietWatch):
 
 class TableWatch(LinesWatch):
     """A table that is drawn anew, a row a source; log lines scroll above it."""
-
-    has_table = True
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

@@ -81,7 +81,8 @@ def test_run_of_a_file_ends_with_a_summary(run: Run) -> None:
     assert "Door/person" not in done.stdout  # the only class says what the rule says
     assert "out/annotated.mp4  4.1 kB" in done.stdout
     assert "100 frames in" in done.stdout
-    assert done.stderr == "1 source, model m; control API http://127.0.0.1:8010\n"
+    engine = "engine: the gateway at http://127.0.0.1:9"
+    assert done.stderr == f"1 source, model m, {engine}; control API http://127.0.0.1:8010\n"
     assert len(kept[0].stopped) == 1
 
 
@@ -99,8 +100,13 @@ def test_run_as_json_is_lines_and_nothing_else(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr("server.commands.video_watch.LINE_EVERY_S", 0.0)
     done = run("--source", "clip.mp4", "--model", "m", "--out", "out", "--sink", "jsonl", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["kind"] for line in lines] == ["progress"] * 3 + ["summary"]
-    assert lines[0]["sources"][0]["state"] == "running"
+    assert [line["kind"] for line in lines] == ["start", *["progress"] * 3, "summary"]
+    assert lines[0] == {
+        "kind": "start", "sources": 1, "elsewhere": 0, "model": "m",
+        "engine": "the gateway at http://127.0.0.1:9", "api_url": "http://127.0.0.1:8010",
+    }  # fmt: skip
+    assert lines[1]["sources"][0]["state"] == "running"
+    assert done.stderr == ""
     assert (lines[-1]["exit_code"], lines[-1]["sources"][0]["frames"]) == (0, 100)
     assert lines[-1]["files"] == [{"path": "out/annotated.mp4", "size_bytes": 4096}]
 

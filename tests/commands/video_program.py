@@ -19,7 +19,7 @@ PLACE = EnginePlace(None, "http://127.0.0.1:9", "127.0.0.1:10")
 @dataclass
 class FakeProgram:
     """Files end after `looks` looks; cameras never do. states: by source, instead of running. refusal: of start.
-    gone: sources that were removed."""
+    fault: what prepare raises. gone: sources that were removed."""
 
     settings: VideoSettings
     looks: int = 3
@@ -31,11 +31,16 @@ class FakeProgram:
     gone: tuple[SourceStatistics, ...] = ()
     drops: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
+    fault: PipelineError | None = None
     failures: tuple[str, ...] = ()
     hangs_at_stop: bool = False
     api_url: str = "http://127.0.0.1:8010"
     looked: int = 0
     stopped: list[float] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        if self.fault is not None:
+            raise self.fault
 
     def start(self) -> None:
         if self.refusal:

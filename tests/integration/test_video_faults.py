@@ -78,13 +78,17 @@ def test_secondary_model_says_what_each_object_is(video_place: Place, tmp_path: 
 
 FAILURES = {
     "there is no file": (2, ("--source", "nowhere.mp4", "--model", "street")),
-    "there is no model 'strete' at http": (1, ("--source", "clip.mp4", "--model", "strete")),
-    "does not say how it sees images": (1, ("--source", "clip.mp4", "--model", "table")),
+    "there is no model 'strete' at http": (2, ("--source", "clip.mp4", "--model", "strete")),
+    "does not say how it sees images": (2, ("--source", "clip.mp4", "--model", "table")),
     "nothing answers at http://127.0.0.1:9": (
         1,
         ("--source", "clip.mp4", "--model", "street", "--gateway", "http://127.0.0.1:9"),
     ),
     "unknown key; did you mean batched-push-timeout?": (2, ("typo.yaml",)),
+    "rules.yaml:1:47: analytics.line-crossing[0].class-id: 'persn': the model has no such class; did you mean": (
+        2,
+        ("--source", "clip.mp4", "--model", "street", "--rules", "rules.yaml"),
+    ),
 }
 
 
@@ -96,6 +100,7 @@ def test_run_that_cannot_begin_says_why_in_one_sentence(video_place: Place, tmp_
     (tmp_path / "typo.yaml").write_text(
         "source: [{uri: clip.mp4}]\nstreammux: {batched-push-timeuot: 1}\nprimary-gie: {model: street}\n"
     )
+    (tmp_path / "rules.yaml").write_text("line-crossing: [{name: Door, line: 0;0;99;99, class-id: persn}]\n")
     placed = [tmp_path / word if word.endswith((".mp4", ".yaml")) else word for word in words]
     ended = run(video_place, *placed, "--out", tmp_path / "out")
     assert ended.code == code

@@ -250,7 +250,7 @@ def lines_of(path: Path) -> list[Row]:
 def _api_url(program: Program) -> str:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
-        if found := re.search(r"control API (http://[^\s;]+)", program.text):
+        if found := re.search(r'"api_url":"(http://[^"]+)"', program.text):
             return found[1]
         if program.process.poll() is not None:
             break

@@ -194,6 +194,21 @@ def test_source_that_comes_back_is_told_as_loudly_as_its_loss(stand: Stand) -> N
     assert levels == ["info", "warning", "warning", "info", "warning", "info"]
 
 
+def test_source_that_comes_or_goes_while_it_runs_is_told_once(stand: Stand) -> None:
+    """Without its password; those that it began with are in the line of its start, and in their states."""
+    with capture_logs() as lines:
+        stand.pipeline.take_in(CAMERA)
+        stand.pipeline.add(SourceConfig("rtsp://user:hush@camera/b", "b"))
+        stand.sources.end("b", state=SourceState.ENDED)
+        stand.until(lambda: stand.pipeline._ways["b"].is_over)
+        stand.pipeline.remove("b")
+    told = [{name: value for name, value in line.items() if name in ("event", "uri", "state")} for line in lines]
+    assert told[0]["event"] == "source added"
+    assert "hush" not in str(told)
+    assert told[1:] == [{"event": "source", "state": "removed"}]
+    assert {line["log_level"] for line in lines} == {"info"}
+
+
 def test_source_added_again_counts_anew(stand: Stand) -> None:
     """What is told of it in sums begins at nothing, and so do its metrics."""
     for _ in range(2):

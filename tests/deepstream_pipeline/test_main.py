@@ -1,0 +1,91 @@
+"""What the program finds out about the settings once it knows the models, before it touches a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deepstream_pipeline.errors import ModelUnusable, TooManySources
+from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.main import Program
+from deepstream_pipeline.settings.complaints import SettingsRefused
+from tests.deepstream_pipeline.infer.fake_core import FakeCore
+from tests.deepstream_pipeline.settings.reading import read
+
+HEAD = "api: {enable: false}\nsink: {type: jsonl, folder: out}\ntracker: {type: none}\n"
+DWELL = "{name: B, roi: 1;1;5;1;5;5, class-id: 7}"
+SOURCES = f"source: [{{uri: rtsp://a, camera_id: a}}, {{uri: rtsp://b, analytics: {{dwell: [{DWELL}]}}}}]\n"
+LINES = "{name: A, line: 0;0;9;9, class-id: dark}, {name: C, line: 0;0;9;9, class-id: drak}"
+RULES = f"analytics: {{line-crossing: [{LINES}]}}\n"
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[FakeCore]:
+    """With `owned`, which knows dark and bright."""
+    (tmp_path / "run").mkdir()
+    core = FakeCore(tmp_path / "run")
+    yield core
+    core.end()
+
+
+def prepared(core: FakeCore, folder: Path, text: str) -> Program:
+    program = Program(read(HEAD + text, folder), EnginePlace(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    try:
+        program.prepare()
+    finally:
+        program.stop(0.0)
+    return program
+
+
+def test_class_that_the_model_does_not_know_is_a_fault_of_the_file_with_its_place(
+    core: FakeCore, tmp_path: Path
+) -> None:
+    """All of them, of the sources' own rules, too; and no file is made before."""
+    with pytest.raises(SettingsRefused) as refused:
+        prepared(core, tmp_path, SOURCES + "primary-gie: {model: owned}\n" + RULES)
+    first, second = (str(fault).replace(f"{tmp_path}/", "") for fault in refused.value.complaints)
+    at = f"cameras.yaml:4:{SOURCES.index('class-id') + 1}: source[1].analytics.dwell[0].class-id"
+    assert first == f"{at}: 7: the model has classes 0 to 1"
+    at = f"cameras.yaml:6:{RULES.rindex('class-id') + 1}: analytics.line-crossing[1].class-id"
+    assert second == f"{at}: 'drak': the model has no such class; did you mean 'dark'?"
+    assert not (tmp_path / "out").exists()
+
+
+def test_class_to_keep_that_the_model_does_not_know_has_its_place(core: FakeCore, tmp_path: Path) -> None:
+    """As a rule's."""
+    text = "source: {uri: rtsp://a}\nprimary-gie: {model: owned, operate-on-class-ids: [1, brigt]}\n"
+    with pytest.raises(SettingsRefused) as refused:
+        prepared(core, tmp_path, text)
+    told = "operate-on-class-ids names 'brigt', which 'owned' does not know; did you mean bright?"
+    assert str(refused.value).endswith(f"cameras.yaml:5:51: primary-gie.{told}")
+
+
+MODELS = {
+    "nosuch": "the engine has no model 'nosuch'",
+    "tensors": "does not say how it sees images",
+    "owned}\nsecondary-gie: {model: owned": "'owned' finds no objects that 'owned' could look at",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_that_is_none_for_pictures_is_found_before_a_file_is_made(
+    core: FakeCore, tmp_path: Path, name: str
+) -> None:
+    """Of secondary models, too."""
+    with pytest.raises(ModelUnusable, match=MODELS[name]):
+        prepared(core, tmp_path, f"source: {{uri: rtsp://a}}\nprimary-gie: {{model: {name}}}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_sources_than_one_program_takes_are_told_before_an_engine_is_asked(core: FakeCore, tmp_path: Path) -> None:
+    """With what to do."""
+    uris = ", ".join(f"{{uri: rtsp://camera/{number}}}" for number in range(201))
+    with pytest.raises(TooManySources, match=r"201 sources are given, and 200 are the most; use --shard i/n"):
+        prepared(core, tmp_path, f"source: [{uris}]\nprimary-gie: {{model: owned}}\n")
+    assert core.asked == []
+
+
+def test_settings_that_hold_are_prepared_without_a_file(core: FakeCore, tmp_path: Path) -> None:
+    """What opens them is the start."""
+    prepared(core, tmp_path, "source: {uri: rtsp://a}\nprimary-gie: {model: owned, operate-on-class-ids: [bright]}\n")
+    assert not (tmp_path / "out").exists()
