@@ -78,6 +78,13 @@ class Outlet:
         """Results that it had no room or no time for, or that the sink wrote nowhere."""
         return self._channel.statistics().dropped + getattr(self._sink, "lost", 0)
 
+    @property
+    def sentence(self) -> str:
+        """Of a sink that failed: why, and how many results are not in it. A spool's own words say how many messages;
+        beside them results are counted only where they did not get so far."""
+        is_counted = self.lost > 0 or not self.options.has_spool
+        return f"{self.options.name} failed: {self.failure}" + (f" ({self.lost} results lost)" if is_counted else "")
+
     def put(self, item: FrameResult | EndOfSource, *, may_wait: bool) -> None:
         """may_wait: there is no live source, so that nothing is lost by waiting for the sink; one that hangs is waited
         for no longer than PATIENCE_S. The end of a source waits for nobody, and is not lost."""

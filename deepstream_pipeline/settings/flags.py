@@ -109,7 +109,7 @@ def _fields(text: str) -> dict[str, str]:
         return {"type": text}
     if text.startswith("webhook="):
         return {"type": "webhook", "url": text.removeprefix("webhook=")}
-    parts = urlsplit(text)
+    parts = urlsplit(text, allow_fragments=False)  # a # is a topic's, or a mistake; nothing is lost
     more = dict(parse_qsl(parts.query))
     if parts.scheme == "rtsp":
         return {"type": "rtsp", "url": text}

@@ -126,21 +126,30 @@ def _kafka(section: Section, out: Path | None) -> SinkOptions:
 
 
 def _mqtt(section: Section, out: Path | None) -> SinkOptions:
-    from deepstream_pipeline.sinks.mqtt import MqttOptions
+    from deepstream_pipeline.sinks.mqtt import PLACEHOLDERS, MqttOptions
 
     section.require("host")
     is_tls = section.flag("tls")
     options = MqttOptions(
         host=section.text("host"),
         port=section.whole("port", 8883 if is_tls else 1883, 1, 65_535),
-        topic=section.text("topic", "penstock/{source_id}/{kind}"),
+        topic=_mqtt_topic(section, "topic", "penstock/{source_id}/{kind}", PLACEHOLDERS),
         username=section.text("username", is_secret=True),
         password=section.text("password", is_secret=True),
         qos=section.whole("qos", 1, 0, 2),
         is_tls=is_tls,
-        status_topic=section.text("status-topic"),
+        status_topic=_mqtt_topic(section, "status-topic", "", ()),
     )
     return _holding(options, section)
+
+
+def _mqtt_topic(section: Section, key: str, default: str, placeholders: tuple[str, ...]) -> str:
+    from deepstream_pipeline.sinks.mqtt import topic_fault
+
+    topic = section.text(key, default)
+    if fault := topic_fault(topic, placeholders):
+        section.complain(section[key], f"{section.at(key)} is {topic!r}", fault)
+    return topic
 
 
 def _redis(section: Section, out: Path | None) -> SinkOptions:

@@ -27,6 +27,7 @@ IDLE_S = 0.5
 CLOSE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S, CLOSING_PAUSE_S = 0.2, 5.0, 0.1
 MAX_TOLD = 8  # different reasons that are logged in one outage
+REFUSED_AGAIN_S = 60.0  # refusals that go on are told again
 
 log = structlog.get_logger(component="video")
 
@@ -83,7 +84,8 @@ class BrokerStatistics:
     """depth, size_bytes: in the spool now. The counts are sums; written = sent + dropped + refused + depth, always.
 
     dropped: lost for want of room. refused: lost because the broker will never take them (a webhook's dead letters).
-    errors: attempts that failed. is_connected: what the last attempt showed; reason: why not.
+    refusal: why the last of them. errors: attempts that failed. is_connected: what the last attempt showed, of a link
+    that asks nothing but to take messages the last that was taken or left; reason: why not.
     """
 
     depth: int
@@ -95,6 +97,19 @@ class BrokerStatistics:
     errors: int
     is_connected: bool
     reason: str
+    refusal: str = ""
+
+    @property
+    def lost(self) -> int:
+        """Of a sink that is closed: messages that did not arrive, and never will."""
+        return self.depth + self.refused + self.dropped
+
+    def why_lost(self) -> str:
+        """One reason, or of several each with its number."""
+        left = self.reason or "no time was left"
+        reasons = ((self.depth, left), (self.refused, self.refusal), (self.dropped, "no room in its spool"))
+        told = [(count, reason) for count, reason in reasons if count]
+        return told[0][1] if len(told) == 1 else ", ".join(f"{count} ({reason})" for count, reason in told)
 
 
 class Backoff:
@@ -129,8 +144,10 @@ class BrokerSink:
         self._backoff = Backoff()
         self._run_id, self._epoch = secrets.token_hex(4), 0
         self._is_open = self._is_connected = False
-        self._reason, self._errors = "not connected yet", 0
+        self._reason, self._refusal, self._errors = "not connected yet", "", 0
         self._told: set[str] = set()
+        self._untold = ""  # why the connection was lost: the next attempt mostly knows better
+        self._refusal_told = ("", float("-inf"))  # and when
         self._dropped_before = 0
         self._thread = threading.Thread(target=self._run, name=f"sink {link.name}", daemon=True)
         self._thread.start()
@@ -154,7 +171,8 @@ class BrokerSink:
         self._epoch += 1
 
     def close(self) -> None:
-        """Delivers what is spooled, for at most 5 s. Raises SinkFailed, saying how many messages were left."""
+        """Delivers what is spooled, for at most 5 s. Raises SinkFailed where messages were lost since the beginning:
+        left now, refused, or dropped for want of room; it says how many and why."""
         with self._changed:
             if self._closing.is_set():
                 return
@@ -163,8 +181,10 @@ class BrokerSink:
             self._changed.notify_all()
         self._thread.join(CLOSE_S + 0.5)  # a thread that hangs in its library beyond that ends by its own time-outs
         said = self.statistics()
-        if said.depth:
-            raise SinkFailed(f"{said.depth} messages for {self._link.place} were not delivered: {said.reason}")
+        if said.lost:
+            count = f"{said.lost} message{'s' * (said.lost != 1)}"
+            were = "were" if said.lost != 1 else "was"
+            raise SinkFailed(f"{count} for {self._link.place} {were} not delivered: {said.why_lost()}")
 
     def statistics(self) -> BrokerStatistics:
         """How it stands. From any thread."""
@@ -180,6 +200,7 @@ class BrokerSink:
                 errors=self._errors,
                 is_connected=self._is_connected,
                 reason=self._reason,
+                refusal=self._refusal,
             )
 
     def _messages(self, result: FrameResult) -> list[Message]:
@@ -240,18 +261,29 @@ class BrokerSink:
             self._spool.put_back(outcome.left)
             has_taken = self._spool.has_taken
         if outcome.refused:
-            self._count_error()
-            self._gauge.dropped(len(outcome.refused))
-            self._tell_once("refused", "sink's messages refused", outcome.refusal)
+            self._refused(outcome)
         if outcome.left or (outcome.trouble and not has_taken):
             self._lost(outcome.trouble, outcome.pause_s)
         elif outcome.trouble:
             if self._is_connected or not self._told:
                 self._count_error()
             self._waiting(outcome.trouble)
-        elif outcome.delivered or outcome.refused:
+        elif outcome.delivered:
             self._connected()
         self._tell_depth()
+
+    def _refused(self, outcome: Outcome) -> None:
+        self._count_error()
+        self._gauge.dropped(len(outcome.refused))
+        with self._changed:
+            self._refusal = outcome.refusal
+            if not self._is_connected:
+                self._reason = outcome.refusal
+            refused = self._spool.statistics().refused
+        told, told_at = self._refusal_told
+        if outcome.refusal != told or time.monotonic() - told_at >= REFUSED_AGAIN_S:
+            self._refusal_told = (outcome.refusal, time.monotonic())
+            log.warning("sink's messages refused", sink=self._link.place, reason=outcome.refusal, refused=refused)
 
     def _lost(self, reason: str, pause_s: float) -> None:
         self._link.close()
@@ -259,16 +291,24 @@ class BrokerSink:
         with self._changed:
             self._spool.put_back_all()
         self._count_error()
-        self._waiting(reason)
-        pause_s = max(pause_s, self._backoff.next_s())
-        if not self._closing.wait(pause_s):
+        is_first = self._is_connected and not pause_s
+        self._waiting(reason, is_told=not is_first)
+        self._pause(pause_s)
+
+    def _pause(self, asked_s: float) -> None:
+        """Before the next attempt. While closing it is short, but what was asked for is waited, as the time allows."""
+        until = time.monotonic() + asked_s
+        if not self._closing.wait(max(asked_s, self._backoff.next_s())):
             return
-        time.sleep(max(0.0, min(CLOSING_PAUSE_S, self._over_at - time.monotonic())))
+        now = time.monotonic()
+        time.sleep(max(0.0, min(max(CLOSING_PAUSE_S, until - now), self._over_at - now)))
 
     def _connected(self) -> None:
         self._backoff.reset()
         if self._is_connected:
             return
+        if self._untold:
+            self._tell_waiting(self._untold)
         with self._changed:
             self._is_connected, self._reason = True, ""
             spool = self._spool.statistics()
@@ -277,9 +317,16 @@ class BrokerSink:
         self._told.clear()
         tell("sink connected", sink=self._link.place, spooled=spool.depth, dropped=dropped)
 
-    def _waiting(self, reason: str) -> None:
+    def _waiting(self, reason: str, *, is_told: bool = True) -> None:
         with self._changed:
             self._is_connected, self._reason = False, reason
+        if is_told:
+            self._tell_waiting(reason)
+        else:
+            self._untold = reason
+
+    def _tell_waiting(self, reason: str) -> None:
+        self._untold = ""
         self._tell_once("waiting", "sink waits for its broker", reason)
 
     def _count_error(self) -> None:

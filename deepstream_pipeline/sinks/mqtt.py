@@ -6,6 +6,7 @@ connection a new client begins with a clean session, and what had no acknowledge
 User properties (MQTT 5): id (of the message), kind ("events" or "objects").
 """
 
+import re
 import secrets
 import select
 import ssl
@@ -32,6 +33,7 @@ KEEPALIVE_S = 15
 HEADER_BYTES = 512  # of a packet, at most: topic, id and what MQTT adds
 INFLIGHT = 50  # unacknowledged messages at once
 OFFLINE, ONLINE = b"offline", b"online"
+PLACEHOLDERS = ("{source_id}", "{kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,20 @@ def mqtt_sink(options: MqttOptions, gauge: SinkGauge | None = None) -> BrokerSin
     return BrokerSink(MqttLink(options), options, gauge)
 
 
+def topic_fault(topic: str, placeholders: Sequence[str] = PLACEHOLDERS) -> str:
+    """Why nothing can be published under it; empty where that can be. placeholders: those that are filled in."""
+    if set(topic) & set("+#\0"):
+        return "a topic to publish to has no wildcard (+ or #)"
+    rest = topic
+    for known in placeholders:
+        rest = rest.replace(known, "")
+    found = re.search(r"\{[^{}]*\}|[{}]", rest)
+    if found is None:
+        return ""
+    takes = f"there are {' and '.join(placeholders)}" if placeholders else "it takes none"
+    return f"{found[0]} is no placeholder; {takes}" if len(found[0]) > 1 else f"a {found[0]} stands alone; {takes}"
+
+
 class MqttLink:
     """A Link (of link.py) to one MQTT broker."""
 
@@ -66,9 +82,9 @@ class MqttLink:
             from paho.mqtt.enums import MQTTProtocolVersion
         except ImportError as error:
             raise missing("paho-mqtt", "video") from error
-        for topic in (options.topic, options.status_topic):
-            if set(topic) & set("+#\0"):
-                raise SinkFailed(f"an MQTT topic to publish to has no wildcard: {topic!r}")
+        for topic, placeholders in ((options.topic, PLACEHOLDERS), (options.status_topic, ())):
+            if fault := topic_fault(topic, placeholders):
+                raise SinkFailed(f"MQTT topic {topic!r}: {fault}")
         if not options.topic or options.qos not in (0, 1, 2):
             raise SinkFailed(f"MQTT wants a topic and a qos of 0, 1 or 2, not {options.topic!r} and {options.qos}")
         self._paho = paho
@@ -219,7 +235,8 @@ class MqttLink:
     def _on_disconnect(
         self, client: "Client", _: object, flags: "DisconnectFlags", code: "ReasonCode", said: "Properties | None"
     ) -> None:
-        self._trouble = self._trouble or f"the connection was lost ({code})"
+        why = "" if str(code) == "Unspecified error" else f" ({code})"
+        self._trouble = self._trouble or f"the connection was lost{why}"
 
     def _on_publish(self, client: "Client", _: object, mid: int, code: "ReasonCode", said: "Properties | None") -> None:
         one = self._unacknowledged.get(mid)

@@ -1,10 +1,12 @@
 """HTTP POST of JSON to an address of the user's: one message, or a list of several.
 
 What cannot be delivered goes to a dead-letter file, a line each: {"time", "reason", "id", "message"}.
-* Nothing listens there, or no connection comes about: the message waits, as with any broker; the spool is the bound.
-* 5xx, 408, 425, 429, no answer in time, a broken answer: tried again, `attempts` times in all, pausing longer each
-  time and at least as long as Retry-After says, then dead letter. All messages share one budget of second tries: a few
-  a minute and one for each five messages sent. When it is spent, a message has one try only.
+* Nothing listens there, no connection comes about, or 502, 503, 504, 408, 429: the receiver is away, or has enough. The
+  message waits, as with any broker, and at least as long as Retry-After says; the spool is the bound.
+* Another 5xx, 425, no answer in time, a broken answer: it may be the message's fault. It is tried again, `attempts`
+  times in all, pausing 1, 2, 4, 8, then 16 s (jittered) and at least as long as Retry-After says, then dead letter. All
+  messages share one budget of second tries: a few a minute and one for each five messages sent. When it is spent, a
+  message has one try only.
 * Any other status: dead letter at once. Redirects are not followed.
 The header Idempotency-Key names the message (a list: its first message and its length), the same on every try.
 """
@@ -24,7 +26,7 @@ import msgspec
 import structlog
 
 from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
+from deepstream_pipeline.sinks.broker import Backoff, BrokerOptions, BrokerSink, SinkGauge
 from deepstream_pipeline.sinks.link import Outcome, missing
 from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.sinks.spool import Message
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
 
 
-TRY_AGAIN = frozenset({408, 425, 429})
+AWAY = frozenset({408, 429, 502, 503, 504})
+TRY_AGAIN = frozenset({425})
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 16.0  # between the attempts of one message
 LONGEST_RETRY_AFTER_S = 60.0
 DEAD_LETTER_BYTES = 64 * 2**20  # the file grows no further
 READ_BYTES = 4096  # of an answer's body; of a longer one the connection is not used again
@@ -148,6 +152,7 @@ class WebhookLink:
         self._budget = RetryBudget()
         self._dead_letters = DeadLetters(options.dead_letters)
         self._tried = ("", 0)  # the message at the head, and how often
+        self._waits = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         self._new_connection = partial(TimelyPost, self._url, options.timeout_s)
         self._connection: TimelyPost | None = None
 
@@ -170,10 +175,12 @@ class WebhookLink:
         if 200 <= answer.status < 300:
             self._budget.delivered(len(messages))
             return Outcome(delivered=messages)
-        if answer.status >= 500 or answer.status in TRY_AGAIN:
-            pause_s = retry_after_s(answer.headers.get("Retry-After", ""), time.time())
-            return self._again(messages, f"answered {answer.status}", pause_s)
         reason = f"answered {answer.status}" + (": redirects are not followed" if answer.status < 400 else "")
+        pause_s = retry_after_s(answer.headers.get("Retry-After", ""), time.time())
+        if answer.status in AWAY:
+            return Outcome(left=messages, trouble=reason, pause_s=pause_s)
+        if answer.status >= 500 or answer.status in TRY_AGAIN:
+            return self._again(messages, reason, pause_s)
         self._dead_letters.add(messages, reason)
         return Outcome(refused=messages, refusal=reason)
 
@@ -208,6 +215,8 @@ class WebhookLink:
     def _again(self, messages: Sequence[Message], trouble: str, pause_s: float) -> Outcome:
         head, tries = self._tried
         tries = tries + 1 if head == messages[0].id else 1
+        if tries == 1:
+            self._waits.reset()
         self._tried = (messages[0].id, tries)
         reason = ""
         if tries >= self._options.attempts:
@@ -215,7 +224,7 @@ class WebhookLink:
         elif not self._budget.take(time.monotonic()):
             reason = f"{trouble}, and the budget of second tries is spent"
         if not reason:
-            return Outcome(left=messages, trouble=trouble, pause_s=pause_s)
+            return Outcome(left=messages, trouble=trouble, pause_s=max(pause_s, self._waits.next_s()))
         self._dead_letters.add(messages, reason)
         return Outcome(refused=messages, refusal=reason, trouble=trouble, pause_s=pause_s)
 

@@ -150,3 +150,13 @@ def test_result_without_a_picture_is_not_for_previews() -> None:
     assert OutletOptions("preview", 2, draws=True).shows(result(0))
     assert OutletOptions("annotated", 2, draws=True, always_draws=True).shows(bare)
     assert OutletOptions("jsonl", 2).shows(bare)
+
+
+@pytest.mark.parametrize(("has_spool", "told"), [(True, "s failed: full"), (False, "s failed: full (0 results lost)")])
+def test_sink_that_failed_tells_one_number(has_spool: bool, told: str) -> None:
+    """A spool's own words say how many messages were lost: beside them no second number stands that contradicts."""
+    outlet = Outlet(KeptSink(fails=True), OutletOptions("s", 100, has_spool=has_spool), VideoMetrics())
+    outlet.start()
+    outlet.put(result(0), may_wait=False)
+    assert outlet.close(WAIT_S)
+    assert outlet.sentence == told

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,12 +33,13 @@ class Scripted:
         self.opened = self.closed = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
+        self.has_answer = True
 
     def open(self, timeout_s: float) -> bool:
         self.opened += 1
         if self.open_error:
             raise LinkDown(self.open_error)
-        return True
+        return self.has_answer
 
     def send(self, messages: Sequence[Message]) -> Outcome:
         self.may_go_on.wait(30.0)
@@ -82,7 +85,8 @@ def make() -> Iterator[Callable[..., BrokerSink]]:
     for one, link in made:
         link.may_go_on.set()
         link.open_error = ""
-        one.close()
+        with suppress(SinkFailed):  # of a loss that the test wanted
+            one.close()
 
 
 def frames(link: Scripted) -> list[int]:
@@ -150,6 +154,8 @@ def test_sink_with_a_message_that_is_refused_counts_it_and_goes_on(make: Callabl
     assert (said.written, said.sent, said.refused, said.is_connected) == (15, 14, 1, True)
     assert gauge.drops == 1
     assert gauge.failures == 1
+    with pytest.raises(SinkFailed, match=r"^1 message for scripted, topic t was not delivered: too large$"):
+        sink.close()
 
 
 def test_sink_whose_spool_is_full_tells_each_loss_to_its_gauge(make: Callable[..., BrokerSink]) -> None:
@@ -165,6 +171,10 @@ def test_sink_whose_spool_is_full_tells_each_loss_to_its_gauge(make: Callable[..
     link.open_error = ""
     assert until(lambda: len(link.delivered) == 40)
     assert frames(link) == list(range(60, 100))
+    with pytest.raises(
+        SinkFailed, match=r"^60 messages for scripted, topic t were not delivered: no room in its spool"
+    ):
+        sink.close()
 
 
 def test_sink_given_more_bytes_than_its_spool_holds_stays_within_them(make: Callable[..., BrokerSink]) -> None:
@@ -198,6 +208,108 @@ def test_sink_whose_broker_is_away_says_so_once_and_once_when_it_is_back(make: C
     assert sorted(told[1:-1]) == ["sink drops its oldest messages", "sink waits for its broker"]
     assert [line["log_level"] for line in lines] == ["info", "warning", "warning", "warning"]
     assert lines[-1]["dropped"] == sink.statistics().dropped > 0
+
+
+def test_sink_that_is_refused_everything_never_says_that_it_is_connected(make: Callable[..., BrokerSink]) -> None:
+    """An answer that takes nothing is no delivery: it is told once, not as a return, and named with its number."""
+    refuse = partial(Outcome, (), refusal="answered 401")
+    link = Scripted(*[lambda batch: refuse(refused=batch)] * 3)
+    link.max_messages, link.has_answer = 1, False
+    with capture_logs() as lines:
+        sink = make(link)
+        for number in range(3):
+            sink.write(result(number, has_image=False))
+        assert until(lambda: sink.statistics().refused == 3)
+        said = sink.statistics()
+        with pytest.raises(SinkFailed, match=r"^3 messages for scripted, topic t were not delivered: answered 401$"):
+            sink.close()
+    assert (said.is_connected, said.reason) == (False, "answered 401")
+    assert [line["event"] for line in lines] == ["sink's messages refused"]
+
+
+def test_sink_whose_first_message_is_refused_is_connected_without_a_warning(make: Callable[..., BrokerSink]) -> None:
+    """A bad message is no outage: what comes after it is no return that must be heard."""
+    link = Scripted(lambda batch: Outcome(refused=batch, refusal="too large"))
+    link.max_messages, link.has_answer = 1, False
+    with capture_logs() as lines:
+        sink = make(link)
+        sink.write(result(0, has_image=False))
+        sink.write(result(1, has_image=False))
+        assert until(lambda: sink.statistics().is_connected)
+    told = [(line["event"], line["log_level"]) for line in lines]
+    assert told == [("sink's messages refused", "warning"), ("sink connected", "info")]
+
+
+def test_sink_that_is_refused_for_long_says_so_again(
+    make: Callable[..., BrokerSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours of refusals are not one line at their beginning; each later one has the number until then."""
+    monkeypatch.setattr("deepstream_pipeline.sinks.broker.REFUSED_AGAIN_S", 0.0)
+    link = Scripted(*[lambda batch: Outcome(refused=batch, refusal="answered 401")] * 3)
+    link.max_messages = 1
+    with capture_logs() as lines:
+        sink = make(link)
+        for number in range(3):
+            sink.write(result(number, has_image=False))
+        assert until(lambda: sink.statistics().refused == 3)
+    assert [line["refused"] for line in lines if line["event"] == "sink's messages refused"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+def test_sink_whose_connection_is_lost_tells_the_reason_that_is_known_best(
+    reopens: bool, make: Callable[..., BrokerSink]
+) -> None:
+    """One line: what the next attempt says, which knows more; where that one works, that it was lost at all."""
+    link = Scripted()
+    with capture_logs() as lines:
+        sink = make(link)
+        assert until(lambda: sink.statistics().is_connected)
+        link.open_error = "" if reopens else "refused"
+        link.answers = [lambda batch: Outcome(left=batch, trouble="lost")]
+        sink.write(result(0, has_image=False))
+        assert until(lambda: sink.statistics().errors >= (1 if reopens else 3))
+        link.open_error = ""
+        assert until(lambda: sink.statistics().sent == 1)
+        assert until(lambda: sink.statistics().is_connected)
+    told = [line["reason"] for line in lines if line["event"] == "sink waits for its broker"]
+    assert told == ["lost" if reopens else "refused"]
+    assert (lines[-1]["event"], lines[-1]["log_level"]) == ("sink connected", "warning")
+
+
+def test_sink_that_lost_in_several_ways_says_each_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum, and what it is made of."""
+    monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 0.5)
+    link = Scripted(
+        lambda batch: Outcome(refused=batch, refusal="too large"),
+        lambda batch: Outcome(left=batch, trouble="gone"),
+    )
+    link.may_go_on.clear()
+    sink = BrokerSink(link, BrokerOptions(what=What.OBJECTS, spool_messages=5))
+    sink.write(result(0, has_image=False))
+    assert until(lambda: sink._spool.has_taken)
+    for number in range(1, 12):
+        sink.write(result(number, has_image=False))
+    link.open_error = "nobody there"
+    link.may_go_on.set()
+    said = r"^12 messages for .* not delivered: 4 \(nobody there\), 1 \(too large\), 7 \(no room in its spool\)$"
+    with pytest.raises(SinkFailed, match=said):
+        sink.close()
+
+
+def test_sink_that_is_closed_waits_as_long_as_it_was_asked_to(make: Callable[..., BrokerSink]) -> None:
+    """The hurry of the end uses up no attempts: what a link asks for is waited, within the time that is left."""
+    link = Scripted(lambda batch: Outcome(left=batch, trouble="not yet", pause_s=1.5))
+    link.may_go_on.clear()
+    sink = make(link)
+    sink.write(result(0, has_image=False))
+    closing = threading.Thread(target=sink.close)
+    closing.start()
+    assert until(sink._closing.is_set)
+    began = time.monotonic()
+    link.may_go_on.set()
+    closing.join(10.0)
+    assert (frames(link), len(link.calls)) == ([0], 2)
+    assert time.monotonic() - began >= 1.5
 
 
 def test_sink_that_is_closed_delivers_what_it_has_first(make: Callable[..., BrokerSink]) -> None:

@@ -152,7 +152,8 @@ def test_sink_whose_broker_is_away_for_longer_than_the_spool_holds_drops_the_old
     assert sink.statistics().depth == 100
     scene.broker.bring_up()
     assert until(lambda: sink.statistics().depth == 0, 20.0), sink.statistics()
-    sink.close()
+    with pytest.raises(SinkFailed, match=f"^{sink.statistics().dropped} messages for .*: no room in its spool$"):
+        sink.close()
     said = sink.statistics()
     assert (said.written, said.sent + said.dropped, said.depth) == (520, 520, 0)
     arrived = scene.broker.arrived(said.sent)

@@ -42,7 +42,8 @@ def test_kafka_message_larger_than_is_allowed_costs_only_itself(broker: KafkaBro
     for number in range(5):
         sink.write(result(number, has_image=False, objects=40 if number == 2 else 1))
     assert until(lambda: sink.statistics().depth == 0)
-    sink.close()
+    with pytest.raises(SinkFailed, match=r"^1 message for kafka .* was not delivered: "):
+        sink.close()
     assert (sink.statistics().sent, sink.statistics().refused) == (4, 1)
     assert [json.loads(one.body)["frame_num"] for one in broker.arrived(4)] == [0, 1, 3, 4]
 

@@ -55,7 +55,8 @@ def test_mqtt_to_a_broker_with_a_limit_refuses_only_what_is_larger(tmp_path: Pat
         sink.write(result(1, has_image=False, objects=40))
         sink.write(result(2, has_image=False, objects=1))
         assert until(lambda: sink.statistics().depth == 0)
-        sink.close()
+        with pytest.raises(SinkFailed, match=r"^1 message .*: larger than the broker's 3000 bytes$"):
+            sink.close()
         assert sink.statistics().refused == 1
         assert [json.loads(one.body)["frame_num"] for one in broker.arrived(2)] == [0, 2]
 
@@ -90,6 +91,25 @@ def test_mqtt_status_topic_says_online_and_offline(broker: MqttBroker) -> None:
     assert until(lambda: [one.body for one in broker._arrived] == [b"online"])
     sink.close()
     assert until(lambda: [one.body for one in broker._arrived] == [b"online", b"offline"])
+
+
+def test_mqtt_broker_that_goes_is_told_in_one_line(broker: MqttBroker) -> None:
+    """The reason is that of the attempt to come back, not what the library makes of a closed socket."""
+    with capture_logs() as lines:
+        sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=What.OBJECTS))
+        assert until(lambda: sink.statistics().is_connected)
+        broker.take_down()
+        assert until(lambda: sink.statistics().errors >= 3)
+        broker.bring_up()
+        write(sink, 1)
+        assert until(lambda: sink.statistics().sent == 1)
+        sink.close()
+    told = [(line["event"], line["log_level"], line.get("reason", "")) for line in lines]
+    assert told == [
+        ("sink connected", "info", ""),
+        ("sink waits for its broker", "warning", "[Errno 111] Connection refused"),
+        ("sink connected", "warning", ""),
+    ]
 
 
 def test_mqtt_sink_that_dies_is_told_by_its_will(broker: MqttBroker) -> None:
@@ -130,9 +150,12 @@ def answer_as_version_3(server: socket.socket, versions: list[int]) -> None:
             connection.recv(1024)  # until it hangs up, or says good-bye
 
 
-@pytest.mark.parametrize("options", [{"topic": "a/#"}, {"topic": ""}, {"qos": 3}, {"status_topic": "a/+"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"topic": "a/#"}, {"topic": ""}, {"qos": 3}, {"status_topic": "a/+"}, {"topic": "a/{foo}"}, {"topic": "a/{kind"}],
+)  # fmt: skip
 def test_mqtt_option_that_cannot_be_meant_is_refused_at_the_start(options: dict[str, object]) -> None:
-    """A wildcard is for subscribers, and there are three qualities of service."""
+    """A wildcard is for subscribers, a placeholder one of two, and there are three qualities of service."""
     with pytest.raises(SinkFailed):
         mqtt_sink(MqttOptions("localhost", **options))  # type: ignore[arg-type]
 

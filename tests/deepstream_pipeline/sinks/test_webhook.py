@@ -98,6 +98,13 @@ def write(sink: BrokerSink, count: int) -> None:
         sink.write(result(number, has_image=False, objects=1))
 
 
+def close_losing(sink: BrokerSink, count: int, reason: str) -> None:
+    """Closes a sink that lost so many, and says so with the reason of the last."""
+    messages = "1 message" if count == 1 else f"{count} messages"
+    with pytest.raises(SinkFailed, match=f"^{messages} for webhook http://127.*not delivered: {reason}$"):
+        sink.close()
+
+
 def letters(path: Path) -> list[tuple[str, int]]:
     """(reason, frame) of each dead letter."""
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -143,6 +150,52 @@ def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiv
     assert sink.statistics().errors == 3
 
 
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_webhook_that_is_away_behind_a_proxy_is_waited_for(status: int, receiver: Receiver, url: str) -> None:
+    """A receiver that restarts, or has enough, uses no attempt of a message, however often it says so."""
+    receiver.status = {0: [status] * 3 + [200]}
+    sink = webhook_sink(options(url, attempts=1))
+    write(sink, 3)
+    assert until(lambda: sink.statistics().errors >= 2)
+    assert (sink.statistics().reason, sink.statistics().is_connected) == (f"answered {status}", False)
+    assert until(lambda: sink.statistics().sent == 3, 30.0)
+    sink.close()
+    assert receiver.frames() == [0] * 4 + [1, 2]
+
+
+def test_webhook_that_fails_for_seconds_loses_nothing(url: str, receiver: Receiver) -> None:
+    """The attempts of one message are seconds apart: a fault of two seconds does not use them up."""
+    receiver.status = {number: [500] for number in range(10)}
+    sink = webhook_sink(options(url))
+    write(sink, 10)
+    time.sleep(2.5)
+    receiver.status = {}
+    assert until(lambda: sink.statistics().sent == 10)
+    sink.close()
+
+
+def test_webhook_that_is_closed_while_it_fails_uses_up_no_attempts(url: str, receiver: Receiver) -> None:
+    """At the end there are seconds for all of it: they are waited, not spent on messages one after the other."""
+    receiver.status = {number: [500] for number in range(10)}
+    sink = webhook_sink(options(url))
+    write(sink, 10)
+    with pytest.raises(SinkFailed, match=r"^10 messages for .* were not delivered: answered 500$"):
+        sink.close()
+    assert (sink.statistics().refused, set(receiver.frames())) == (0, {0})
+    assert len(receiver.requests) <= 5
+
+
+def test_webhook_that_refuses_everything_says_how_many_and_never_connected(receiver: Receiver, url: str) -> None:
+    """A wrong key is no delivery."""
+    receiver.status = {number: [401] for number in range(4)}
+    with capture_logs() as lines:
+        sink = webhook_sink(options(url))
+        write(sink, 4)
+        assert until(lambda: sink.statistics().depth == 0)
+        close_losing(sink, 4, "answered 401")
+    assert [line["event"] for line in lines] == ["sink's messages refused"]
+
+
 def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
     receiver: Receiver, url: str, tmp_path: Path
 ) -> None:
@@ -151,7 +204,7 @@ def test_webhook_answered_500_for_ever_gives_up_after_its_attempts(
     sink = webhook_sink(options(url, attempts=3, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 4)
     assert until(lambda: sink.statistics().depth == 0)
-    sink.close()
+    close_losing(sink, 1, "answered 500, at attempt 3 of 3")
     assert receiver.frames() == [0, 1, 1, 1, 2, 3]
     assert letters(tmp_path / "dead.jsonl") == [("answered 500, at attempt 3 of 3", 1)]
     assert (sink.statistics().sent, sink.statistics().refused) == (3, 1)
@@ -168,7 +221,7 @@ def test_webhook_answered_4xx_or_a_redirect_is_a_dead_letter_at_once(
     sink = webhook_sink(options(url, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 2)
     assert until(lambda: sink.statistics().depth == 0)
-    sink.close()
+    close_losing(sink, 1, reason)
     assert receiver.frames() == [0, 1]
     assert letters(tmp_path / "dead.jsonl") == [(reason, 0)]
 
@@ -182,7 +235,7 @@ def test_webhook_without_an_answer_in_time_tries_again(receiver: Receiver, url: 
     assert time.perf_counter() - began < 0.5
     assert until(lambda: sink.statistics().refused == 1)
     receiver.delay_s = 0.0
-    sink.close()
+    close_losing(sink, 1, "no answer in time, at attempt 2 of 2")
     assert letters(tmp_path / "dead.jsonl") == [("no answer in time, at attempt 2 of 2", 0)]
 
 
@@ -256,7 +309,7 @@ def test_webhook_that_fails_for_many_messages_spends_its_budget(
     sink = webhook_sink(options(url, attempts=50, dead_letters=tmp_path / "dead.jsonl"))
     write(sink, 200)
     assert until(lambda: sink.statistics().depth == 0, 40.0)
-    sink.close()
+    close_losing(sink, 100, "answered 500, and the budget of second tries is spent")
     assert (sink.statistics().sent, sink.statistics().refused) == (100, 100)
     assert 200 < len(receiver.requests) <= 200 + BUDGET + 0.2 * 100 + 5
     assert "budget of second tries is spent" in letters(tmp_path / "dead.jsonl")[-1][0]
@@ -275,7 +328,7 @@ def test_webhook_shows_no_secret(receiver: Receiver, url: str, tmp_path: Path) -
         sink = webhook_sink(told)
         write(sink, 3)
         assert until(lambda: sink.statistics().depth == 0)
-        sink.close()
+        close_losing(sink, 2, "answered 404")
     assert lines
     assert SECRET not in repr(lines) + repr(told) + repr(sink.statistics()) + (tmp_path / "dead.jsonl").read_text()
 
