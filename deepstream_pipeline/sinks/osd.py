@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from deepstream_pipeline.sinks.canvas import ALARM, INK, WHITE, Canvas, Colour, Pixel, colour_of
-from deepstream_pipeline.sinks.labels import LabelPlaces, neighbours
+from deepstream_pipeline.sinks.labels import LabelPlaces, Side, neighbours
 from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.types import ByteArray, Frame, FrameResult
 
@@ -24,6 +24,7 @@ _NARROW_PX = 400  # below it a label has no score
 _REGION_KINDS = (("roi-filtering", 3), ("overcrowding", 7), ("dwell", 12))
 
 Point = tuple[float, float]
+Sides = Mapping[int, Side | None]  # of each identity's box, where its label stands
 
 
 class NamedRegion(Protocol):
@@ -103,6 +104,7 @@ class _Memory:
         self.segment = -1
         self.trails: OrderedDict[int, _Trail] = OrderedDict()
         self.flashes: dict[str, float] = {}
+        self.sides: Sides = {}
         self.drawn: dict[int, ByteArray] = {}  # of the newest frame, by width
 
     def observe(self, result: FrameResult, trail_s: float) -> None:
@@ -199,7 +201,7 @@ class Osd:
             _draw_rules(sheet, self._rules[frame.source_id], memory.flashes, names)
         if options.has_trails:
             _draw_trails(sheet, memory.trails, options)
-        _draw_objects(sheet, options, names)
+        _draw_objects(sheet, options, names, memory)
         names.draw()
         if options.has_title:
             _draw_title(sheet, self._titles.get(frame.source_id, _Title(frame.source_id)))
@@ -235,7 +237,7 @@ class _Drawn:
     colour: Colour
 
 
-def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names") -> None:
+def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names", memory: _Memory) -> None:
     """Boxes, then labels over all of them; who is known for longer has the better place, frame after frame. names: of
     rules, where no label is to stand."""
     tracks = sheet.result.tracks
@@ -252,24 +254,31 @@ def _draw_objects(sheet: _Sheet, options: OsdOptions, names: "_Names") -> None:
     if options.has_labels:
         places = LabelPlaces((sheet.canvas.width, sheet.canvas.height), sheet.canvas.text_size(" ")[1])
         names.keep_free(places)
-        _draw_labels(sheet, sorted(drawn, key=lambda one: int(tracks.track_id[one.index])), options, places)
+        by_age = sorted(drawn, key=lambda one: int(tracks.track_id[one.index]))
+        memory.sides = _draw_labels(sheet, by_age, options, places, memory.sides)
 
 
-def _draw_labels(sheet: _Sheet, drawn: Sequence[_Drawn], options: OsdOptions, places: LabelPlaces) -> None:
-    canvas = sheet.canvas
+def _draw_labels(
+    sheet: _Sheet, drawn: Sequence[_Drawn], options: OsdOptions, places: LabelPlaces, former: Sides
+) -> Sides:
+    """former: where labels stood before; the answer is where they stand now."""
+    canvas, sides = sheet.canvas, dict[int, Side | None]()
     edge, free = canvas.line_px, []
     texts = [_label(sheet, one.index, options) for one in drawn]
     widths = [canvas.text_size(text)[0] for text in texts]
     boxes = [((one.first[0] - edge, one.first[1]), (one.second[0] + edge, one.second[1])) for one in drawn]
     others = neighbours(boxes, max(widths, default=0), places.height)
     for one, text, width, box, near in zip(drawn, texts, widths, boxes, others, strict=True):
-        at, is_free = places.take(box, width, near)
-        if is_free:
-            free.append((text, at, one.colour))
+        track_id = int(sheet.result.tracks.track_id[one.index])
+        place = places.take(box, width, near, former=former.get(track_id))
+        sides[track_id] = place.side
+        if place.is_free:
+            free.append((text, place.at, one.colour))
         else:
-            canvas.chip(text, at, one.colour)
+            canvas.chip(text, place.at, one.colour)
     for text, at, colour in free:
         canvas.chip(text, at, colour)
+    return sides
 
 
 def _label(sheet: _Sheet, index: int, options: OsdOptions) -> str:

@@ -109,6 +109,24 @@ def test_osd_label_of_one_does_not_hide_the_next() -> None:
     assert changed(picture[120:230, 300:350], told.frame.image[120:230, 300:350]) == 0
 
 
+def test_osd_label_stays_where_it_stood_in_the_picture_before() -> None:
+    """When the one behind has gone, the label of the one in front is where it was, whatever the picture's width."""
+    behind, front = (300.0, 120.0, 350.0, 230.0), (290.0, 215.0, 350.0, 340.0)
+    two, one = result(0, size=(640, 480), objects=2), result(1, size=(640, 480), objects=1)
+    detections = replace(two.tracks.detections, xyxy=np.array([behind, front], np.float32))
+    two = replace(two, tracks=replace(two.tracks, detections=detections))
+    alone = replace(one.tracks.detections, xyxy=np.array([front], np.float32))
+    one = replace(one, tracks=replace(one.tracks, detections=alone, track_id=np.array([2], np.int64)))
+    osd = Osd(replace(NOTHING, has_labels=True))
+    osd.draw(two)
+    for width in (640, 320):
+        picture, fresh = osd.draw(one, max_width=width), Osd(osd.options).draw(one, max_width=width)
+        assert picture is not None
+        assert fresh is not None
+        below = slice(341 * width // 640, None)
+        assert changed(picture[below], fresh[below]) > 100
+
+
 def test_osd_colours_of_near_identities_differ_clearly() -> None:
     """Any two of 33 identities in a row: by more than twice what the eye takes for another colour side by side."""
     colours = np.array([[colour_of(number) for number in range(400)]], np.float32) / 255
