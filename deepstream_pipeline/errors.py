@@ -89,6 +89,12 @@ class SourceNotOpen(PipelineError):
     reason = "not_open"
 
 
+class SourceNotRecordable(PipelineError):
+    """A recording of a source whose packets fit into no MP4. By the runner; the text names the codec."""
+
+    reason = "not_recordable"
+
+
 class UnknownSource(PipelineError):
     """No source of that id. By the runner."""
 

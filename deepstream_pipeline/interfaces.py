@@ -73,7 +73,7 @@ class PipelineControl(Protocol):
     def record(self, source_id: str, *, before_s: float, after_s: float) -> str:
         """Begin a recording from so long ago to so long from now; the path of the file that will be there.
 
-        Raises NotSetUp, and SourceNotOpen where nothing of the source is there to be recorded.
+        Raises NotSetUp, SourceNotOpen where nothing of the source is there to be recorded, and SourceNotRecordable.
         """
         ...
 

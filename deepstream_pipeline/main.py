@@ -172,7 +172,9 @@ class Program:
         """A sentence for each sink that failed, now or before: why, and how many results are not in it."""
         outlets = self._outlets.outlets if self._outlets is not None else ()
         failed = (outlet for outlet in outlets if outlet.failure)
-        return tuple(f"{one.options.name} failed: {one.failure} ({one.lost} results lost)" for one in failed)
+        return tuple(one.sentence for one in failed) + (
+            self._outlets.recorder.failures() if self._outlets is not None and self._outlets.recorder else ()
+        )
 
     def wait(self, timeout_s: float) -> bool:
         """Whether every source is over by then; never while there is none, which the API may add.

@@ -55,7 +55,8 @@ TABLE = (
     Declaration("dropped_total", _C, "Decoded frames that were given up, by reason.", ("source", "reason")),
     Declaration("restarts_total", _C, "Times that a source was opened anew.", ("source",)),
     Declaration("events_total", _C, "Events of the analytics rules, by kind.", ("source", "kind")),
-    Declaration("recordings_total", _C, "Recordings that ended, by result: ok, failed.", ("source", "result")),
+    Declaration("recordings_total", _C, "Recordings that ended, by result: ok, short, failed.", ("source", "result")),
+    Declaration("unrecorded_events_total", _C, "Events without a recording, by reason.", ("source", "reason")),
     Declaration("fps", _G, "Frames decoded a second, over the last seconds.", ("source",)),
     Declaration("state", _G, "1 for the state that a source is in, 0 for the others.", ("source", "state")),
     Declaration("frozen", _G, "1 while a source shows the same picture.", ("source",)),
@@ -213,10 +214,15 @@ class VideoMetrics:
         if (series := self._of(source)) is not None:
             series.count("events_total", AnalyticsKind(kind).value)
 
-    def recording(self, source: str, ok: bool) -> None:
-        """A recording ended, whole or not."""
+    def recording(self, source: str, result: str) -> None:
+        """A recording ended. result: ok, short or failed."""
         if (series := self._of(source)) is not None:
-            series.count("recordings_total", "ok" if ok else "failed")
+            series.count("recordings_total", result)
+
+    def unrecorded(self, source: str, reason: str, n: int) -> None:
+        """So many events begin no recording, and are in none. reason: cool_down or max_at_once."""
+        if (series := self._of(source)) is not None:
+            series.count("unrecorded_events_total", reason, n)
 
     def state(self, source: str, state: SourceState) -> None:
         """It is in that state now, and in no other."""

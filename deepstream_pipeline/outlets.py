@@ -75,7 +75,7 @@ def compose_outlets(
             half_made.callback(_let_go, sink)
             capacity, has_spool = PICTURES if draws else RESULTS, isinstance(one, BrokerOptions)
             rows.append((sink, OutletOptions(name, capacity, draws=draws, always_draws=draws, has_spool=has_spool)))
-        recorder = Recorder(record) if record is not None else None
+        recorder = Recorder(record, metrics) if record is not None else None
         half_made.pop_all()
     return Outlets(tuple(Outlet(sink, row, metrics) for sink, row in rows), osd, previews, recorder)
 

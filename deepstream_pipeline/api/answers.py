@@ -13,6 +13,7 @@ _STATUS_OF: tuple[tuple[type[errors.PipelineError], int], ...] = (
     (errors.SourceExists, 409),
     (errors.NotSetUp, 409),
     (errors.SourceNotOpen, 409),
+    (errors.SourceNotRecordable, 415),
     (errors.RuleRefused, 400),
     (errors.SourceNotAllowed, 400),
     (errors.TooManySources, 429),

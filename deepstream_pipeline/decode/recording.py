@@ -9,8 +9,9 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from io import BytesIO
 from typing import TypeAlias
 
 import av
@@ -19,7 +20,6 @@ from av.error import FFmpegError
 from av.video.stream import VideoStream
 
 VideoPacket: TypeAlias = "av.Packet[VideoStream]"
-Finished = Callable[[str, str], None]
 
 MOST_CACHED_BYTES = 64 * 2**20
 MOST_RECORDINGS = 8  # at once
@@ -27,6 +27,9 @@ _MOST_STEP_S = 10.0  # between two packets; more is a jump, and counts as one fr
 _ONE_FRAME_S = 0.04
 _TIME_BASE = Fraction(1, 90_000)
 _PATIENCE_S = 10.0  # a source that went silent: so long after its end a recording is finished without more
+_LATE_S = 2.0  # beyond the cache: an event is told of a little after its frame
+_NEARLY_S = 0.2  # less is missing of no recording
+_CHANGED = "the pictures changed their size or codec"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +43,47 @@ class _Kept:
     is_key: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A clip that is over. error: empty, or why it is missing or short. before_s, after_s: what the file has around its
+    moment, its length together; before_s is negative where it begins later, both are 0 where there is no file.
+    is_unwritable: its packets or its folder did not let it be written."""
+
+    path: str
+    error: str = ""
+    before_s: float = 0.0
+    after_s: float = 0.0
+    is_unwritable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A clip to make: from so long before its moment to so long after. moment_s: on the recorder's clock, see
+    `Recorder.moment_of`; None for the newest packet's."""
+
+    path: str
+    before_s: float
+    after_s: float
+    moment_s: float | None = None
+
+
+def fits_mp4(stream: VideoStream) -> bool:
+    """Whether packets of that stream can be written as they are."""
+    with av.open(BytesIO(), "w", format="mp4") as container:
+        try:
+            container.add_stream_from_template(stream)
+        except ValueError:
+            return False
+    return True
+
+
 class Recorder:
     """The cache of one source's packets, and the clips that are being made of them. Used by the decoding thread."""
 
-    def __init__(self, cache_s: float, finished: Finished, *, most_bytes: int = MOST_CACHED_BYTES) -> None:
-        """cache_s: of packets that are kept; 0 for none. finished(path, error) is called once for each clip."""
+    def __init__(
+        self, cache_s: float, finished: Callable[[Finished], None], *, most_bytes: int = MOST_CACHED_BYTES
+    ) -> None:
+        """cache_s: of packets that are kept; 0 for none. finished is called once for each clip."""
         self._cache_s, self._most_bytes, self._finished = cache_s, most_bytes, finished
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
@@ -53,6 +92,7 @@ class Recorder:
         self._shift_s = 0.0
         self._last_s: float | None = None
         self._step_s = _ONE_FRAME_S
+        self._lacks = ""  # why the cache does not reach back further
 
     @property
     def cached_bytes(self) -> int:
@@ -61,54 +101,63 @@ class Recorder:
 
     def begin(self, stream: VideoStream) -> None:
         """The packets from now on are of that stream, which cannot be put behind those of another: clips end here."""
-        self._end(self._clips)
+        self._end(self._clips, _CHANGED)
         self._kept.clear()
         self._kept_bytes = 0
+        self._lacks = _CHANGED if self._stream is not None else "the source was opened only then"
         self._stream = stream
 
-    def push(self, packet: VideoPacket, now: float) -> None:
-        """The next packet that was read, at that time (monotonic seconds)."""
-        if not packet.size or not (self._cache_s or self._clips):
+    def push(self, packet: VideoPacket, since_s: float | None = None) -> None:
+        """The next packet that was read. since_s: no clip will be asked for of a moment before; None for this one."""
+        if not packet.size:
             return
-        kept = self._timed(packet)
+        base = float(packet.time_base)
+        dts_s = self._next_s(None if packet.dts is None else packet.dts * base)
+        if not (self._cache_s or self._clips):
+            return
+        late_s = (packet.pts - packet.dts) * base if packet.pts is not None and packet.dts is not None else 0.0
+        kept = _Kept(bytes(packet), dts_s, dts_s + max(late_s, 0.0), self._step_s, packet.is_keyframe)
         if self._cache_s:
-            self._keep(kept)
-        self._end([clip for clip in self._clips if not clip.take(kept) or now >= clip.until])
+            self._keep(kept, dts_s if since_s is None else min(since_s, dts_s))
+        self._end([clip for clip in self._clips if not clip.take(kept)])
+
+    def moment_of(self, pts_s: float | None) -> float:
+        """Of a picture just decoded, timed so by its stream, on the clock of the packets; never goes back far."""
+        last_s = self._last_s or 0.0
+        moment_s = last_s if pts_s is None else pts_s + self._shift_s
+        return moment_s if last_s - _MOST_STEP_S <= moment_s <= last_s + _MOST_STEP_S else last_s
 
     def look(self, now: float) -> None:
         """Finish what waits for packets that do not come."""
-        self._end([clip for clip in self._clips if now >= clip.until])
+        self._end([clip for clip in self._clips if now >= clip.until], "no packets came any more")
 
-    def cut(self, path: str, before_s: float, after_s: float, now: float) -> None:
-        """Begin a clip from so long ago to so long from now. What goes wrong is told to `finished`."""
+    def cut(self, asked: Asked, now: float) -> None:
+        """Begin a clip, at that time (monotonic seconds). What goes wrong is told to `finished`."""
         if self._stream is None or len(self._clips) >= MOST_RECORDINGS:
-            self._finished(path, "not open yet" if self._stream is None else f"{MOST_RECORDINGS} are made already")
+            why = "not open yet" if self._stream is None else f"{MOST_RECORDINGS} are made already"
+            self._finished(Finished(asked.path, why))
             return
-        last_s = self._last_s or 0.0
-        clip = _Clip(path, self._stream, last_s + after_s, now + after_s + _PATIENCE_S)
+        moment_s = (self._last_s or 0.0) if asked.moment_s is None else asked.moment_s
+        lacks = self._lacks
+        if asked.before_s > self._cache_s:
+            lacks = f"smart-rec-cache is {self._cache_s:g} s"
+        clip = _Clip(replace(asked, moment_s=moment_s), self._stream, now + asked.after_s + _PATIENCE_S, lacks)
         self._clips.append(clip)
-        first_s = last_s - before_s
+        first_s = moment_s - min(asked.before_s, self._cache_s)
         begin = max((i for i, kept in enumerate(self._kept) if kept.is_key and kept.dts_s <= first_s), default=0)
         for kept in list(self._kept)[begin:]:
             if not clip.take(kept):
                 self._end([clip])
                 return
 
-    def close(self) -> None:
-        """Finish every clip with what it has."""
-        self._end(self._clips)
+    def close(self, why: str) -> None:
+        """Finish every clip with what it has; those that wanted more say why there is none."""
+        self._end(self._clips, why)
 
-    def _end(self, clips: "list[_Clip]") -> None:
+    def _end(self, clips: "list[_Clip]", why: str = "") -> None:
         for clip in list(clips):
             self._clips.remove(clip)
-            self._finished(clip.path, clip.close())
-
-    def _timed(self, packet: VideoPacket) -> _Kept:
-        base = float(packet.time_base)
-        raw_s = None if packet.dts is None else packet.dts * base
-        dts_s = self._next_s(raw_s)
-        late_s = (packet.pts - packet.dts) * base if packet.pts is not None and packet.dts is not None else 0.0
-        return _Kept(bytes(packet), dts_s, dts_s + max(late_s, 0.0), self._step_s, packet.is_keyframe)
+            self._finished(clip.close(why))
 
     def _next_s(self, raw_s: float | None) -> float:
         last_s = self._last_s
@@ -125,16 +174,20 @@ class Recorder:
         self._last_s = dts_s
         return dts_s
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: _Kept, since_s: float) -> None:
         self._kept.append(kept)
         self._kept_bytes += len(kept.content)
-        while self._kept_bytes > self._most_bytes or self._is_first_group_old(kept.dts_s):
+        while self._kept_bytes > self._most_bytes:
+            self._lacks = f"more than {self._most_bytes >> 20} MiB are not kept"
+            self._drop_first_group()
+        while self._is_first_group_old(since_s):
+            self._lacks = f"smart-rec-cache is {self._cache_s:g} s"
             self._drop_first_group()
 
-    def _is_first_group_old(self, now_s: float) -> bool:
+    def _is_first_group_old(self, since_s: float) -> bool:
         """Whether the cache reaches back far enough without its first keyframe and what builds on it."""
         second = next((kept for i, kept in enumerate(self._kept) if i and kept.is_key), None)
-        return second is not None and second.dts_s <= now_s - self._cache_s
+        return second is not None and second.dts_s <= since_s - self._cache_s - _LATE_S
 
     def _drop_first_group(self) -> None:
         while self._kept:
@@ -146,56 +199,76 @@ class Recorder:
 class _Clip:
     """One file. until: monotonic seconds, when it is finished whether packets come or not."""
 
-    def __init__(self, path: str, stream: VideoStream, end_s: float, until: float) -> None:
-        self.path, self.until = path, until
-        self._end_s = end_s
+    def __init__(self, asked: Asked, stream: VideoStream, until: float, lacks: str) -> None:
+        """lacks: why nothing is kept from further back."""
+        self.until = until
+        self._asked, self._lacks = asked, lacks
+        self._moment_s = asked.moment_s or 0.0
         self._first_s: float | None = None
+        self._span_s = (0.0, 0.0)  # of what is shown
+        self._is_complete = False
         self._stream: VideoStream | None = None
         self._error = ""
-        self._packets = 0
+        self._is_unwritable = False
         self._container: OutputContainer | None = None
         try:
             options = {"movflags": "hybrid_fragmented+delay_moov"}
-            self._container = av.open(f"{path}.part", "w", format="mp4", container_options=options)
+            self._container = av.open(f"{asked.path}.part", "w", format="mp4", container_options=options)
             self._stream = self._container.add_stream_from_template(stream)
         except ValueError:
-            self._error = f"the recording cannot be written: packets of {stream.codec_context.name} do not fit into MP4"
+            self._fail(f"packets of {stream.codec_context.name} do not fit into MP4")
         except (FFmpegError, OSError) as error:
-            self._error = _reason(error)
+            self._fail(_reason(error))
 
     def take(self, kept: _Kept) -> bool:
         """Whether it wants more after this one."""
         if self._error or self._container is None or self._stream is None:
             return False
+        self._is_complete = kept.dts_s > self._moment_s + self._asked.after_s
+        if self._is_complete:
+            return False
         if self._first_s is None:
             if not kept.is_key:
-                return kept.dts_s < self._end_s
-            self._first_s = kept.dts_s
-        if kept.dts_s > self._end_s:
-            return False
+                return True
+            self._first_s, self._span_s = kept.dts_s, (kept.pts_s, kept.pts_s)
         try:
             self._container.mux_one(self._packet(kept, self._stream, self._first_s))
         except (FFmpegError, OSError, ValueError) as error:
-            self._error = _reason(error)
+            self._fail(_reason(error))
             return False
-        self._packets += 1
+        self._span_s = (self._span_s[0], max(self._span_s[1], kept.pts_s + kept.duration_s))
         return True
 
-    def close(self) -> str:
-        """Finish the file under its own name; the error, or nothing."""
+    def close(self, why: str) -> Finished:
+        """Finish the file under its own name. why: nothing more comes, where it still wants more."""
         try:
             if self._container is not None:
                 self._container.close()
-            if not self._error and not self._packets:
+            if not self._error and self._first_s is None:
                 self._error = "no keyframe came in its time"
             if not self._error:
-                os.replace(f"{self.path}.part", self.path)
+                os.replace(f"{self._asked.path}.part", self._asked.path)
         except (FFmpegError, OSError, ValueError) as error:
-            self._error = self._error or _reason(error)
-        if self._error:
-            with suppress(OSError):
-                os.unlink(f"{self.path}.part")
-        return self._error
+            if not self._error:
+                self._fail(_reason(error))
+        if not self._error:
+            return self._whole(why)
+        with suppress(OSError):
+            os.unlink(f"{self._asked.path}.part")
+        return Finished(self._asked.path, self._error, is_unwritable=self._is_unwritable)
+
+    def _whole(self, why: str) -> Finished:
+        asked = self._asked
+        before_s, after_s = self._moment_s - self._span_s[0], self._span_s[1] - self._moment_s
+        short = []
+        if before_s < asked.before_s - _NEARLY_S:
+            short.append(f"{before_s:.1f} s before its moment, not {asked.before_s:g}: {self._lacks}")
+        if not self._is_complete and after_s < asked.after_s - _NEARLY_S:
+            short.append(f"{after_s:.1f} s after its moment, not {asked.after_s:g}: {why}")
+        return Finished(asked.path, "; ".join(short), before_s, after_s)
+
+    def _fail(self, reason: str) -> None:
+        self._error, self._is_unwritable = f"the recording cannot be written: {reason}", True
 
     def _packet(self, kept: _Kept, stream: VideoStream, first_s: float) -> "av.Packet[av.stream.Stream]":
         packet = av.Packet(kept.content)
@@ -211,5 +284,4 @@ def _ticks(seconds: float) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    words = getattr(error, "strerror", None) or type(error).__name__
-    return f"the recording cannot be written: {words}"
+    return getattr(error, "strerror", None) or type(error).__name__

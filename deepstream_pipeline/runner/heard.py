@@ -10,7 +10,7 @@ from deepstream_pipeline.runner.dispatch import Dispatcher
 from deepstream_pipeline.runner.gauges import Gauges
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.way import SourceWay
-from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.sources.messages import Beat, Opened, Recorded
 from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import DropReason, PreparedFrame, SourceState
 
@@ -75,10 +75,10 @@ class Heard:
         self._parts.note_last(source_id)
         self._parts.dispatcher.on_end(source_id)
 
-    def on_recorded(self, source_id: str, path: str, error: str) -> None:
-        self._parts.metrics.recording(source_id, not error)
+    def on_recorded(self, source_id: str, recorded: Recorded) -> None:
+        self._parts.metrics.recording(source_id, recorded.result)
         if self._parts.recorder is not None:
-            self._parts.recorder.ended(path, error)
+            self._parts.recorder.ended(source_id, recorded)
 
     def forget(self, source_id: str) -> None:
         """From any thread: the source is gone, another of its id was not in trouble."""

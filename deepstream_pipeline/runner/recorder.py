@@ -2,18 +2,23 @@
 
 import threading
 import time
+from collections import Counter
 
 import structlog
 
 from deepstream_pipeline.channel import Channel
-from deepstream_pipeline.errors import PipelineError, SinkFailed, SourceNotOpen
+from deepstream_pipeline.errors import PipelineError, SinkFailed, SourceNotOpen, SourceNotRecordable
+from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.sinks.recordings import Recording, RecordingsFolder, RecordOptions, RecordPolicy, RecordRequest
+from deepstream_pipeline.sources.messages import Cut, Recorded
+from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.sources.sources import Sources
 from deepstream_pipeline.types import DropPolicy, FrameResult, SourceState
 
 log = structlog.get_logger(component="video")
 LOOK_S = 0.5
 TELL_EVERY_S = 60.0
+LEAST_CACHE_S = 2.0  # an event is told of a little after its frame, which its recording is to show
 MOST_WAITING = 256  # recordings whose line in the index is not written yet
 _ADVICE = {SourceState.PAUSED: "resume it first"} | dict.fromkeys(
     (SourceState.ENDED, SourceState.FAILED), "remove it and add it again first"
@@ -24,12 +29,15 @@ class Recorder:
     """From any thread; the disk is waited for by one of its own. Raises SinkFailed at once where the folder cannot be
     written to."""
 
-    def __init__(self, options: RecordOptions) -> None:
-        self._options = options
+    def __init__(self, options: RecordOptions, metrics: VideoMetrics) -> None:
+        self._options, self._metrics = options, metrics
         self._policy = RecordPolicy(options)
         self._folder = RecordingsFolder(options)
         self._lock = threading.Lock()
-        self._told_refused, self._tell_at = 0, 0.0
+        self._unrecorded: Counter[str] = Counter()  # that were not told of yet, by reason
+        self._failed: Counter[str] = Counter()  # by what the log says of it
+        self._unwritable, self._index_fails = Counter[str](), ""
+        self._tell_at = self._tell_failed_at = 0.0
         self._over: Channel[Recording] = Channel(MOST_WAITING, DropPolicy.DROP_OLDEST)
         self._thread = threading.Thread(target=self._run, name="recordings", daemon=True)
 
@@ -40,49 +48,100 @@ class Recorder:
     def cache_s(self, source_id: str) -> float:
         """How much of the source has to be kept for recordings that begin before their event."""
         sources = self._options.sources
-        return self._options.before_s if not sources or source_id in sources else 0.0
+        return max(self._options.before_s, LEAST_CACHE_S) if not sources or source_id in sources else 0.0
+
+    def failures(self) -> tuple[str, ...]:
+        """A sentence for each reason for which recordings could not be written, and of the index."""
+        with self._lock:
+            told = [f"record failed: {reason} ({n} recordings lost)" for reason, n in self._unwritable.items()]
+        return (*told, *([f"record failed: {self._index_fails}"] if self._index_fails else []))
 
     def observe(self, result: FrameResult, sources: Sources) -> None:
-        """Of every result: begin the recording that its events ask for, and give up what was never finished."""
-        now, frame = time.monotonic(), result.frame
+        """Of every result: begin the recording that its events ask for, and tell of those whose time is over."""
+        frame, at = result.frame, time.monotonic()
+        unix_s = frame.captured_unix_s or time.time()
         with self._lock:
-            request = self._policy.observe(frame.source_id, result.analytics.events, now, time.time())
-            late = self._policy.overdue(now)
-            refused = self._policy.refused - self._told_refused
-            is_told = refused and now >= self._tell_at
-            if is_told:
-                self._told_refused, self._tell_at = self._policy.refused, now + TELL_EVERY_S
-        if is_told:
-            log.warning("events without a recording", events=refused, most_at_once=self._options.max_at_once)
+            request = self._policy.observe(frame.source_id, result.analytics.events, frame.pts_s, unix_s)
+            over = self._policy.passed(frame.source_id, frame.pts_s, at)
+            unrecorded, self._policy.unrecorded = self._policy.unrecorded, Counter()
+        if unrecorded or self._unrecorded:
+            self._tell_unrecorded(unrecorded, at)
         if request is not None:
-            _begin(request, sources)
-        for recording in late:
-            self._over.put(recording)
+            self._begin(request, sources, frame.frame_num)
+        self._name(over)
 
     def ask(self, source_id: str, sources: Sources, *, before_s: float, after_s: float) -> str:
-        """Begin one because somebody says so; the path of the file that will be there. Raises SourceNotOpen."""
-        _refuse_closed(source_id, sources)
+        """Begin one because somebody says so; the path of the file that will be there.
+
+        Raises SourceNotOpen, SourceNotRecordable.
+        """
+        source = _open_source(source_id, sources)
         with self._lock:
-            request = self._policy.asked(source_id, before_s, after_s, time.monotonic(), time.time())
-        _begin(request, sources)
+            request = self._policy.asked(source_id, before_s, after_s, source.pts_s, time.time())
+        self._begin(request, sources, -1)
         return request.path
 
-    def ended(self, path: str, error: str) -> None:
-        """A decode process is done with that file."""
+    def ended(self, source_id: str, recorded: Recorded) -> None:
+        """A recording is over."""
         with self._lock:
-            recording = self._policy.finished(path, error)
-        if error:
-            log.error("a recording failed", path=path, reason=error)
-        if recording is not None:
-            self._over.put(recording)
+            over = self._policy.finished(recorded.path, recorded.before_s, recorded.after_s, recorded.error)
+            if recorded.is_unwritable:
+                self._unwritable[recorded.error] += 1
+            is_told = recorded.result == "failed" and self._is_to_tell(f"{source_id} {recorded.error}")
+        if is_told:
+            log.error("a recording failed", source=source_id, path=recorded.path, reason=recorded.error)
+        self._name(over)
 
     def forget(self, source_id: str) -> None:
         """The source is over."""
         with self._lock:
-            self._policy.forget(source_id)
+            over = self._policy.forget(source_id, time.monotonic())
+        self._name(over)
+
+    def _is_to_tell(self, what: str) -> bool:
+        """The first time, and now and then again: every event may fail alike."""
+        now = time.monotonic()
+        if now >= self._tell_failed_at:
+            self._tell_failed_at = now + TELL_EVERY_S
+            self._failed.clear()
+        self._failed[what] += 1
+        return self._failed[what] == 1
+
+    def _tell_unrecorded(self, unrecorded: Counter[tuple[str, str]], now: float) -> None:
+        for (source_id, reason), count in unrecorded.items():
+            self._metrics.unrecorded(source_id, reason, count)
+            self._unrecorded[reason] += count
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            self._say_unrecorded()
+
+    def _say_unrecorded(self) -> None:
+        told, self._unrecorded = self._unrecorded, Counter()
+        if told["max_at_once"]:
+            log.warning(
+                "events without a recording", events=told["max_at_once"], most_at_once=self._options.max_at_once
+            )
+        if told["cool_down"]:
+            cool_down_s = self._options.cool_down_s
+            log.info("events without a recording", events=told["cool_down"], cool_down_s=cool_down_s)
+
+    def _begin(self, request: RecordRequest, sources: Sources, frame_num: int) -> None:
+        cut = Cut(request.path, request.before_s, request.after_s, frame_num)
+        try:
+            sources.record(request.source_id, cut)
+        except PipelineError as error:  # taken out in this moment
+            self.ended(request.source_id, Recorded(request.path, error.message))
+
+    def _name(self, over: list[Recording]) -> None:
+        for recording in over:
+            self._over.put(recording)
 
     def close(self, timeout_s: float) -> bool:
         """Whether the index names within the time all that was recorded."""
+        with self._lock:
+            left = self._policy.give_up()
+        self._name(left)
+        self._say_unrecorded()
         self._over.close()
         if self._thread.ident is None:  # never started
             self._folder.close()
@@ -107,23 +166,19 @@ class Recorder:
         try:
             self._folder.add(recording, time.monotonic(), running=running)
         except SinkFailed as failure:
+            self._index_fails = failure.message
             log.error("the index of recordings fails", reason=failure.message)
 
 
-def _refuse_closed(source_id: str, sources: Sources) -> None:
-    """Packets are kept in the decode process: while none has the source open there is nothing, also from before."""
+def _open_source(source_id: str, sources: Sources) -> SourceSnapshot:
+    """Packets are kept in the decode process: while none has the source open there is nothing, also from before; and
+    while it is paused nothing comes."""
     source = next((one for one in sources.snapshot() if one.source_id == source_id), None)
-    if source is not None and source.is_open:
-        return
-    state, why = (source.state, source.reason) if source is not None else (SourceState.CONNECTING, "")
-    advice = _ADVICE.get(state, "ask again once it is running")
-    raise SourceNotOpen(
-        f"{source_id!r} is {state.value}{f' ({why})' if why else ''}: nothing of it is there to be recorded; {advice}"
-    )
-
-
-def _begin(request: RecordRequest, sources: Sources) -> None:
-    try:
-        sources.record(request.source_id, request.path, request.before_s, request.after_s)
-    except PipelineError as error:  # taken out in this moment
-        log.warning("no recording", source=request.source_id, reason=error.message)
+    if source is None or not source.is_open or source.state is SourceState.PAUSED:
+        state, why = (source.state, source.reason) if source is not None else (SourceState.CONNECTING, "")
+        advice = _ADVICE.get(state, "ask again once it is running")
+        state_text = f"{state.value} ({why})" if why else state.value
+        raise SourceNotOpen(f"{source_id!r} is {state_text}: nothing of it is there to be recorded; {advice}")
+    if source.opened is not None and not source.opened.is_recordable:
+        raise SourceNotRecordable(f"{source_id!r} is {source.opened.codec}, whose packets do not fit into MP4")
+    return source

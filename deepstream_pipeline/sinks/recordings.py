@@ -2,10 +2,13 @@
 
 The policy says what to record; a source's decode process cuts it out of the packets that it keeps. An event during a
 recording of its source belongs to that one; where it wants more behind it than the recording has, another goes on.
+Its seconds are the video's own, so that a file has the same recordings however fast it is read.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -18,8 +21,9 @@ from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.types import AnalyticsEvent, AnalyticsKind
 
 MAX_EVENTS = 1_000  # that a recording's line in the index names
-LATE_S = 60.0  # a recording that was not told finished so long after its end is given up
+LATE_S = 60.0  # a recording that is not told finished so long after its time or its source is over, is given up
 _OVERLAP_S = 1.0  # of a recording that goes on with the one before it
+_NEARLY_S = 0.5  # a recording that ends so much earlier than asked is no rest for its source
 
 log = structlog.get_logger(component="video")
 
@@ -27,8 +31,8 @@ log = structlog.get_logger(component="video")
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
     """folder: of the recordings and recordings.jsonl. before_s, after_s: around an event. kinds, sources: whose events
-    begin one; empty for all. cool_down_s: after a recording's end its source begins none. max_at_once: over all
-    sources. quota_bytes: of all recordings in the folder; the oldest are deleted.
+    begin one; empty for all. cool_down_s: of the video, after a recording's end; its source begins none. max_at_once:
+    over all sources. quota_bytes: of all recordings in the folder; the oldest are deleted, the newest never.
     """
 
     folder: Path
@@ -43,7 +47,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class RecordRequest:
-    """A recording to begin now: from so long ago to so long from now, into that file, which is not there yet."""
+    """A recording to begin: from so long before its moment to so long after, into that file, not there yet."""
 
     source_id: str
     path: str
@@ -53,8 +57,9 @@ class RecordRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One that is over. time: of its request, on the wall clock. events: that it shows; none of one asked by hand.
-    error: empty where the file is whole."""
+    """One that is over. unix_s: its moment, on the wall clock. before_s, after_s: what the file has around that, both 0
+    where there is none. events: that it shows; none of one asked by hand. error: empty, or why it is missing or short.
+    """
 
     source_id: str
     path: str
@@ -67,20 +72,26 @@ class Recording:
 
 @dataclass(slots=True)
 class _Running:
+    """until: of its source's video. given_up_at: monotonic, once its time or its source is over. over: it is, but not
+    all frames of its time were observed yet."""
+
     request: RecordRequest
     unix_s: float
     until: float
     is_automatic: bool
+    given_up_at: float = math.inf
+    over: Recording | None = None
     events: list[AnalyticsEvent] = field(default_factory=list)
     wanted_until: float = 0.0
 
 
 class RecordPolicy:
-    """Decides. `now` is monotonic seconds, unix_s the same moment on the wall clock. `refused` counts events that got
-    no recording, because max_at_once were running."""
+    """Decides. `now` is the source's video time in seconds, the pts of its frame; unix_s the same moment on the wall
+    clock. unrecorded: events that got no recording since it was last emptied, by (source, reason): cool_down after
+    another, or max_at_once were running."""
 
     def __init__(self, options: RecordOptions) -> None:
-        self.refused = 0
+        self.unrecorded: Counter[tuple[str, str]] = Counter()
         self._options = options
         self._folder = str(options.folder.absolute())
         self._running: dict[str, _Running] = {}  # by path
@@ -98,6 +109,7 @@ class RecordPolicy:
         if current is not None and current.wanted_until > now:
             return self._go_on(current, chosen, now, unix_s)
         if current is not None and now < current.until + self._options.cool_down_s:
+            self._refuse(source_id, "cool_down", len(chosen))
             return None
         self._automatic.pop(source_id, None)
         if not chosen:
@@ -108,19 +120,42 @@ class RecordPolicy:
         """A recording that a person or program asks for; neither cool-down nor max_at_once hinder it."""
         return self._started(source_id, (before_s, after_s), now, unix_s, is_automatic=False).request
 
-    def finished(self, path: str, error: str) -> Recording | None:
-        """What is to be known of a recording whose file is finished, or failed; None where it is not known."""
-        running = self._running.pop(path, None)
-        return None if running is None else _over(running, error)
+    def finished(self, path: str, before_s: float, after_s: float, error: str) -> list[Recording]:
+        """The recording is over, and has so much. What is to be known of it, if that is known by now: where a file is
+        read ahead, events of its time are still to come, and it is told of by `passed` then."""
+        running = self._running.get(path)
+        if running is None or running.over is not None:
+            return []
+        running.over = _over(running, before_s, after_s, error)
+        if not running.is_automatic:
+            return self._told([path])
+        if after_s < running.request.after_s - _NEARLY_S:  # an event that comes now is not in it
+            if self._automatic.get(running.request.source_id) is running:
+                del self._automatic[running.request.source_id]
+            return self._told([path])
+        return []
 
-    def overdue(self, now: float) -> list[Recording]:
-        """Recordings of which no word came (their decode process died): given up."""
-        late = [path for path, running in self._running.items() if now > running.until + LATE_S]
-        return [_over(self._running.pop(path), "its decode process did not finish it") for path in late]
+    def passed(self, source_id: str, now: float, at: float) -> list[Recording]:
+        """Recordings that are over, and of whose time every frame of the source was observed; and those given up, of
+        which no word came (their decode process died). at: monotonic seconds."""
+        over = {path for path, one in self._running.items() if at > one.given_up_at}
+        for path, one in self._running.items():
+            if one.request.source_id == source_id and now >= one.until:
+                one.given_up_at = min(one.given_up_at, at + LATE_S)
+                over |= {path} if one.over is not None else set()
+        return self._told(sorted(over))
 
-    def forget(self, source_id: str) -> None:
-        """The source is over; what is running of it is still told by `finished` or `overdue`."""
+    def forget(self, source_id: str, at: float) -> list[Recording]:
+        """The source is over: its recordings that are. Others are still told of by `finished`, or given up."""
         self._automatic.pop(source_id, None)
+        mine = {path: one for path, one in self._running.items() if one.request.source_id == source_id}
+        for one in mine.values():
+            one.given_up_at = min(one.given_up_at, at + LATE_S)
+        return self._told([path for path, one in mine.items() if one.over is not None])
+
+    def give_up(self) -> list[Recording]:
+        """All that are left: nothing more will be told of them."""
+        return self._told(list(self._running))
 
     def running_paths(self) -> set[str]:
         """Of files that are being written."""
@@ -129,6 +164,13 @@ class RecordPolicy:
     def _is_chosen(self, event: AnalyticsEvent) -> bool:
         kinds, sources = self._options.kinds, self._options.sources
         return (not kinds or event.kind in kinds) and (not sources or event.source_id in sources)
+
+    def _refuse(self, source_id: str, reason: str, count: int) -> None:
+        if count:
+            self.unrecorded[source_id, reason] += count
+
+    def _told(self, paths: list[str]) -> list[Recording]:
+        return [_with_events(self._running.pop(path)) for path in paths]
 
     def _join(self, current: _Running, events: list[AnalyticsEvent], now: float) -> None:
         if events:
@@ -145,13 +187,20 @@ class RecordPolicy:
     def _begin(
         self, source_id: str, events: list[AnalyticsEvent], span: tuple[float, float], now: float, unix_s: float
     ) -> RecordRequest | None:
-        if sum(running.is_automatic for running in self._running.values()) >= self._options.max_at_once:
-            self.refused += max(1, len(events))
+        if self._at_once(source_id, now) >= self._options.max_at_once:
+            self._refuse(source_id, "max_at_once", max(1, len(events)))
             return None
         running = self._started(source_id, span, now, unix_s, is_automatic=True)
         self._automatic[source_id] = running
         self._join(running, events, now)
         return running.request
+
+    def _at_once(self, source_id: str, now: float) -> int:
+        """Recordings that are made: not the source's own whose time is over."""
+        return sum(
+            one.is_automatic and one.over is None and (one.request.source_id != source_id or one.until > now)
+            for one in self._running.values()
+        )
 
     def _started(
         self, source_id: str, span: tuple[float, float], now: float, unix_s: float, *, is_automatic: bool
@@ -167,18 +216,19 @@ class RecordPolicy:
 
 
 def over_quota(files: Iterable[tuple[Path, int, float]], quota_bytes: int) -> list[Path]:
-    """Which of the files, given as (path, bytes, time), are to be deleted so that the rest fits: the oldest."""
+    """Which of the files, given as (path, bytes, time), are to be deleted so that the rest fits: the oldest, but never
+    the newest."""
     newest_first = sorted(files, key=lambda file: (file[2], str(file[0])), reverse=True)
     total, doomed = 0, []
     for path, size_bytes, _ in newest_first:
         total += size_bytes
-        if total > quota_bytes:
+        if total > quota_bytes and path != newest_first[0][0]:
             doomed.append(path)
     return doomed[::-1]
 
 
 class RecordingLine(msgspec.Struct, frozen=True):
-    """A line of recordings.jsonl. time: ISO 8601 of the request; the file begins about before_s before it."""
+    """A line of recordings.jsonl. time: ISO 8601 of its moment; the file begins before_s before it."""
 
     source_id: str
     path: str
@@ -209,25 +259,29 @@ class RecordingsFolder:
         self._index = LineFile(self._folder / "recordings.jsonl")
 
     def add(self, recording: Recording, now: float, *, running: Iterable[str] = ()) -> None:
-        """Name it in the index, and delete the oldest recordings over the quota, none that is running.
+        """Name it in the index, and delete the oldest recordings over the quota, not itself, and none that is running.
 
         Raises SinkFailed, once, where the index takes nothing more.
         """
-        self.keep_quota(running)
+        self.keep_quota({*running, recording.path})
         failure = self._index.append([msgspec.json.encode(_line(recording))], now)
         if failure is not None:
             raise failure
 
     def keep_quota(self, running: Iterable[str] = ()) -> list[Path]:
         """Delete the oldest recordings over the quota; which those were."""
-        kept = {Path(path) for path in running}
-        doomed = [path for path in over_quota(self._files(), self._quota_bytes) if path.absolute() not in kept]
+        kept = {Path(path).absolute() for path in running}
+        files = self._files()
+        doomed = [path for path in over_quota(files, self._quota_bytes) if path.absolute() not in kept]
         for path in doomed:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise SinkFailed(f"{path}: cannot be deleted ({error.strerror}); recordings are over quota") from error
             log.info("old recording deleted", path=str(path), quota_bytes=self._quota_bytes)
+        left_bytes = sum(size_bytes for path, size_bytes, _ in files if path not in doomed)
+        if left_bytes > self._quota_bytes:
+            log.warning("recordings are over quota", size_bytes=left_bytes, quota_bytes=self._quota_bytes)
         return doomed
 
     def close(self) -> None:
@@ -245,10 +299,13 @@ class RecordingsFolder:
         return found
 
 
-def _over(running: _Running, error: str) -> Recording:
-    request = running.request
-    events = tuple(running.events)
-    return Recording(request.source_id, request.path, running.unix_s, request.before_s, request.after_s, events, error)
+def _over(running: _Running, before_s: float, after_s: float, error: str) -> Recording:
+    return Recording(running.request.source_id, running.request.path, running.unix_s, before_s, after_s, (), error)
+
+
+def _with_events(running: _Running) -> Recording:
+    over = running.over or _over(running, 0.0, 0.0, "nothing was heard of it any more")
+    return replace(over, events=tuple(running.events))
 
 
 def _line(recording: Recording) -> RecordingLine:

@@ -100,6 +100,19 @@ class Link:
                 raise ParentGone
             return self._free.pop() if self._has_room(most) else None
 
+    def outside(self) -> set[int]:
+        """The slots that the parent has."""
+        with self._changed:
+            return set(range(self._slots)).difference(self._free)
+
+    def wait_for_all_slots(self, timeout_s: float) -> bool:
+        """Whether the parent has given back every slot, after so long at most. Raises ParentGone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._free) == self._slots, timeout_s)
+            if self._is_closed:
+                raise ParentGone
+            return len(self._free) == self._slots
+
     def wait_while_held(self, timeout_s: float) -> bool:
         """Whether it is still held, after so long. Raises ParentGone."""
         with self._changed:

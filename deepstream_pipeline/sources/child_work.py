@@ -12,7 +12,7 @@ import msgspec
 from deepstream_pipeline.decode.decoder import Decoder, Picture, StreamFacts
 from deepstream_pipeline.decode.likeness import Likeness
 from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.recording import Recorder
+from deepstream_pipeline.decode.recording import Asked, Finished, Recorder, fits_mp4
 from deepstream_pipeline.decode.uri import redacted
 from deepstream_pipeline.errors import (
     DecodeError,
@@ -24,6 +24,7 @@ from deepstream_pipeline.errors import (
 )
 from deepstream_pipeline.mux import MAX_PENDING
 from deepstream_pipeline.sources.child_link import Link, ParentGone
+from deepstream_pipeline.sources.child_moments import Moments
 from deepstream_pipeline.sources.child_slots import SlotWriter
 from deepstream_pipeline.sources.messages import (
     MESSAGE_BYTES,
@@ -79,7 +80,7 @@ class Work:
         self._link = Link(link, start, self._beat)
         self._slots = SlotWriter(ring, start)
         self._policy = DropPolicy(start.policy)
-        self._recorder = Recorder(start.record_cache_s, self._tell_recorded)
+        self._recorder, self._moments = Recorder(start.record_cache_s, self._tell_recorded), Moments()
         self._likeness = Likeness(start.cut)
         self._decoder: Decoder | None = None
         self._told: StreamFacts | None = None
@@ -107,7 +108,7 @@ class Work:
 
     def _finish(self, ended: Ended | None) -> int:
         with suppress(ParentGone):
-            self._recorder.close()
+            self._recorder.close(_why_over(ended))
         with suppress(ParentGone):
             if ended is not None:
                 self._tell_lost()
@@ -135,6 +136,7 @@ class Work:
             if self._decoded == decoded:
                 raise DecodeError(f"{redacted(start.uri)} has no picture in it that can be decoded")
             if not start.is_loop:
+                self._await_events()
                 is_whole = decoder.facts.is_live and decoder.is_played_out
                 return Ended(EndReason.PLAYED_OUT if is_whole else EndReason.EOF, f"{redacted(start.uri)} is over")
             decoder.rewind()
@@ -142,7 +144,7 @@ class Work:
     def _read(self, decoder: Decoder) -> None:
         for packet in decoder.packets():
             self._errands()
-            self._recorder.push(packet, time.monotonic())
+            self._recorder.push(packet, self._moments.oldest(self._link.outside()))
             for picture in decoder.decode(packet):
                 self._take(decoder, picture)
 
@@ -164,6 +166,7 @@ class Work:
         slot = self._slot(decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
+        self._moments.note(frame_num, slot, self._recorder.moment_of(picture.frame.time))
         began_s = time.thread_time()
         digest = self._look(decoder, picture)
         has_image = self._link.wants_images
@@ -188,6 +191,13 @@ class Work:
                 digest=digest,
             )
         )
+
+    def _await_events(self) -> None:
+        """Of a file's last frames: its packets are here until the parent has done with them."""
+        is_waiting = self._policy is DropPolicy.BLOCK and self._start.record_cache_s > 0
+        while is_waiting:
+            is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
+            self._errands()
 
     def _wait_for(self, pts_s: float) -> None:
         """Until the moment of a file that is played at its own speed. What is late is not made up for."""
@@ -226,8 +236,10 @@ class Work:
         """Begin the recordings that were asked for, and wait while it is held. Raises ParentGone."""
         while True:
             for cut in self._link.cuts():
-                self._recorder.cut(cut.path, cut.before_s, cut.after_s, time.monotonic())
-            self._recorder.look(time.monotonic())
+                moment_s = self._moments.of(cut.frame_num)
+                self._recorder.cut(Asked(cut.path, cut.before_s, cut.after_s, moment_s), time.monotonic())
+            if self._policy is not DropPolicy.BLOCK:  # what waits for the engine, or is held, is not silent
+                self._recorder.look(time.monotonic())
             if not self._link.wait_while_held(_ERRAND_S):
                 return
 
@@ -255,16 +267,23 @@ class Work:
                 is_live=facts.is_live,
                 frames_total=facts.frames_total,
                 duration_s=facts.duration_s,
+                is_recordable=fits_mp4(decoder.stream),
             )
         )
 
-    def _tell_recorded(self, path: str, error: str) -> None:
-        self._link.send(Recorded(path, error))
+    def _tell_recorded(self, over: Finished) -> None:
+        self._link.send(Recorded(over.path, over.error, over.before_s, over.after_s, over.is_unwritable))
 
     def _beat(self) -> Beat:
         decode_s = max(time.process_time() - self._began_s - self._prepare_s, 0.0)
         bad_packets = self._decoder.bad_packets if self._decoder is not None else 0
         return Beat(self._decoded, bad_packets, decode_s, self._prepare_s)
+
+
+def _why_over(ended: Ended | None) -> str:
+    if ended is None:
+        return "the source was stopped"
+    return "the source is over" if ended.reason in (EndReason.EOF, EndReason.PLAYED_OUT) else "the source failed"
 
 
 def _reason_of(error: PipelineError) -> EndReason:

@@ -83,17 +83,20 @@ class Hold(Record, frozen=True):
 
 
 class Cut(Record, frozen=True):
-    """Parent → child: begin a recording of the packets since so long ago, until so long from now, into that file."""
+    """Parent → child: begin a recording of the packets from so long before that frame until so long after it, into that
+    file. frame_num: negative for the newest packet."""
 
     path: str
     before_s: float
     after_s: float
+    frame_num: int = -1
 
 
 class Opened(Record, frozen=True, kw_only=True):
     """Child → parent: the source is open. After a change of resolution, rate or codec it is told again.
 
     fps: as the stream says of itself, 0 where it does not. frames_total, duration_s: of a file, where they are known.
+    is_recordable: whether its packets fit into MP4.
     """
 
     width: int
@@ -103,6 +106,7 @@ class Opened(Record, frozen=True, kw_only=True):
     is_live: bool
     frames_total: int | None = None
     duration_s: float | None = None
+    is_recordable: bool = True
 
 
 class FrameReady(Record, frozen=True, kw_only=True):
@@ -144,10 +148,21 @@ class Beat(Record, frozen=True):
 
 
 class Recorded(Record, frozen=True):
-    """Child → parent: that recording is finished, or failed. error: empty where it is whole."""
+    """Child → parent: that recording is over. error: empty, or why it is missing or short. before_s, after_s: what the
+    file has around its moment, both 0 where there is none. is_unwritable: it could not be written."""
 
     path: str
     error: str
+    before_s: float = 0.0
+    after_s: float = 0.0
+    is_unwritable: bool = False
+
+    @property
+    def result(self) -> str:
+        """ok, short, or failed where there is no file."""
+        if not self.error:
+            return "ok"
+        return "short" if self.before_s or self.after_s else "failed"
 
 
 class Ended(Record, frozen=True):

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.sources.messages import Beat, Opened, Recorded
 from deepstream_pipeline.types import PreparedFrame, SourceState
 
 DECODER = (sys.executable, "-P", "-m", "deepstream_pipeline.sources.child")
@@ -77,6 +77,6 @@ class SourceListener(Protocol):
         """No more frames of it will come: it is over, failed, or was taken out."""
         ...
 
-    def on_recorded(self, source_id: str, path: str, error: str) -> None:
-        """A recording is finished. error: empty where it is whole."""
+    def on_recorded(self, source_id: str, recorded: Recorded) -> None:
+        """A recording is over."""
         ...

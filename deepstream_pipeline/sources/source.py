@@ -5,6 +5,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from deepstream_pipeline.decode.uri import UriKind, kind_of
 from deepstream_pipeline.errors import SourceNotAllowed
 from deepstream_pipeline.sources.address import Secrets, policy_of, seems_live
@@ -130,12 +132,12 @@ class Source:
         self._wants_images = is_wanted
         self._send(Want(is_wanted))
 
-    def record(self, path: str, before_s: float, after_s: float) -> None:
+    def record(self, cut: Cut) -> None:
         if not self.watch.is_taken:
-            self._listener.on_recorded(self.source_id, path, f"the source is {self.watch.state.value}")
+            self._listener.on_recorded(self.source_id, Recorded(cut.path, f"the source is {self.watch.state.value}"))
             return
-        self._recordings.add(path)
-        self._send(Cut(path, before_s, after_s))
+        self._recordings.add(cut.path)
+        self._send(cut)
 
     def released(self, process: DecodeProcess, slots: list[int], now: float) -> None:
         """Slots of one of its processes; those of a former one went with it."""
@@ -168,7 +170,7 @@ class Source:
         """Its process is over, reaped and closed. how: as DecodeProcess.exit_text says."""
         self.process = self._feed = None
         for path in sorted(self._recordings):
-            self._listener.on_recorded(self.source_id, path, "its decode process ended")
+            self._listener.on_recorded(self.source_id, Recorded(path, "its decode process ended"))
         self._recordings.clear()
         self.watch.process_ended(now, self._secrets.hidden_in(how))
         self.tell()
@@ -229,7 +231,8 @@ class Source:
                 self._open(message, now)
             case Recorded():
                 self._recordings.discard(message.path)
-                self._listener.on_recorded(self.source_id, message.path, self._secrets.hidden_in(message.error))
+                error = self._secrets.hidden_in(message.error)
+                self._listener.on_recorded(self.source_id, msgspec.structs.replace(message, error=error))
             case Ended():
                 self.watch.said_end(now, message.reason, self._secrets.hidden_in(message.text))
 

@@ -9,6 +9,7 @@ import structlog
 
 from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.sources.backoff import OpeningGate
+from deepstream_pipeline.sources.messages import Cut
 from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.process import DecodeProcess
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
@@ -105,15 +106,20 @@ class Sources:
         """Full pictures travel, or do not, from about now on. Raises UnknownSource."""
         self._ask(source_id, lambda source, now: source.want_images(is_wanted))
 
-    def record(self, source_id: str, path: str, before_s: float, after_s: float) -> None:
+    def record(self, source_id: str, cut: Cut) -> None:
         """Told by on_recorded, whatever comes of it. Raises UnknownSource, ValueError for a path that is too long."""
-        if len(path) > _MAX_PATH:
-            raise ValueError(f"a path of {len(path)} characters (at most {_MAX_PATH})")
-        self._ask(source_id, lambda source, now: source.record(path, before_s, after_s))
+        if len(cut.path) > _MAX_PATH:
+            raise ValueError(f"a path of {len(cut.path)} characters (at most {_MAX_PATH})")
+        self._ask(source_id, lambda source, now: source.record(cut))
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
         """Of every source that was not removed, in the order in which they were added."""
         return tuple(source.snapshot() for source in list(self._sources.values()) if not source.is_unwanted)
+
+    def snapshot_of(self, source_id: str) -> SourceSnapshot | None:
+        """Of one source, also while it goes; None when it is gone."""
+        source = self._sources.get(source_id)
+        return None if source is None else source.snapshot()
 
     def close(self, timeout_s: float) -> bool:
         """Every source ends, and is told of. Whether all did in time; no process, thread or descriptor is left."""
@@ -173,9 +179,10 @@ class Sources:
                 call = self._read if is_socket else self._reap
                 self._attend(source, call)
         self._bell.heard()
-        self._take_back()
+        returned = [self._returned.popleft() for _ in range(len(self._returned))]
         while self._commands:
             self._commands.popleft()(time.monotonic())
+        self._take_back(returned)  # behind what was asked before: a file's process ends with its last slot
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick(now)
@@ -296,10 +303,9 @@ class Sources:
         process.close()
         source.process_ended(now, how)
 
-    def _take_back(self) -> None:
+    def _take_back(self, returned: list[tuple[Source, DecodeProcess, int]]) -> None:
         slots: dict[DecodeProcess, tuple[Source, list[int]]] = {}
-        while self._returned:
-            source, process, slot = self._returned.popleft()
+        for source, process, slot in returned:
             slots.setdefault(process, (source, []))[1].append(slot)
         for process, (source, numbers) in slots.items():
             source.released(process, numbers, time.monotonic())

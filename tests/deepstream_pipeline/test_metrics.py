@@ -24,7 +24,7 @@ def fill(metrics: VideoMetrics, source: str) -> None:
     metrics.prepare_s(source, 0.002)
     metrics.glass_to_event(source, 0.08)
     metrics.event(source, AnalyticsKind.LINE_CROSSING)
-    metrics.recording(source, ok=False)
+    metrics.recording(source, "failed")
 
 
 def filled() -> VideoMetrics:

@@ -9,7 +9,7 @@ import pytest
 
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
-from deepstream_pipeline.errors import SourceNotOpen
+from deepstream_pipeline.errors import PipelineError, SourceNotOpen, SourceNotRecordable
 from deepstream_pipeline.source_ids import ID_FORM
 from deepstream_pipeline.types import DropPolicy, SourceConfig, SourceState
 from tests.deepstream_pipeline.api.asking import Client, ask
@@ -85,16 +85,19 @@ def test_recording_is_begun_with_its_seconds(api: ApiServer, pipeline: FakePipel
     assert (answer.status, answer.json) == (409, {"error": "no folder for recordings was given"})
 
 
-def test_recording_that_nothing_would_come_of_is_no_promise(api: ApiServer, pipeline: FakePipeline) -> None:
-    """Of a source that is still connecting: 409 with the pipeline's own sentence."""
+@pytest.mark.parametrize(("refusal", "status"), [(SourceNotOpen, 409), (SourceNotRecordable, 415)])
+def test_recording_that_nothing_would_come_of_is_no_promise(
+    api: ApiServer, pipeline: FakePipeline, refusal: type[PipelineError], status: int
+) -> None:
+    """Of a source that is still connecting, or whose codec fits no MP4: the pipeline's own sentence."""
     pipeline.add(SourceConfig("rtsp://camera/1", "door"))
 
-    def closed(call: str) -> None:
-        raise SourceNotOpen(f"'door' is connecting: no {call}")
+    def refused(call: str) -> None:
+        raise refusal(f"'door' is not so: no {call}")
 
-    pipeline.before = closed
+    pipeline.before = refused
     answer = ask(api.url, "POST", "/v1/streams/door/record", {})
-    assert (answer.status, answer.json) == (409, {"error": "'door' is connecting: no record"})
+    assert (answer.status, answer.json) == (status, {"error": "'door' is not so: no record"})
 
 
 def test_rules_that_are_put_are_read_back(api: ApiServer, pipeline: FakePipeline) -> None:

@@ -1,6 +1,7 @@
 """Clips that are cut out of a source's packets."""
 
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from deepstream_pipeline.decode import recording
 from deepstream_pipeline.decode.decoder import Decoder
 from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.recording import MOST_RECORDINGS, Recorder
+from deepstream_pipeline.decode.recording import MOST_RECORDINGS, Asked, Finished, Recorder
 from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 
 
@@ -26,9 +27,14 @@ class Run:
 
     def __init__(self, clip: Path, cache_s: float = 1.0, **options: Any) -> None:
         self.finished: list[tuple[str, str]] = []
+        self.told: list[Finished] = []
         self._decoder = Decoder(str(clip), DecodeOptions())
-        self.recorder = Recorder(cache_s, lambda path, error: self.finished.append((path, error)), **options)
+        self.recorder = Recorder(cache_s, self._note, **options)
         self.recorder.begin(self._decoder.stream)
+
+    def _note(self, over: Finished) -> None:
+        self.finished.append((over.path, over.error))
+        self.told.append(over)
 
     def read(self, cuts: dict[int, tuple[Path, float, float]], loops: int = 1) -> None:
         """cuts: by packet, what is begun before it: path, before_s, after_s."""
@@ -39,12 +45,12 @@ class Run:
             for packet in self._decoder.packets():
                 if count in cuts:
                     path, before_s, after_s = cuts[count]
-                    self.recorder.cut(str(path), before_s, after_s, count / 25)
-                self.recorder.push(packet, count / 25)
+                    self.recorder.cut(Asked(str(path), before_s, after_s), count / 25)
+                self.recorder.push(packet)
                 if any(picture.is_new for picture in self._decoder.decode(packet)) and loop == 0:
                     self.recorder.begin(self._decoder.stream)
                 count += 1
-        self.recorder.close()
+        self.recorder.close("the source is over")
         self._decoder.close()
 
 
@@ -90,7 +96,8 @@ def test_recording_ends_where_the_pictures_change(tmp_path: Path) -> None:
     large = write_clip(tmp_path / "large.ts", frames=40, size=(320, 192))
     run, path = Run(joined(tmp_path / "both.ts", small, large)), tmp_path / "cut.mp4"
     run.read({30: (path, 0.1, 60.0)})
-    assert run.finished == [(str(path), "")]
+    [(_, why)] = run.finished
+    assert re.fullmatch("0.[34567] s after its moment, not 60: the pictures changed their size or codec", why)
     assert numbers_of(path)[:14] == list(range(24, 38))
 
 
@@ -131,6 +138,7 @@ def test_recording_of_packets_that_mp4_cannot_hold_names_them(tmp_path: Path) ->
     run.read({30: (tmp_path / "cut.mp4", 0.5, 0.5)})
     [(_, error)] = run.finished
     assert error == "the recording cannot be written: packets of msmpeg4v2 do not fit into MP4"
+    assert run.told[0].is_unwritable
     assert sorted(os.listdir(tmp_path)) == ["old.avi"]
 
 
@@ -157,14 +165,14 @@ def test_silent_source_does_not_keep_a_recording_open(tmp_path: Path) -> None:
     run.finished.clear()
     again = Run(tmp_path / "a.mp4")
     for number, packet in enumerate(again._decoder.packets()):
-        again.recorder.push(packet, number / 25)
+        again.recorder.push(packet)
         if number == 30:
-            again.recorder.cut(str(path), 0.5, 1.0, 10.0)
+            again.recorder.cut(Asked(str(path), 0.5, 1.0), 10.0)
             break
     again.recorder.look(11.0)
     assert not again.finished
     again.recorder.look(11.0 + recording._PATIENCE_S)
-    assert again.finished == [(str(path), "")]
+    assert again.finished == [(str(path), "0.0 s after its moment, not 1: no packets came any more")]
     assert numbers_of(path)[-1] == 30
 
 
@@ -175,3 +183,46 @@ def test_recordings_at_once_are_bounded(tmp_path: Path) -> None:
     errors = {Path(path).name: error for path, error in run.finished}
     assert [name for name, error in errors.items() if error] == [f"{MOST_RECORDINGS}.mp4"]
     assert all(numbers_of(tmp_path / name) for name, error in errors.items() if not error)
+
+
+def test_recording_tells_the_seconds_that_are_in_it(tmp_path: Path) -> None:
+    """Not those that were asked for: what the cache had, and what came until the end, with why there is no more."""
+    clip = write_clip(tmp_path / "a.ts", frames=100, gop=5)
+    run, path = Run(clip, cache_s=1.0), tmp_path / "cut.mp4"
+    run.read({75: (path, 30.0, 60.0), 12: (tmp_path / "early.mp4", 0.9, 0.4), 50: (tmp_path / "whole.mp4", 0.9, 0.4)})
+    early, whole, short = sorted(run.told, key=lambda over: over.before_s + over.after_s)
+    assert (early.error, whole.error) == ("0.4 s before its moment, not 0.9: the source was opened only then", "")
+    assert "1.2 s before its moment, not 30: smart-rec-cache is 1 s; " in short.error
+    assert "1.0 s after its moment, not 60: the source is over" in short.error
+    for over in run.told:
+        shown_s = len(numbers_of(Path(over.path))) / 25
+        assert over.before_s + over.after_s == pytest.approx(shown_s, abs=0.05)
+
+
+def test_recording_is_cut_around_its_moment_not_around_what_was_read_since(tmp_path: Path) -> None:
+    """A file's packets are read before an event of theirs is told of: the cache reaches back from the frames that are
+    on their way, and a clip whose time is read already is whole at once."""
+    run, path = Run(write_clip(tmp_path / "a.ts", frames=200, gop=10), cache_s=1.0), tmp_path / "cut.mp4"
+    moment_s = None
+    for number, packet in enumerate(run._decoder.packets()):
+        run.recorder.push(packet, moment_s)
+        if number == 50:
+            moment_s = run.recorder.moment_of(float(packet.pts * packet.time_base))
+        if number == 180:
+            run.recorder.cut(Asked(str(path), 1.0, 2.0, moment_s), 0.0)
+            break
+    [over] = run.told
+    assert over.error == ""
+    assert over.after_s == pytest.approx(2.0, abs=0.1)
+    assert 20 <= numbers_of(path)[0] <= 25
+    assert numbers_of(path)[-1] in range(98, 102)
+    run.recorder.push(packet, None)
+    assert run.recorder._kept[0].dts_s > 2.0  # nobody wants it any more
+
+
+def test_recording_is_not_refused_where_its_packets_fit(tmp_path: Path) -> None:
+    """What a source's packets can be written to is known once it is open."""
+    for name, codec, fits in (("a.mp4", "libx264", True), ("old.avi", "msmpeg4v2", False)):
+        decoder = Decoder(str(write_clip(tmp_path / name, frames=5, codec=codec)), DecodeOptions())
+        assert recording.fits_mp4(decoder.stream) is fits
+        decoder.close()

@@ -19,7 +19,7 @@ from deepstream_pipeline.runner.outlet import Outlet, OutletOptions
 from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.sinks.recordings import RecordOptions
-from deepstream_pipeline.sources.messages import Beat
+from deepstream_pipeline.sources.messages import Beat, Cut, Recorded
 from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.sources.watch import TAKEN_OUT
@@ -62,7 +62,10 @@ class FakeSources:
         self.images.append((source_id, is_wanted))
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
-        return tuple(self.shown.values())
+        return tuple(one for one in self.shown.values() if one.source_id in self.configs)
+
+    def snapshot_of(self, source_id: str) -> SourceSnapshot | None:
+        return self.shown.get(source_id)
 
     def end(self, source_id: str, **facts: Any) -> None:
         """It is over, as these facts of its snapshot say."""
@@ -295,7 +298,7 @@ def test_camera_that_comes_later_is_recorded_from_before_its_event(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Who adds a camera while it runs need not know that recordings are made."""
-    running = made(monkeypatch, Recorder(RecordOptions(tmp_path, before_s=4.0, sources=("a",))))
+    running = made(monkeypatch, Recorder(RecordOptions(tmp_path, before_s=4.0, sources=("a",)), VideoMetrics()))
     running.pipeline.add(CAMERA)
     running.pipeline.add(replace(CAMERA, source_id="b"))
     running.pipeline.add(replace(CAMERA, source_id="c", record_cache_s=9.0))
@@ -305,14 +308,14 @@ def test_camera_that_comes_later_is_recorded_from_before_its_event(
 
 def test_disk_that_hangs_under_recordings_holds_up_no_camera(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is told on the thread that all sources share waits for no disk."""
-    recorder, is_let_go = Recorder(RecordOptions(tmp_path)), threading.Event()
+    recorder, is_let_go = Recorder(RecordOptions(tmp_path), VideoMetrics()), threading.Event()
     hung: Any = recorder._folder
     monkeypatch.setattr(hung, "keep_quota", lambda running=(): is_let_go.wait(WAIT_S))
     running = made(monkeypatch, recorder)
     running.pipeline.add(CAMERA)
     path = recorder.ask("a", _NoSources(), before_s=1.0, after_s=1.0)
     began = time.monotonic()
-    running.sources.listener.on_recorded("a", path, "")
+    running.sources.listener.on_recorded("a", Recorded(path, ""))
     recorder.forget("a")
     assert time.monotonic() - began < WAIT_S / 2
     is_let_go.set()
@@ -324,5 +327,5 @@ class _NoSources:
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
         return (SourceSnapshot(CAMERA, SourceState.RUNNING, is_open=True),)
 
-    def record(self, source_id: str, path: str, before_s: float, after_s: float) -> None:
+    def record(self, source_id: str, cut: Cut) -> None:
         """Asked."""

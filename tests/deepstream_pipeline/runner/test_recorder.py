@@ -1,14 +1,17 @@
 """Recordings that events ask for."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import SourceNotOpen
+from deepstream_pipeline.errors import SourceNotOpen, SourceNotRecordable
+from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.sinks.recordings import RecordOptions
+from deepstream_pipeline.sources.messages import Cut, Opened, Recorded
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.types import (
     AnalyticsEvent,
@@ -27,12 +30,14 @@ class Asked:
 
     def __init__(self) -> None:
         self.sources: list[str] = []
+        self.cuts: list[Cut] = []
         self.known: tuple[SourceSnapshot, ...] = ()
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
         return self.known
 
-    def record(self, source_id: str, path: str, before_s: float, after_s: float) -> None:
+    def record(self, source_id: str, cut: Cut) -> None:
+        self.cuts.append(cut)
         self.sources.append(source_id)
 
 
@@ -43,7 +48,7 @@ def result(source_id: str, number: int) -> FrameResult:
 
 def test_events_that_get_no_recording_are_told_now_and_then(tmp_path: Path) -> None:
     """An operator learns that there were more than may be recorded at once; not with each of them."""
-    recorder = Recorder(RecordOptions(tmp_path, max_at_once=1))
+    recorder = Recorder(RecordOptions(tmp_path, max_at_once=1), VideoMetrics())
     sources: Any = Asked()
     recorder.start()
     with capture_logs() as said:
@@ -69,7 +74,7 @@ def test_recording_of_a_source_that_is_not_open_is_refused(
     known: tuple[SourceState, str] | tuple[()], told: str, tmp_path: Path
 ) -> None:
     """Whoever asks is told now, not by a line in the index: no process has packets of it, and none would write it."""
-    recorder, sources = Recorder(RecordOptions(tmp_path)), Asked()
+    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
     source = SourceConfig("rtsp://camera/a", "a")
     sources.known = (SourceSnapshot(source, *known),) if known else ()
     whole: Any = sources
@@ -80,3 +85,57 @@ def test_recording_of_a_source_that_is_not_open_is_refused(
     assert recorder.ask("a", whole, before_s=1.0, after_s=1.0).startswith(f"{tmp_path}/a-")
     assert sources.sources == ["a"]
     assert recorder.close(1.0)
+
+
+def test_recording_of_a_file_that_is_paused_is_refused(tmp_path: Path) -> None:
+    """Its process still has it open, but nothing comes that could be recorded."""
+    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    sources.known = (SourceSnapshot(SourceConfig("clip.mp4", "a"), SourceState.PAUSED, is_open=True),)
+    whole: Any = sources
+    with pytest.raises(SourceNotOpen, match=r"'a' is paused: .* resume it first"):
+        recorder.ask("a", whole, before_s=1.0, after_s=1.0)
+    assert (sources.cuts, recorder.close(1.0)) == ([], True)
+
+
+def test_recording_of_a_codec_that_fits_no_mp4_is_refused_by_its_name(tmp_path: Path) -> None:
+    """No path is promised that will never be."""
+    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    opened = Opened(width=8, height=6, fps=25.0, codec="msmpeg4v2", is_live=False, is_recordable=False)
+    source = SourceSnapshot(SourceConfig("old.avi", "a"), SourceState.RUNNING, is_open=True, opened=opened)
+    sources.known = (source,)
+    whole: Any = sources
+    with pytest.raises(SourceNotRecordable, match="'a' is msmpeg4v2, whose packets do not fit into MP4"):
+        recorder.ask("a", whole, before_s=1.0, after_s=1.0)
+    assert (sources.cuts, recorder.close(1.0)) == ([], True)
+
+
+def test_recordings_that_fail_alike_are_told_once_and_counted(tmp_path: Path) -> None:
+    """One line in the log, one in the index for each, and one sentence at the run's end; what only its source cut off
+    is no fault of the sink."""
+    recorder, sources = Recorder(RecordOptions(tmp_path, cool_down_s=0.0), VideoMetrics()), Asked()
+    whole: Any = sources
+    recorder.start()
+    with capture_logs() as said:
+        for number in range(5):
+            recorder.observe(result("a", number), whole)
+            recorder.ended("a", Recorded(sources.cuts[-1].path, "the disk is full", is_unwritable=True))
+    assert [one["event"] for one in said] == ["a recording failed"]
+    recorder.observe(result("b", 0), whole)
+    recorder.ended("b", Recorded(sources.cuts[-1].path, "its decode process ended"))
+    assert recorder.close(10.0)
+    assert recorder.failures() == ("record failed: the disk is full (5 recordings lost)",)
+    lines = [json.loads(line) for line in (tmp_path / "recordings.jsonl").read_text().splitlines()]
+    assert [line["error"] for line in lines] == ["the disk is full"] * 5 + ["its decode process ended"]
+    assert all(line["after_s"] == 0.0 and len(line["events"]) == 1 for line in lines)
+
+
+def test_recording_that_nothing_is_heard_of_is_named_at_the_end(tmp_path: Path) -> None:
+    """An event is in a recording, or in a line that says that there is none."""
+    recorder, sources = Recorder(RecordOptions(tmp_path), VideoMetrics()), Asked()
+    whole: Any = sources
+    recorder.start()
+    recorder.observe(result("a", 3), whole)
+    assert sources.cuts[0].frame_num == 3
+    assert recorder.close(10.0)
+    [line] = [json.loads(line) for line in (tmp_path / "recordings.jsonl").read_text().splitlines()]
+    assert (line["error"], line["events"][0]["frame_num"]) == ("nothing was heard of it any more", 3)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deepstream_pipeline.sources.messages import Beat, Opened
+from deepstream_pipeline.sources.messages import Beat, Opened, Recorded
 from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourceSnapshot, SourcesOptions
 from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
@@ -67,8 +67,8 @@ class Told:
     def on_ended(self, source_id: str) -> None:
         self._note("ended", source_id, None)
 
-    def on_recorded(self, source_id: str, path: str, error: str) -> None:
-        self._note("recorded", source_id, (path, error))
+    def on_recorded(self, source_id: str, recorded: Recorded) -> None:
+        self._note("recorded", source_id, (recorded.path, recorded.error))
 
     def of(self, kind: str, source_id: str = "a") -> list[object]:
         """All of a kind so far."""

@@ -4,13 +4,15 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import structlog
 
 from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
-from deepstream_pipeline.sources.messages import Beat
+from deepstream_pipeline.sources.messages import Beat, Cut
 from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourcesOptions
 from deepstream_pipeline.types import Frame, PreparedFrame, SourceState
 from tests.deepstream_pipeline.sources.fake_child import HEIGHT, ROW_BYTES, WIDTH
@@ -223,14 +225,27 @@ def test_recording_is_told_of_whatever_comes_of_it(tmp_path: Path) -> None:
         sources.add(camera("live"), NEEDS)
         told.wait_for("frame", 1)
         assert one(sources).is_open
-        sources.record("a", str(tmp_path / "clip.mp4"), 5.0, 5.0)
+        sources.record("a", Cut(str(tmp_path / "clip.mp4"), 5.0, 5.0))
         assert told.wait_for("recorded") == [(str(tmp_path / "clip.mp4"), "")]
         sources.pause("a")
-        sources.record("a", "late.mp4", 5.0, 5.0)
+        sources.record("a", Cut("late.mp4", 5.0, 5.0))
         assert told.wait_for("recorded", 2)[1] == ("late.mp4", "the source is paused")
         assert not one(sources).is_open
         with pytest.raises(ValueError, match="5000 characters"):
-            sources.record("a", "x" * 5000, 0.0, 0.0)
+            sources.record("a", Cut("x" * 5000, 0.0, 0.0))
+
+
+def test_slot_is_given_back_behind_what_was_asked_before_it() -> None:
+    """A file's process ends with its last slot: a recording that the slot's frame asked for reaches it before."""
+    said: list[str] = []
+    sources: Any = Sources(OPTIONS, Told())
+    process = Mock(is_behind=False)
+    source = Mock(process=process, released=lambda process, slots, now: said.append("released"))
+    sources._commands.append(lambda now: said.append("asked"))
+    sources._returned.append((source, process, 0))
+    sources._turn()
+    assert said == ["asked", "released"]
+    assert sources.close(1.0)
 
 
 def test_id_that_was_removed_is_free_at_once() -> None:
