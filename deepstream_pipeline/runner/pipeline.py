@@ -331,7 +331,7 @@ class Pipeline:
         """What is said of it from now on. Of one that the program ended: how it was before, with all its frames."""
         with self._lock:
             way = self._ways.get(source_id)
-        last = next((one for one in self._sources.snapshot() if one.source_id == source_id), None)
+        last = self._sources.snapshot_of(source_id)
         if way is None or last is None:
             return
         before = way.snapshot

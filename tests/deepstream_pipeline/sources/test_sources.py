@@ -13,7 +13,9 @@ import structlog
 
 from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.sources.messages import Beat, Cut
+from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.sources.sources import SourceNeeds, Sources, SourcesOptions
+from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import Frame, PreparedFrame, SourceState
 from tests.deepstream_pipeline.sources.fake_child import HEIGHT, ROW_BYTES, WIDTH
 from tests.deepstream_pipeline.sources.parent import COMMAND, NEEDS, OPTIONS, Told, camera, clip, one, running
@@ -262,6 +264,24 @@ def test_id_that_was_removed_is_free_at_once() -> None:
         sources.add(clip("live?frames=2"), NEEDS)
         told.wait_for("ended", 5)
     assert kinds_of(told)[-1] == "ended"
+
+
+def test_source_that_goes_is_known_until_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all its frames, though it is not among those that are there any more."""
+    told = Told()
+    last: list[SourceSnapshot | None] = []
+    with running(told) as sources:
+        tell = told.on_ended
+        monkeypatch.setattr(told, "on_ended", lambda name: (last.append(sources.snapshot_of(name)), tell(name)))
+        sources.add(camera("live"), NEEDS)
+        told.wait_for("frame", 1)
+        sources.remove("a")
+        assert sources.snapshot() == ()
+        told.wait_for("ended", 1)
+    (known,) = last
+    assert known is not None
+    assert (known.reason, known.frames > 0) == (TAKEN_OUT, True)
+    assert sources.snapshot_of("a") is None
 
 
 def test_sources_refuse_what_cannot_be_meant() -> None:
