@@ -43,7 +43,7 @@ def is_same_file(one: Path, other: Path) -> bool:
 def write_whole(path: Path, content: bytes) -> None:
     """All of it, or what was there stays. Raises OSError."""
     at = path.resolve()  # a link stays one
-    if at.exists() and not at.is_file():  # a pipe or terminal keeps nothing
+    if path.is_relative_to("/dev") or (at.exists() and not at.is_file()):  # who reads it has it open already
         at.write_bytes(content)
         return
     beside = at.with_name(f".{at.name}.{os.getpid()}")

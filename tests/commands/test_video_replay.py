@@ -169,6 +169,18 @@ def test_replay_that_fails_leaves_the_earlier_events(
     assert (json.loads(events.read_text())["rule"], events.stat().st_mode & 0o777) == ("Door", 0o640)
 
 
+def test_replay_writes_into_a_pipe(replay: Replayed, folder: Path) -> None:
+    """Which is no file that another could take the place of."""
+    os.mkfifo(folder / "pipe")
+    reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert replay("--line", LINE, "--out", "pipe").exit_code == 0
+        assert json.loads(os.read(reader, 4096))["rule"] == "Door"
+    finally:
+        os.close(reader)
+    assert (folder / "pipe").is_fifo()
+
+
 def test_replay_of_a_run_that_was_killed_uses_what_is_whole(replay: Replayed, folder: Path) -> None:
     """A last line that is half is left out, and told; one in the middle is a fault."""
     recorded = (folder / "objects.jsonl").read_bytes()
