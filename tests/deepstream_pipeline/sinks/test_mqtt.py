@@ -1,6 +1,7 @@
 """MQTT: topics, properties, the status topic, and what a broker can refuse."""
 
 import json
+import signal
 import socket
 import sys
 import threading
@@ -98,7 +99,7 @@ def test_mqtt_broker_that_goes_is_told_in_one_line(broker: MqttBroker) -> None:
     with capture_logs() as lines:
         sink = mqtt_sink(MqttOptions("127.0.0.1", broker.port, what=What.OBJECTS))
         assert until(lambda: sink.statistics().is_connected)
-        broker.take_down()
+        broker.take_down(signal.SIGKILL)
         assert until(lambda: sink.statistics().errors >= 3)
         broker.bring_up()
         write(sink, 1)

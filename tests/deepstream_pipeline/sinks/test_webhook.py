@@ -153,14 +153,17 @@ def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiv
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
 def test_webhook_that_is_away_behind_a_proxy_is_waited_for(status: int, receiver: Receiver, url: str) -> None:
     """A receiver that restarts, or has enough, uses no attempt of a message, however often it says so."""
-    receiver.status = {0: [status] * 3 + [200]}
+    receiver.status = {0: [status]}
     sink = webhook_sink(options(url, attempts=1))
     write(sink, 3)
     assert until(lambda: sink.statistics().errors >= 2)
     assert (sink.statistics().reason, sink.statistics().is_connected) == (f"answered {status}", False)
-    assert until(lambda: sink.statistics().sent == 3, 30.0)
+    receiver.status = {}
+    assert until(lambda: sink.statistics().sent == 3)
     sink.close()
-    assert receiver.frames() == [0] * 4 + [1, 2]
+    tries = len(receiver.requests) - 2
+    assert tries >= 3
+    assert receiver.frames() == [0] * tries + [1, 2]
 
 
 def test_webhook_that_fails_for_seconds_loses_nothing(url: str, receiver: Receiver) -> None:
