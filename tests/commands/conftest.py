@@ -1,6 +1,7 @@
 """A stand-in for the gateway's REST port, and the commands as a person calls them."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -96,6 +97,8 @@ def stand_in() -> Iterator[StandIn]:
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No settings of the machine, a home of its own, a wide terminal."""
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path_factory.mktemp("penstock-home")))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("no_proxy", "127.0.0.1")

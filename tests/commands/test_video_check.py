@@ -1,7 +1,6 @@
 """`penstock video check`: what would run, or all that is wrong."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,8 +28,6 @@ Check = Callable[..., Result]
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """`penstock video check CONFIG.yaml` of a text, beside a file that is no video."""
     monkeypatch.setenv("COLUMNS", "200")
-    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
-        monkeypatch.delenv(name)
     (tmp_path / "clip.mp4").write_bytes(b"no video")
 
     def call(text: str, *words: str) -> Result:

@@ -35,11 +35,9 @@ Run = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clip, and nothing of the machine's settings."""
+    """With a clip."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clip.mp4").write_bytes(b"")
-    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

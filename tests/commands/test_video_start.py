@@ -1,7 +1,6 @@
 """How `penstock video run` begins, or does not: its words, its exit code, and the files that it leaves alone."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,13 +28,11 @@ LABEL = Complaint("two.yaml:1:56", "analytics.line-crossing[0].class-id: 'persn'
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clip, results of an earlier run, and nothing of the machine's settings."""
+    """A clip, and results of an earlier run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clip.mp4").write_bytes(b"")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "objects.jsonl").write_text("{}\n")
-    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture
