@@ -65,6 +65,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"there are {', '.join(names)}" if names else "nothing may stand here"
 
 
+def choices(word: str, known: Iterable[str]) -> str:
+    """All that is taken, as the end of a sentence, behind the known word that is close."""
+    names = tuple(known)
+    close = did_you_mean(word, names)
+    taken = f"it takes {', '.join(names)}"
+    return f"{close} It{taken[2:]}" if close.endswith("?") else taken
+
+
 def _form(name: str) -> str:
     """What people mix up is one: camera-id, camera_id, cameraId."""
     return re.sub(r"[-_ ]", "", name).lower()

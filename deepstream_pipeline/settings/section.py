@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import yaml
 
-from deepstream_pipeline.settings.complaints import Complaints, did_you_mean, shortened, shown
+from deepstream_pipeline.settings.complaints import Complaints, choices, did_you_mean, shortened, shown
 from deepstream_pipeline.settings.document import place_of
 from deepstream_pipeline.settings.variables import Variables
 
@@ -138,9 +138,7 @@ class Section:
         node = self._scalar(key)
         if node is None or node.value in words:
             return node.value if node is not None else default
-        self._wrong(
-            key, node, f"{did_you_mean(node.value, words)} It takes {', '.join(words)}".replace("there are ", "")
-        )
+        self._wrong(key, node, choices(node.value, words))
         return default
 
     def ids_or_labels(self, key: str) -> tuple[int | str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from deepstream_pipeline.settings.complaints import did_you_mean
+from deepstream_pipeline.settings.complaints import choices, did_you_mean
 from deepstream_pipeline.settings.section import Section
 from deepstream_pipeline.sinks.broker import BrokerOptions, What
 from deepstream_pipeline.sinks.jsonl import JsonlOptions
@@ -44,8 +44,7 @@ def read_sink(section: Section, out: Path | None) -> SinkOptions | None:
     section.require("type")
     reader = READERS.get(kind)
     if kind and reader is None:
-        text = f"{did_you_mean(kind, READERS)} It takes {', '.join(READERS)}".replace("there are ", "")
-        section.complain(section["type"], f"{section.at('type')} is {kind!r}", text)
+        section.complain(section["type"], f"{section.at('type')} is {kind!r}", choices(kind, READERS))
     if reader is None:
         return None
     before = len(section.reading.complaints)

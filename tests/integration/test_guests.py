@@ -229,6 +229,7 @@ def test_guests_inferences_stand_in_the_metrics_as_grpc_clients(fronts: RunningS
     with engine_at(way(fronts)) as engine:
         network, dozing = engine.network("brightness", 20), engine.network("dozing", 20)
         rows = [np.full((3, 128, 128), 0.5, np.float32)] * 2
+        wait_for(lambda: not metric(fronts, "inflight_requests"), 10, "what others asked for is over")
         before = figures(fronts)
         for _ in range(3):
             assert submit(engine, network, rows).answer(30).error is None
