@@ -253,16 +253,23 @@ def test_guests_inferences_stand_in_the_metrics_as_grpc_clients(fronts: RunningS
     assert sum(value for name, value in more.items() if name[0] == "rejected_total") >= ends.get("DEADLINE_EXCEEDED", 0)
 
 
+def kill_one_in_the_middle(stack: RunningStack, model: str) -> None:
+    """A guest of its own process, while it asks."""
+    process = guest_process(found(stack).run_dir, model)
+    if model == "dozing":
+        wait_for(lambda: metric(stack, "inflight_requests") >= 4, 10, "the core has what it asked for")
+    killed(process)
+
+
 @pytest.mark.parametrize("model", ["brightness", "dozing"])
 def test_guests_that_are_killed_in_the_middle_leave_nothing_in_flight(fronts: RunningStack, model: str) -> None:
     """Whatever they had where: places, queues, leases; all that was accepted has its end, and the core's files too."""
-    before, core = figures(fronts), core_of(fronts)
-    files = core.num_fds()
+    core = core_of(fronts)
+    kill_one_in_the_middle(fronts, model)  # what the core keeps open towards the engine is open from here on
+    wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
+    before, files = figures(fronts), core.num_fds()
     for _ in range(3):
-        process = guest_process(found(fronts).run_dir, model)
-        if model == "dozing":
-            wait_for(lambda: metric(fronts, "inflight_requests") >= 4, 10, "the core has what it asked for")
-        killed(process)
+        kill_one_in_the_middle(fronts, model)
     wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
     more = grown(fronts, before)
     assert more.get(("inferences_accepted_total",), 0) == ended(more)
