@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import cv2
@@ -101,6 +102,18 @@ def grown(stack: RunningStack, before: dict[tuple[str, ...], float]) -> dict[tup
     return {
         name: value - before.get(name, 0.0) for name, value in figures(stack).items() if value > before.get(name, 0)
     }
+
+
+def figures_at_rest(stack: RunningStack) -> dict[tuple[str, ...], float]:
+    """As `figures`, once all that was accepted has its end there: a front writes down what it counts a moment later."""
+    until = time.monotonic() + 20
+    while True:
+        page = figures(stack)
+        accepted = page.get(("inferences_accepted_total",), 0)
+        if not page["inflight_requests",] and accepted == ended(page):
+            return page
+        assert time.monotonic() < until, (accepted, ended(page))
+        time.sleep(0.05)
 
 
 def in_flight(stack: RunningStack) -> dict[tuple[str, ...], float]:

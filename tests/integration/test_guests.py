@@ -25,6 +25,7 @@ from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.guests import (
     ended,
     figures,
+    figures_at_rest,
     found,
     grown,
     guest_process,
@@ -160,11 +161,12 @@ def test_guest_of_the_embedded_engine_that_is_killed_leaves_nothing_in_flight(
 ) -> None:
     """No place, no lease, no count by key; everything accepted has its end."""
     stack, _ = guarded
-    before = figures(stack)
+    before = figures_at_rest(stack)
     for _ in range(2):
         process = guest_process(found(stack).run_dir, "street", "3,288,512")
         killed(process)
     wait_for(lambda: not in_flight(stack), 20, "nothing is in flight")
+    figures_at_rest(stack)
     more = grown(stack, before)
     assert more.get(("inferences_accepted_total",), 0) == ended(more)
     with engine_at(local(stack)) as engine:
@@ -229,8 +231,7 @@ def test_guests_inferences_stand_in_the_metrics_as_grpc_clients(fronts: RunningS
     with engine_at(way(fronts)) as engine:
         network, dozing = engine.network("brightness", 20), engine.network("dozing", 20)
         rows = [np.full((3, 128, 128), 0.5, np.float32)] * 2
-        wait_for(lambda: not metric(fronts, "inflight_requests"), 10, "what others asked for is over")
-        before = figures(fronts)
+        before = figures_at_rest(fronts)
         for _ in range(3):
             assert submit(engine, network, rows).answer(30).error is None
         waiting = submit(engine, dozing, rows)
@@ -238,7 +239,7 @@ def test_guests_inferences_stand_in_the_metrics_as_grpc_clients(fronts: RunningS
         assert waiting.answer(30).error is None
         late = [submit(engine, dozing, rows, within_s=0.3).answer(30) for _ in range(2)]
         assert all(isinstance(answer.error, InferRefused) for answer in late)
-        wait_for(lambda: not metric(fronts, "inflight_requests"), 10, "nothing is in flight")
+        figures_at_rest(fronts)
         more = grown(fronts, before)
     assert more["requests_total", "OK", "brightness", protocol] == 3
     assert more["request_seconds_count", "brightness", protocol] == 3
@@ -267,10 +268,11 @@ def test_guests_that_are_killed_in_the_middle_leave_nothing_in_flight(fronts: Ru
     core = core_of(fronts)
     kill_one_in_the_middle(fronts, model)  # what the core keeps open towards the engine is open from here on
     wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
-    before, files = figures(fronts), core.num_fds()
+    before, files = figures_at_rest(fronts), core.num_fds()
     for _ in range(3):
         kill_one_in_the_middle(fronts, model)
     wait_for(lambda: not in_flight(fronts), 20, "nothing is in flight")
+    figures_at_rest(fronts)
     more = grown(fronts, before)
     assert more.get(("inferences_accepted_total",), 0) == ended(more)
     if model == "dozing":
