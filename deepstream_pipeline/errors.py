@@ -24,7 +24,7 @@ class SourceRefused(SourceUnavailable):
 
 
 class SourceNotAllowed(PipelineError):
-    """The URI names a protocol, format or file that is not read. By decode. It is not tried again."""
+    """The URI names a protocol, format or file that is not read, or its id can be none. It is not tried again."""
 
     reason = "not_allowed"
 

@@ -27,7 +27,7 @@ from deepstream_pipeline.outlets import Outlets, compose_outlets
 from deepstream_pipeline.runner.dispatch import DispatchOptions
 from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from deepstream_pipeline.runner.secondary import SecondaryModel
-from deepstream_pipeline.settings.complaints import Complaint, SettingsRefused, did_you_mean
+from deepstream_pipeline.settings.complaints import Complaint, SettingsRefused, close_to
 from deepstream_pipeline.settings.records import PrimarySettings, SecondarySettings, VideoSettings
 from deepstream_pipeline.settings.rules import check_classes
 from deepstream_pipeline.sources.options import SourcesOptions
@@ -231,8 +231,7 @@ def _class_ids(network: Network, settings: PrimarySettings | SecondarySettings, 
     if unknown:
         known = ", ".join(network.labels[:20]) or "none"
         more = ", …" if len(network.labels) > 20 else ""
-        close = did_you_mean(unknown[0], network.labels)
-        hint = close if close.startswith("did you") else f"its labels: {known}{more}"
+        hint = close_to(unknown[0], network.labels) or f"its labels: {known}{more}"
         text = f"{key} names {unknown[0]!r}, which {network.name!r} does not know; {hint}"
         raise SettingsRefused([Complaint(settings.classes_at, text)])
     return frozenset(network.labels.index(name) if isinstance(name, str) else name for name in names)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
+from deepstream_pipeline.errors import SourceNotAllowed
+
 ID_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"  # begins with no dot: it names a folder
 ID_FORM = "1 to 64 of A-Z a-z 0-9 . _ - are needed, the first no dot"
 _LONGEST = 64
@@ -14,6 +16,12 @@ _RESERVED = {"objects.jsonl", "events.jsonl", "annotated.mp4", "hls", "recording
 def is_source_id(text: str) -> bool:
     """Whether the text can name a source."""
     return re.fullmatch(ID_PATTERN, text) is not None and text not in _RESERVED
+
+
+def require_source_id(text: str) -> None:
+    """Raises SourceNotAllowed for what no source can be called, as a file that stands beside its folder."""
+    if not is_source_id(text):
+        raise SourceNotAllowed(f"{text!r} cannot be a source's id: {ID_FORM}, and no file's name beside it")
 
 
 def id_of(uri: str) -> str:

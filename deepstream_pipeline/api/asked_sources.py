@@ -5,17 +5,10 @@ from collections.abc import Iterable
 from deepstream_pipeline.api.answers import Refusal
 from deepstream_pipeline.api.bodies import Stream
 from deepstream_pipeline.decode.uri import UriKind, kind_of, redacted
-from deepstream_pipeline.source_ids import ID_FORM, is_source_id
 from deepstream_pipeline.types import SourceState, SourceStatistics
 
 _IS = {SourceState.ENDED: "has ended", SourceState.FAILED: "has failed"}
 OVER = tuple(_IS)
-
-
-def check_id(source_id: str) -> None:
-    """Raises Refusal for an id that no source can have, as of a file that stands beside the source's folder."""
-    if not is_source_id(source_id):
-        raise Refusal(400, f"{source_id!r} cannot be a source's id: {ID_FORM}, and no file's name beside it")
 
 
 def check_address(uri: str, *, takes_files: bool) -> None:
@@ -33,18 +26,22 @@ def stream_of(statistics: SourceStatistics) -> Stream:
     return stream.model_copy(update={"uri": redacted(stream.uri)})
 
 
-def refuse_over(statistics: Iterable[SourceStatistics], source_id: str) -> None:
-    """Raises Refusal (409) for a source that ended or failed: nothing more comes of it."""
-    found = next((each for each in statistics if each.source_id == source_id), None)
-    if found is not None and found.state in OVER:
-        raise Refusal(409, f"{source_id!r} {_IS[found.state]}; to read it anew remove it and add it again")
-
-
-def refuse_pictureless(statistics: Iterable[SourceStatistics], source_id: str) -> None:
-    """Raises Refusal (404) where there is no such source, and (409) where no picture comes of it as it is."""
+def found_in(statistics: Iterable[SourceStatistics], source_id: str) -> SourceStatistics:
+    """That source. Raises Refusal (404) where there is none."""
     found = next((each for each in statistics if each.source_id == source_id), None)
     if found is None:
         raise Refusal(404, f"no source {source_id!r}")
-    if found.state is SourceState.PAUSED:
-        raise Refusal(409, f"{source_id!r} is paused and has no picture; resume it")
-    refuse_over((found,), source_id)
+    return found
+
+
+def refuse_over(source: SourceStatistics) -> None:
+    """Raises Refusal (409) for a source that ended or failed: nothing more comes of it."""
+    if source.state in OVER:
+        raise Refusal(409, f"{source.source_id!r} {_IS[source.state]}; to read it anew remove it and add it again")
+
+
+def refuse_pictureless(source: SourceStatistics) -> None:
+    """Raises Refusal (409) where no picture comes of it as it is."""
+    if source.state is SourceState.PAUSED:
+        raise Refusal(409, f"{source.source_id!r} is paused and has no picture; resume it")
+    refuse_over(source)

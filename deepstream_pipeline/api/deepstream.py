@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from deepstream_pipeline.api.answers import Refusal, error_answer
-from deepstream_pipeline.api.asked_sources import check_address, check_id
+from deepstream_pipeline.api.asked_sources import check_address
 from deepstream_pipeline.api.bodies import DeepStreamAnswer, DeepStreamError, SensorChange, SensorValue
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.api.faults import missing
@@ -52,7 +52,6 @@ def deepstream_router(control: PipelineControl, calls: Calls, *, takes_files: bo
         value = _value(change, ("add", "streaming"))
         if not value.camera_url:
             raise Refusal(400, "value.camera_url is missing; a source's address is needed")
-        check_id(value.camera_id)
         check_address(value.camera_url, takes_files=takes_files)
         config = SourceConfig(uri=value.camera_url, source_id=value.camera_id, camera_name=value.camera_name)
         await calls.run(lambda: control.add(config))

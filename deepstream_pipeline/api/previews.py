@@ -8,7 +8,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from deepstream_pipeline.api.answers import Refusal
-from deepstream_pipeline.api.asked_sources import refuse_pictureless
+from deepstream_pipeline.api.asked_sources import found_in, refuse_pictureless
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.api.streams import SourceId
 from deepstream_pipeline.interfaces import PipelineControl, Previews
@@ -61,7 +61,7 @@ class _Watch:
 
     async def check(self, source_id: str) -> None:
         """Raises Refusal: 404, or 409 where no picture comes of it until it is resumed, or added anew."""
-        refuse_pictureless(await self._calls.run(self._control.statistics), source_id)
+        refuse_pictureless(found_in(await self._calls.run(self._control.statistics), source_id))
 
     async def next(self, source_id: str, after: int, timeout_s: float) -> tuple[int, bytes] | None:
         return await self._calls.run(lambda: self._previews.wait(source_id, after, timeout_s))

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Response
 
-from deepstream_pipeline.api.answers import Refusal
-from deepstream_pipeline.api.asked_sources import check_address, check_id, refuse_over, stream_of
+from deepstream_pipeline.api.asked_sources import check_address, found_in, refuse_over, stream_of
 from deepstream_pipeline.api.bodies import (
     SOURCE_ID,
     Added,
@@ -34,7 +33,6 @@ def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool)
 
     @router.post("", status_code=201, summary="Add a source.")
     async def add_stream(new: NewStream, response: Response) -> Added:
-        check_id(new.source_id)
         check_address(new.uri, takes_files=takes_files)
         config = new.config()
         await calls.run(lambda: control.add(config))
@@ -43,10 +41,7 @@ def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool)
 
     @router.get("/{source_id}", summary="One source, with its statistics.")
     async def read_stream(source_id: SourceId) -> Stream:
-        for each in await calls.run(control.statistics):
-            if each.source_id == source_id:
-                return stream_of(each)
-        raise Refusal(404, f"no source {source_id!r}")
+        return stream_of(found_in(await calls.run(control.statistics), source_id))
 
     @router.delete("/{source_id}", status_code=204, summary="Take a source out.")
     async def remove_stream(source_id: SourceId) -> None:
@@ -66,7 +61,7 @@ def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool)
 
 def _turn(control: PipelineControl, source_id: str, verb: Callable[[str], None]) -> None:
     """Refused where the source is over: it would stay so."""
-    refuse_over(control.statistics(), source_id)
+    refuse_over(found_in(control.statistics(), source_id))
     verb(source_id)
 
 

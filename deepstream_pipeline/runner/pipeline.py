@@ -24,7 +24,7 @@ from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.results import Results, ResultsParts
 from deepstream_pipeline.runner.secondary import Secondaries, SecondaryModel
 from deepstream_pipeline.runner.way import SourceWay
-from deepstream_pipeline.source_ids import ID_FORM, is_source_id
+from deepstream_pipeline.source_ids import require_source_id
 from deepstream_pipeline.sources.address import policy_of
 from deepstream_pipeline.sources.options import SourceNeeds, SourcesOptions
 from deepstream_pipeline.sources.sources import Sources
@@ -168,12 +168,9 @@ class Pipeline:
     def take_in(self, source: SourceConfig, section: object = None) -> None:
         """One that the program begins with. section: its analytics, in place of everybody's.
 
-        Raises SourceExists, TooManySources, RuleRefused.
+        Raises SourceNotAllowed for its id, SourceExists, TooManySources, RuleRefused.
         """
-        if not is_source_id(source.source_id):
-            raise PipelineError(
-                f"{source.source_id!r} cannot be a source's id: {ID_FORM}, and no file's name beside it"
-            )
+        require_source_id(source.source_id)
         with self._asking:
             self._refuse(source.source_id)
             self._take(source, self._parts.section if section is None else section)

@@ -58,19 +58,21 @@ def _in_the_file(complaint: Complaint) -> tuple[str, int, int]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The known word that is close, as the end of a sentence; else all that is known."""
     names = sorted(known)
-    by_form = {_form(name): name for name in names}
+    return close_to(word, names) or (f"there are {', '.join(names)}" if names else "nothing may stand here")
+
+
+def close_to(word: str, known: Iterable[str]) -> str:
+    """ "did you mean", with the known word that is close; empty where none is."""
+    by_form = {_form(name): name for name in sorted(known)}
     close = difflib.get_close_matches(_form(word), by_form, n=1)
-    if close:
-        return f"did you mean {by_form[close[0]]}?"
-    return f"there are {', '.join(names)}" if names else "nothing may stand here"
+    return f"did you mean {by_form[close[0]]}?" if close else ""
 
 
 def choices(word: str, known: Iterable[str]) -> str:
     """All that is taken, as the end of a sentence, behind the known word that is close."""
     names = tuple(known)
-    close = did_you_mean(word, names)
-    taken = f"it takes {', '.join(names)}"
-    return f"{close} It{taken[2:]}" if close.endswith("?") else taken
+    close, all_names = close_to(word, names), ", ".join(names)
+    return f"{close} It takes {all_names}" if close else f"it takes {all_names}"
 
 
 def _form(name: str) -> str:

@@ -144,7 +144,8 @@ class Work:
     def _read(self, decoder: Decoder) -> None:
         for packet in decoder.packets():
             self._errands()
-            self._recorder.push(packet, self._moments.oldest(self._link.outside()))
+            is_kept = self._start.record_cache_s > 0
+            self._recorder.push(packet, self._moments.oldest(self._link.outside()) if is_kept else None)
             for picture in decoder.decode(packet):
                 self._take(decoder, picture)
 

@@ -1,6 +1,5 @@
 """`penstock video replay`: recorded tracks held against other rules, without a picture or a model."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,13 @@ from rich.text import Text
 
 from deepstream_pipeline.errors import PipelineError, RuleRefused
 from deepstream_pipeline.replay import Replay, labels_in, labels_with
-from deepstream_pipeline.settings.complaints import SettingsRefused, did_you_mean
+from deepstream_pipeline.settings.complaints import SettingsRefused, close_to
 from deepstream_pipeline.settings.reading import read_rules
 from deepstream_pipeline.settings.rules import names_classes, rules_of
 from deepstream_pipeline.settings.section import Plain
 from deepstream_pipeline.sinks.schemas import EventLine, event_lines, read_objects_line
 from deepstream_pipeline.types import AnalyticsEvent, FrameAnalytics, event_keys
-from server.commands.terminal import fail, one_line, stoppable, table_console
+from server.commands.terminal import fail, one_line, say_failure, stoppable, table_console
 from server.commands.video_complaints import refuse
 from server.commands.video_results import is_same_file, write_whole
 from server.commands.video_rules import RulesOfSource, events_by_rule, rule_table
@@ -128,7 +127,7 @@ def _play(objects: Path, rules: Path | None, lines: tuple[str, ...]) -> Played:
         tape = _Tape(file)
         played.lines = [tape.event_line(event) for event in replayed.events(tape)]
     if replayed.cut_line is not None:
-        _note(f"{objects}: line {replayed.cut_line}, the last one, is cut off; those before it are used")
+        say_failure(f"{objects}: line {replayed.cut_line}, the last one, is cut off; those before it are used")
     if not replayed.frames:
         fail(f"{objects}: no frames in it", code=1)
     played.frames = replayed.frames
@@ -144,15 +143,11 @@ def _labels(objects: Path, section: Plain | None) -> tuple[str, ...]:
         seen = labels_in(file)
     labels, missing = labels_with(section.content, seen)
     if seen and missing:
-        close = did_you_mean(missing[0], seen)
-        hint = f"; {close}" if len(missing) == 1 and close.startswith("did you") else ""
+        close = close_to(missing[0], seen) if len(missing) == 1 else ""
+        hint = f"; {close}" if close else ""
         names = ", ".join(map(repr, missing))
-        _note(f"{objects}: no object in it is called {names}, so that this class matches nothing{hint}")
+        say_failure(f"{objects}: no object in it is called {names}, so that this class matches nothing{hint}")
     return labels
-
-
-def _note(sentence: str) -> None:
-    sys.stderr.write(f"penstock: {one_line(sentence)}\n")
 
 
 def _by_source(played: Played) -> list[RulesOfSource]:
@@ -174,7 +169,7 @@ def _events_of(against: Path) -> Counter[EventLine]:
         except msgspec.DecodeError as error:
             if number < len(lines) or line.endswith(b"\n"):
                 fail(f"{against}: line {number} is no event of the schema full ({error})", code=1)
-            _note(f"{against}: line {number}, the last one, is cut off; those before it are used")
+            say_failure(f"{against}: line {number}, the last one, is cut off; those before it are used")
     return events
 
 

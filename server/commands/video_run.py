@@ -19,7 +19,7 @@ from deepstream_pipeline.settings.reading import is_endless
 from deepstream_pipeline.settings.records import ApiSettings, VideoSettings
 from deepstream_pipeline.types import SourceStatistics
 from server.access.keys import LEAST_SECRET
-from server.commands.terminal import fail, table_console
+from server.commands.terminal import fail, say_failure, table_console
 from server.commands.video_complaints import refuse
 from server.commands.video_engine import EngineUnavailable
 from server.commands.video_results import move_earlier_aside, written_files
@@ -143,7 +143,7 @@ def run_to_its_end(
 
 def end_at_once(sentence: str, stopped_by: int) -> NoReturn:
     """Says so and ends this process; its threads are not waited for, its children see their sockets close."""
-    sys.stderr.write(f"penstock: {sentence}\n")
+    say_failure(sentence)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(_TERMINATED if stopped_by == signal.SIGTERM else _STOPPED)

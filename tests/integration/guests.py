@@ -98,10 +98,9 @@ def figures(stack: RunningStack) -> dict[tuple[str, ...], float]:
 
 
 def grown(stack: RunningStack, before: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-    """What is more on the page than it was."""
-    return {
-        name: value - before.get(name, 0.0) for name, value in figures(stack).items() if value > before.get(name, 0)
-    }
+    """What is more on the page than it was, once the stack is at rest again."""
+    page = figures_at_rest(stack)
+    return {name: value - before.get(name, 0.0) for name, value in page.items() if value > before.get(name, 0)}
 
 
 def figures_at_rest(stack: RunningStack) -> dict[tuple[str, ...], float]:

@@ -10,6 +10,7 @@ from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.errors import NotSetUp, RuleRefused, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.source_ids import require_source_id
 from deepstream_pipeline.types import SourceConfig, SourceState, SourceStatistics
 
 JPEG = b"\xff\xd8\xff\xe0 not really a picture \xff\xd9"
@@ -36,6 +37,7 @@ class FakePipeline:
 
     def add(self, source: SourceConfig) -> None:
         self.before("add")
+        require_source_id(source.source_id)
         with self._lock:
             if source.source_id in self.sources:
                 raise SourceExists(f"there is a source {source.source_id!r} already")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
+from deepstream_pipeline.errors import PipelineError, SourceExists, SourceNotAllowed, TooManySources, UnknownSource
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.mux import MuxOptions
 from deepstream_pipeline.runner import pipeline as room
@@ -195,6 +195,14 @@ def test_source_that_comes_back_is_told_as_loudly_as_its_loss(stand: Stand) -> N
         told("a", SourceState.RUNNING, "")
     levels = [line["log_level"] for line in lines if line["event"] == "source"]
     assert levels == ["info", "warning", "warning", "info", "warning", "info"]
+
+
+@pytest.mark.parametrize("source_id", ["hls", "../x", ""])
+def test_source_that_can_have_no_such_id_is_refused(stand: Stand, source_id: str) -> None:
+    """Its folder would lie elsewhere, or stand where a sink's file does."""
+    with pytest.raises(SourceNotAllowed, match="cannot be a source's id: 1 to 64 of"):
+        stand.pipeline.add(replace(CAMERA, source_id=source_id))
+    assert not stand.pipeline.statistics()
 
 
 def test_source_that_comes_or_goes_while_it_runs_is_told_once(stand: Stand) -> None:
