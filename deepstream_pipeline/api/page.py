@@ -58,7 +58,9 @@ padding:3px 12px;cursor:pointer}
 .said{flex-basis:100%;color:var(--bad);font-size:13px;overflow-wrap:anywhere}.said:empty{display:none}
 """
 
+# Requests name the origin: where the page's own address has a user and password in it, relative ones are refused.
 SCRIPT = """
+const ask=(path,how)=>fetch(location.origin+path,how);
 const cards=[...document.querySelectorAll('article')],seen=new Set(),byId=new Map(cards.map(c=>[c.dataset.id,c]));
 const watch=new IntersectionObserver(es=>es.forEach(e=>e.isIntersecting?seen.add(e.target):seen.delete(e.target)));
 cards.forEach(c=>watch.observe(c));
@@ -95,7 +97,7 @@ function show(card,s){
 }
 async function figures(){
  if(document.hidden)return;
- const answer=await fetch('/v1/streams');if(!answer.ok)throw new Error(answer.status);
+ const answer=await ask('/v1/streams');if(!answer.ok)throw new Error(answer.status);
  const streams=(await answer.json()).streams;
  if(streams.length!==cards.length||streams.some(s=>!byId.has(s.source_id))){location.reload();return}
  streams.forEach(s=>show(byId.get(s.source_id),s));
@@ -121,7 +123,7 @@ async function press(card,button){
  button.disabled=true;said.textContent='';
  try{
   const way='/v1/streams/'+encodeURIComponent(id);
-  const answer=await fetch(remove?way:way+'/'+verb,{method:remove?'DELETE':'POST'});
+  const answer=await ask(remove?way:way+'/'+verb,{method:remove?'DELETE':'POST'});
   if(!answer.ok)said.textContent=(await answer.json()).error;
   await figures();
  }catch(e){said.textContent='no answer; try again'}

@@ -96,6 +96,12 @@ def test_page_has_buttons_that_only_its_script_shows(api: ApiServer, pipeline: F
     assert all("hidden" in attributes and attributes["type"] == "button" for attributes in buttons)
 
 
+def test_page_asks_by_its_origin(api: ApiServer) -> None:
+    """Opened as http://user:KEY@host/ it may ask for no relative address: browsers refuse credentials in one."""
+    script = outline_of(api).text["script"]
+    assert re.findall(r"fetch\(([^,)]*)", script) == ["location.origin+path"]
+
+
 def test_page_takes_a_streams_words_for_text(api: ApiServer, pipeline: FakePipeline) -> None:
     """A camera's name, reason, address, codec and rules cannot put anything into the page."""
     bad = "\"><script>alert(1)</script>'&"
