@@ -5,7 +5,8 @@ from collections import deque
 WINDOW_S = 3.0
 _BUCKET_S = 0.5
 MARGIN_FPS = 10.0  # so much more than expected is still believed
-RUNAWAY_S = 3  # whole seconds in a row, so that frames which waited for us and come at once are no runaway
+RUNAWAY_S = 3  # whole seconds in a row
+CATCH_UP_S = 10.0  # what came too late by so much may come faster: it waited for a machine that had no time for it
 
 
 class Pace:
@@ -15,9 +16,13 @@ class Pace:
         self._begun_at: float | None = None
         self._buckets: deque[tuple[float, int]] = deque()
         self._second, self._in_second, self._seconds_too_many = 0, 0, 0
+        self._owed = 0.0  # frames that were expected, and did not come yet
 
     def count(self, now: float, frames: int, limit_fps: float | None) -> bool:
-        """Take so many frames in. Whether each of the last whole seconds had more than limit_fps + MARGIN_FPS."""
+        """Take so many frames in. Whether each of the last whole seconds had more than limit_fps + MARGIN_FPS.
+
+        Seconds in which frames come that were owed do not count.
+        """
         if self._begun_at is None:
             self._begun_at = now
         if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
@@ -38,12 +43,18 @@ class Pace:
     def _runs_away(self, age_s: float, frames: int, limit_fps: float | None) -> bool:
         second = int(age_s)
         if second != self._second:
-            is_too_many = limit_fps is not None and self._in_second > limit_fps + MARGIN_FPS
+            is_too_many = limit_fps is not None and self._is_too_many(second - self._second, limit_fps)
             is_next = second == self._second + 1
             self._seconds_too_many = self._seconds_too_many + 1 if is_too_many and is_next else 0
             self._second, self._in_second = second, 0
         self._in_second += frames
         return self._seconds_too_many >= RUNAWAY_S
+
+    def _is_too_many(self, seconds: int, limit_fps: float) -> bool:
+        """Of the second that is over; seconds: since it began."""
+        owed = self._owed + seconds * limit_fps - self._in_second
+        self._owed = min(max(owed, 0.0), CATCH_UP_S * limit_fps)
+        return owed < 0.0 and self._in_second > limit_fps + MARGIN_FPS
 
     def _forget(self, now: float) -> None:
         while self._buckets and now - self._buckets[0][0] >= WINDOW_S:

@@ -47,6 +47,23 @@ def test_runaway_after_a_pause_of_ours_is_none() -> None:
     assert not feed(pace, 25.0, 9.0, 14.0)
 
 
+def test_runaway_that_catches_up_is_none_until_it_has() -> None:
+    """Ten seconds at half the rate are made up for at double the rate in five; what goes on so is one."""
+    pace = Pace()
+    assert not feed(pace, 12.5, 0.0, 10.0)
+    assert not feed(pace, 50.0, 10.0, 15.0)
+    assert not feed(pace, 50.0, 15.0, 17.9)
+    assert feed(pace, 50.0, 17.9, 19.2)
+
+
+def test_runaway_of_a_camera_that_was_slow_for_hours_is_seen() -> None:
+    """It may make up for ten seconds, no more."""
+    pace = Pace()
+    assert not feed(pace, 12.5, 0.0, 7200.0)
+    assert not feed(pace, 275.0, 7200.0, 7201.0)
+    assert feed(pace, 275.0, 7201.0, 7204.2)
+
+
 def test_stillness_after_its_time_is_told_until_the_picture_changes() -> None:
     """The same digest for so long is frozen; the next other one ends it."""
     stillness = Stillness(30.0)
