@@ -72,5 +72,5 @@ def leak_of(cycles: int, warm_up: int) -> tuple[Held, Held]:
         come_and_go(sources, told, cycles)
         told.wait_for("frame", told.count("frame", "good") + 5, "good")
         assert len(sources.snapshot()) == 1
-        assert sources.snapshot()[0].restarts == 0
+        assert sources.snapshot()[0].restarts == 0, told.of("state", "good")
         return before, held_now()
