@@ -62,7 +62,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """ "did you mean", with the known word that is close; empty where none is."""
+    """The known word that is close, asked for as the end of a sentence; empty where none is."""
     by_form = {_form(name): name for name in sorted(known)}
     close = difflib.get_close_matches(_form(word), by_form, n=1)
     return f"did you mean {by_form[close[0]]}?" if close else ""

@@ -81,6 +81,7 @@ class Work:
         self._slots = SlotWriter(ring, start)
         self._policy = DropPolicy(start.policy)
         self._recorder, self._moments = Recorder(start.record_cache_s, self._tell_recorded), Moments()
+        self._is_cached = start.record_cache_s > 0  # packets, for clips that may be asked for
         self._likeness = Likeness(start.cut)
         self._decoder: Decoder | None = None
         self._told: StreamFacts | None = None
@@ -144,8 +145,7 @@ class Work:
     def _read(self, decoder: Decoder) -> None:
         for packet in decoder.packets():
             self._errands()
-            is_kept = self._start.record_cache_s > 0
-            self._recorder.push(packet, self._moments.oldest(self._link.outside()) if is_kept else None)
+            self._recorder.push(packet, self._moments.oldest(self._link.outside()) if self._is_cached else None)
             for picture in decoder.decode(packet):
                 self._take(decoder, picture)
 
@@ -195,7 +195,7 @@ class Work:
 
     def _await_events(self) -> None:
         """Of a file's last frames: its packets are here until the parent has done with them."""
-        is_waiting = self._policy is DropPolicy.BLOCK and self._start.record_cache_s > 0
+        is_waiting = self._policy is DropPolicy.BLOCK and self._is_cached
         while is_waiting:
             is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
             self._errands()

@@ -43,15 +43,15 @@ class Pace:
     def _runs_away(self, age_s: float, frames: int, limit_fps: float | None) -> bool:
         second = int(age_s)
         if second != self._second:
-            is_too_many = limit_fps is not None and self._is_too_many(second - self._second, limit_fps)
+            is_too_many = limit_fps is not None and self._settle(second - self._second, limit_fps)
             is_next = second == self._second + 1
             self._seconds_too_many = self._seconds_too_many + 1 if is_too_many and is_next else 0
             self._second, self._in_second = second, 0
         self._in_second += frames
         return self._seconds_too_many >= RUNAWAY_S
 
-    def _is_too_many(self, seconds: int, limit_fps: float) -> bool:
-        """Of the second that is over; seconds: since it began."""
+    def _settle(self, seconds: int, limit_fps: float) -> bool:
+        """What is owed after the second that is over, and whether that one had too many. seconds: since it began."""
         owed = self._owed + seconds * limit_fps - self._in_second
         self._owed = min(max(owed, 0.0), CATCH_UP_S * limit_fps)
         return owed < 0.0 and self._in_second > limit_fps + MARGIN_FPS

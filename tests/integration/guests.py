@@ -21,9 +21,9 @@ from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.web import call
 
 ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
-# A guest that asks for a slow model and says so when its rows are taken; it is killed in the middle.
+# A guest that has six calls on their way all the time, and says so when it has; it is killed in the middle.
 GUEST = """
-import sys, time
+import queue, sys, time
 from pathlib import Path
 import numpy as np
 from deepstream_pipeline.infer.engine import Engine
@@ -33,10 +33,15 @@ engine = Engine(EnginePlace(Path(sys.argv[1]), "http://127.0.0.1:1", "127.0.0.1:
 engine.start(20)
 network = engine.network(sys.argv[2], 20)
 rows = [np.zeros(tuple(map(int, sys.argv[3].split(","))), np.float32)] * 4
-for number in range(6):
-    said = (lambda: print("taken", flush=True)) if number == 5 else (lambda: None)
-    engine.submit(network, rows, deadline=time.monotonic() + 60, taken=said, done=lambda answer: None)
-time.sleep(60)
+ended = queue.SimpleQueue()
+def ask(taken=lambda: None):
+    engine.submit(network, rows, deadline=time.monotonic() + 60, taken=taken, done=ended.put)
+for _ in range(5):
+    ask()
+ask(lambda: print("taken", flush=True))
+while True:
+    ended.get(timeout=60)
+    ask()
 """
 
 
@@ -98,13 +103,16 @@ def figures(stack: RunningStack) -> dict[tuple[str, ...], float]:
 
 
 def grown(stack: RunningStack, before: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-    """What is more on the page than it was, once the stack is at rest again."""
+    """What is more on the page than it was, once the stack is at rest again; fails where it does not come to rest."""
     page = figures_at_rest(stack)
     return {name: value - before.get(name, 0.0) for name, value in page.items() if value > before.get(name, 0)}
 
 
 def figures_at_rest(stack: RunningStack) -> dict[tuple[str, ...], float]:
-    """As `figures`, once all that was accepted has its end there: a front writes down what it counts a moment later."""
+    """As `figures`, once all that was accepted has its end there: a front writes down what it counts a moment later.
+
+    Fails where that is not so within 20 s.
+    """
     until = time.monotonic() + 20
     while True:
         page = figures(stack)
