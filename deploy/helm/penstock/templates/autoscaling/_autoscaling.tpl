@@ -1,0 +1,3 @@
+{{/* Fails where autoscaling asks for what cannot scale. */}}
+{{- define "penstock.autoscaling.validate" -}}
+{{- end -}}

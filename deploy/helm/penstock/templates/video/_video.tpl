@@ -1,0 +1,3 @@
+{{/* Fails where video asks for what cannot run. */}}
+{{- define "penstock.video.validate" -}}
+{{- end -}}
