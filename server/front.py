@@ -174,7 +174,9 @@ async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
     listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
     rest = _rest(front, listener)
     address = authority(settings.host, settings.grpc_port)
-    limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
+    limits = GrpcLimits(
+        max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
+    )
     share = Share(front.core)
     grpc_server = await serve(front.plane, limits, address, front.metrics, door=front.door, share=share)
     rest.start()

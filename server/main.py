@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -334,9 +334,12 @@ async def _open_doors(
         "http_connections", lambda: rest.connection_count if page is None else page.total(Row.CONNECTIONS)
     )
     exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics), metrics_socket)
-    grpc_limits = GrpcLimits(max_message_bytes=settings.max_body_bytes)
+    grpc_limits = GrpcLimits(
+        max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
+    )
     share, address = None, authority(settings.host, settings.grpc_port)
     if run_dir is not None:
+        grpc_limits = replace(grpc_limits, max_connection_age_s=0.0)  # its fronts have nowhere else to go
         share, address = Share(core=None), f"unix:{run_dir / GRPC_SOCKET}"
     grpc_server = await serve(gateway.plane, grpc_limits, address, gateway.metrics, door=gateway.door, share=share)
     return _Doors(rest, grpc_server, exposition)

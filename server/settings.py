@@ -28,6 +28,7 @@ OTHER_VARIABLES = {
 }
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
+LONGEST_AGE_S = 7 * 86_400.0
 LISTS = ("model_repository", "models", "anonymous", "batching")
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
@@ -80,6 +81,7 @@ class Settings(BaseSettings):
     max_inflight_requests: int = Field(1024, ge=1)
     max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
     max_connections: int = Field(16_384, ge=1)
+    grpc_max_connection_age_s: float = Field(0.0, ge=0, le=LONGEST_AGE_S)  # 0 for none
     head_timeout_s: float = Field(10.0, gt=0)
     write_timeout_s: float = Field(30.0, gt=0)
     decoders: int = Field(0, ge=0, le=256)
@@ -120,6 +122,11 @@ class Settings(BaseSettings):
             raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
         for path in (self.home, *self.model_repository):
             _require_known_user(path)
+        if self.allow_client_shm and self.grpc_max_connection_age_s and not self.has_keys:
+            raise ValueError(
+                "allow_client_shm with grpc_max_connection_age_s: a client without a key loses its regions with its "
+                "connection; leave one of them out, or give clients keys"
+            )
         if self.otlp_endpoint:
             _require_tracing(self.otlp_endpoint)
         if self.trace_file is not None:

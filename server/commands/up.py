@@ -98,10 +98,10 @@ def up(
     [batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
 
     Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-    [1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], head_timeout_s [10], write_timeout_s [30],
-    decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none],
-    client_shm_lease_s [3600, of a region that nobody uses],
-    canary_interval_s [5], canary_failures [3].
+    [1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], grpc_max_connection_age_s [0, any; older ones
+    take no new calls, so that clients connect anew], head_timeout_s [10], write_timeout_s [30], decoders [one a core],
+    decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none], client_shm_lease_s [3600, of a
+    region that nobody uses], canary_interval_s [5], canary_failures [3].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     try:

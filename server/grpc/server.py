@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass, field
 
 import grpc
@@ -45,10 +46,13 @@ class GrpcLimits:
     """max_message_bytes: of a request, as it arrives and decompressed; at most INT32_MAX, Triton's own limit.
 
     max_calls: at once on one client's connection, streams among them; further ones wait in the client.
+    max_connection_age_s: of a client's connection, give or take a tenth; older ones take no new calls, so that their
+    clients connect anew, perhaps to another replica. 0 for any age.
     """
 
     max_message_bytes: int = 64 << 20
     max_calls: int = 1024
+    max_connection_age_s: float = 0.0
     streams: StreamLimits = field(default_factory=StreamLimits)
 
 
@@ -156,8 +160,13 @@ def is_news(record: logging.LogRecord) -> bool:
 def _options(limits: GrpcLimits, *, is_shared: bool) -> list[tuple[str, int]]:
     """A taken port is an error, but to another front; clients may ping every 5 s, also without calls; answers have no
     limit.
+
+    A connection that is too old is told so (GOAWAY) and ends with its last call, however long that takes: gRPC's own
+    grace is without end, and a stream is cut by nothing but its client or the end of this process.
     """
+    aged = [("grpc.max_connection_age_ms", math.ceil(limits.max_connection_age_s * 1000))]
     return [
+        *(aged if limits.max_connection_age_s else []),
         ("grpc.so_reuseport", int(is_shared)),
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),

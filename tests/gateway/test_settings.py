@@ -55,6 +55,10 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
             {"PENSTOCK_TRACE_FILE": "/tmp/traces.json", "PENSTOCK_ENGINE": "embedded"},
             "trace_file is written by a Triton that is started here; leave it out, or use --engine triton",
         ),
+        (
+            {"PENSTOCK_ALLOW_CLIENT_SHM": "true", "PENSTOCK_GRPC_MAX_CONNECTION_AGE_S": "300"},
+            "a client without a key loses its regions with its connection; leave one of them out, or give clients keys",
+        ),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],
 )

@@ -73,6 +73,7 @@ class FakePlane:
     def __init__(self, engine: FakeBackend) -> None:
         self.engine = engine
         self.relayed: list[tuple[Verb, InferHead, GrpcCall, float | None]] = []
+        self.callers: list[Caller] = []
         self.error: Exception | None = None
         self.answer: GrpcAnswer | None = None
         self.unready_reason = ""
@@ -98,6 +99,7 @@ class FakePlane:
         self, verb: Verb, head: InferHead, call: GrpcCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> GrpcAnswer:
         self.relayed.append((verb, head, call, deadline))
+        self.callers.append(caller)
         self.entered.set()
         if self.error is not None:
             raise self.error

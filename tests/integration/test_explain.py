@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from server.commands import models as models_command
 from tests.conftest import RunningStack
 from tests.integration.ledger import ended, inferences, page_of
+from tests.integration.living import COUNTED_WITHIN_S, wait_for
 from tests.integration.pictures import jpeg
 from tests.integration.web import Answer, call, post_json
 
@@ -130,9 +131,13 @@ def test_picture_of_a_model_that_triton_batches_is_told_so(tritons_street: Runni
     (told,) = answer.json["explain"]
     assert told["owner"] == "triton"
     assert "Triton forms this model's batches" in told["text"]
-    page = call("GET", f"{tritons_street.http_url}/v2/models/street/explain").json
-    assert (page["owner"], page["queue"]) == ("triton", None)
-    assert sum(row["batches"] for row in page["batches"]) >= 1
+    page = f"{tritons_street.http_url}/v2/models/street/explain"
+    assert (call("GET", page).json["owner"], call("GET", page).json["queue"]) == ("triton", None)
+    wait_for(
+        lambda: sum(row["batches"] for row in call("GET", page).json["batches"]) >= 1,
+        COUNTED_WITHIN_S,
+        "Triton counted the call",
+    )
 
 
 def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(shipped: RunningStack) -> None:
