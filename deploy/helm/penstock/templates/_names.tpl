@@ -1,0 +1,98 @@
+{{/* Names, labels and what every pod of the chart has alike. */}}
+
+{{/* Prefix of every object's name. Short enough for -gateway-headless and a pod's ending. */}}
+{{- define "penstock.fullname" -}}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- trunc 40 $name | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* dict root, component: the name of that component's objects. */}}
+{{- define "penstock.componentName" -}}
+{{- include "penstock.fullname" .root }}-{{ .component }}
+{{- end -}}
+
+{{/* dict root, component: what never changes of a component's labels. */}}
+{{- define "penstock.selectorLabels" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* dict root, component: all labels of an object. */}}
+{{- define "penstock.labels" -}}
+{{ include "penstock.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: penstock
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* dict root, component, extra: metadata.labels of a pod. extra: what the values add. */}}
+{{- define "penstock.podLabels" -}}
+{{ include "penstock.labels" . }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "penstock.serviceAccountName" -}}
+{{ .Values.serviceAccount.existing | default (include "penstock.fullname" .) }}
+{{- end -}}
+
+{{/* Lines of every pod's spec. Service links would be PENSTOCK_… variables, which the programs take for settings. */}}
+{{- define "penstock.podSpec" -}}
+serviceAccountName: {{ include "penstock.serviceAccountName" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- include "penstock.podSecurityContext" . | nindent 2 }}
+{{- end -}}
+
+{{- define "penstock.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "penstock.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* dict root, component, constraint: a pod's spread over nodes and zones; nothing where there is no constraint. */}}
+{{- define "penstock.topologySpread" -}}
+{{- if .constraint -}}
+topologySpreadConstraints:
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: {{ $.constraint }}
+    labelSelector:
+      matchLabels:
+        {{- include "penstock.selectorLabels" $ | nindent 8 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A number or a word as the text of a variable: 16777216, and not 1.6777216e+07; a list with commas. */}}
+{{- define "penstock.text" -}}
+{{- if kindIs "slice" . -}}
+{{- join "," . -}}
+{{- else if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
