@@ -1,13 +1,17 @@
 """What the composers do alike: the engine that the settings name, what it shares; the door; limits; until when."""
 
 import asyncio
+import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tritonclient.grpc import service_pb2
 
+from server import VERSION
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Board, Quotas
@@ -23,11 +27,13 @@ from server.core.backend import Backend, Relay
 from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
+from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
 from server.local.guests import with_guest_room
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
 from server.logs import get_logger
+from server.metrics import Readings
 from server.rest.limits import ConnectionLimits
 from server.settings import Settings
 from server.shared_memory.absent import ELSEWHERE, SEVERAL, NoSharedMemory
@@ -206,6 +212,20 @@ def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimit
     return ConnectionLimits(
         max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
     )
+
+
+def standing_readers(
+    settings: Settings, environment: Mapping[str, str] = os.environ
+) -> dict[str, Callable[[], float | Readings]]:
+    """By metric: what this gateway is and may hold; and the MPS daemon's health, where its clients are told of one."""
+    readers: dict[str, Callable[[], float | Readings]] = {
+        "build_info": lambda: {(VERSION,): 1.0},
+        "max_inflight_requests": lambda: settings.max_inflight_requests,
+        "max_inflight_bytes": lambda: settings.max_inflight_bytes,
+    }
+    if pipe_directory := environment.get(PIPE_DIRECTORY):
+        readers["mps_up"] = DaemonSight(Path(pipe_directory)).is_up
+    return readers
 
 
 def compose_tracer(endpoint: str) -> "OtelTracer | None":

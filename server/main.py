@@ -36,6 +36,7 @@ from server.engines import (
     compose_tracer,
     connection_limits,
     describe_engine,
+    standing_readers,
     until_stopped,
     watch_options,
 )
@@ -200,7 +201,11 @@ class Gateway:
             read("key_inflight_requests", lambda: door.in_flight())
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
-        read("model_ready", lambda: {(name,): int(known.is_ready) for name, known in self.watch.models.items()})
+        read(
+            "model_ready", lambda: {(m.name,): int(m.is_ready) for m in self.watch.models.values() if not m.is_left_out}
+        )
+        for name, standing in standing_readers(self._settings).items():
+            read(name, standing)
 
     def _options_of(self, model_name: str) -> BatchOptions | None:
         """Of a model that is served."""

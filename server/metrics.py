@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest, values
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+    values,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -86,6 +94,8 @@ TABLE = (
         Kind.READ_GAUGE,
         "Bytes of the requests in flight now, and of answers that nobody has read yet.",
     ),
+    Declaration("max_inflight_requests", Kind.READ_GAUGE, "How many requests may be in flight."),
+    Declaration("max_inflight_bytes", Kind.READ_GAUGE, "How many bytes of them."),
     Declaration("receiving_bytes", Kind.READ_GAUGE, "Bytes of HTTP bodies that are still on their way."),
     Declaration("http_connections", Kind.READ_GAUGE, "Connections to the REST port."),
     Declaration("queue_depth", Kind.READ_GAUGE, "Jobs waiting in a queue now.", ("queue",)),
@@ -146,7 +156,27 @@ TABLE = (
         ("reason",),
     ),
     Declaration("ready", Kind.READ_GAUGE, "1 while the gateway says that it is ready."),
-    Declaration("model_ready", Kind.READ_GAUGE, "1 for a model that is loaded, 0 for one that failed.", ("model",)),
+    Declaration(
+        "model_ready",
+        Kind.READ_GAUGE,
+        "1 for a model that serves, 0 for one that failed or is refused; none for one that nobody wants loaded.",
+        ("model",),
+    ),
+    Declaration(
+        "mps_up",
+        Kind.READ_GAUGE,
+        "1 while an MPS daemon listens in CUDA_MPS_PIPE_DIRECTORY, as seen in the last 30 s; only where that is set.",
+    ),
+    Declaration("build_info", Kind.READ_GAUGE, "Always 1; which version serves.", ("version",)),
+)
+# By the library, of the process that has the page: the gateway, or the core where there are fronts.
+PROCESS_METRICS = (
+    "process_virtual_memory_bytes",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_cpu_seconds_total",
+    "process_open_fds",
+    "process_max_fds",
 )
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 Readings = Mapping[tuple[str, ...], float]
@@ -200,6 +230,7 @@ class Metrics:
             self._registry = CollectorRegistry()
             MultiProcessCollector(self._registry, str(shared.folder))  # type: ignore[no-untyped-call]  # as above
         self._registry.register(_ReadMetrics(self._readers))
+        ProcessCollector(registry=self._registry)  # read from /proc when asked, not counted in the shared files
 
     def read(self, name: str, reader: Callable[[], float | Readings]) -> None:
         """Ask the reader at each scrape: one number, or numbers by label values, as the table declares."""

@@ -15,6 +15,7 @@ from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
 log = get_logger("engine")
+NOT_LOADED, UNLOADED = "not loaded", "unloaded"  # the second is Triton's word
 LOADING = "loading models"  # the reason of an engine that answers and is not up yet
 SUSPICION_PAUSE_S = 0.02  # many calls fail together; one look answers them all
 
@@ -53,6 +54,11 @@ class KnownModel:
     reason: str = ""
     config: ModelConfig | None = None
     is_refused: bool = False
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether nobody wants it loaded: it neither serves nor failed."""
+        return not self.is_ready and self.reason in (NOT_LOADED, UNLOADED)
 
 
 @dataclass(slots=True)
@@ -156,7 +162,7 @@ class EngineWatch:
         self._added.discard(model_name)
         known = self._seen.models.get(model_name)
         if known is not None:
-            self._seen.models[model_name] = KnownModel(model_name, False, "unloaded", known.config)
+            self._seen.models[model_name] = KnownModel(model_name, False, UNLOADED, known.config)
 
     async def find(self, model_name: str) -> ModelConfig:
         """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelRefused."""
@@ -283,7 +289,7 @@ class EngineWatch:
             if is_ready and not is_judged:
                 await self._learn(name)
             elif not is_ready and (known is None or is_judged):
-                reason = next((row.reason for row in versions if row.reason), "not loaded")
+                reason = next((row.reason for row in versions if row.reason), NOT_LOADED)
                 self._seen.models[name] = KnownModel(name, False, reason, known.config if known else None)
 
     async def _learn(self, model_name: str) -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from deepstream_pipeline.metrics import TABLE, VideoMetrics
+from deepstream_pipeline.metrics import PROCESS_METRICS, TABLE, VideoMetrics
 from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
 
 
@@ -40,7 +40,8 @@ def filled() -> VideoMetrics:
 
 
 def page(metrics: VideoMetrics) -> str:
-    return metrics.page().decode()
+    """What the table declares: the process's own figures differ from one look to the next."""
+    return "\n".join(line for line in metrics.page().decode().splitlines() if "process_" not in line) + "\n"
 
 
 def test_page_holds_every_row_of_the_table() -> None:
@@ -75,10 +76,17 @@ def test_page_holds_every_row_of_the_table() -> None:
         assert f"\n{line}\n" in text, line
 
 
+def test_page_has_the_process_that_serves_it() -> None:
+    """Memory, descriptors, CPU time and start of the process are there, under the names that every program has."""
+    lines = dict(line.split() for line in filled().page().decode().splitlines() if line.startswith("process_"))
+    assert set(lines) == set(PROCESS_METRICS)
+    assert float(lines["process_resident_memory_bytes"]) > 1 << 20
+
+
 def test_page_has_no_series_that_the_table_does_not_declare() -> None:
-    """A person who reads the page finds our names and nothing of the library's."""
-    declared = {f"penstock_video_{row.name}" for row in TABLE}
-    lines = [line for line in page(filled()).splitlines() if not line.startswith("#")]
+    """A person who reads the page finds our names, the process's, and nothing else of the library's."""
+    declared = {f"penstock_video_{row.name}" for row in TABLE} | set(PROCESS_METRICS)
+    lines = [line for line in filled().page().decode().splitlines() if not line.startswith("#")]
     assert {re.sub(r"_(bucket|sum|count)$", "", re.split(r"[ {]", line)[0]) for line in lines} <= declared
 
 

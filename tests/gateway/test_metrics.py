@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from server.batching.queue import QueueStatistics
 from server.batching.readings import queue_readers
 from server.core.batching import CloseReason
 from server.core.infer import Timings
-from server.metrics import TABLE, Metrics
+from server.metrics import PROCESS_METRICS, TABLE, Metrics
 
 QUEUE = QueueStatistics(
     depth=3,
@@ -37,6 +38,8 @@ def filled() -> Metrics:
     metrics.cancelled("http")
     metrics.read("inflight_requests", lambda: 2)
     metrics.read("inflight_bytes", lambda: 20)
+    metrics.read("max_inflight_requests", lambda: 1024)
+    metrics.read("max_inflight_bytes", lambda: 1 << 30)
     metrics.read("receiving_bytes", lambda: 30)
     metrics.read("http_connections", lambda: 4)
     metrics.read("queue_depth", lambda: {("decode",): 1.0})
@@ -67,6 +70,8 @@ def filled() -> Metrics:
     metrics.read("slab_leased_bytes", lambda: 7)
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
+    metrics.read("mps_up", lambda: True)
+    metrics.read("build_info", lambda: {("1.2.3",): 1.0})
     return metrics
 
 
@@ -84,6 +89,17 @@ def test_metrics_text_holds_every_row_of_the_table() -> None:
     assert 'penstock_batches_total{model="m",reason="full"} 6.0' in text
     assert 'penstock_batch_refused_total{model="m",reason="queue_full"} 2.0' in text
     assert 'penstock_inferences_cancelled_total{stage="queue"} 1.0' in text
+    assert "penstock_mps_up 1.0" in text
+    assert 'penstock_build_info{version="1.2.3"} 1.0' in text
+
+
+def test_metrics_text_has_the_process_that_serves_it() -> None:
+    """Memory, descriptors, CPU time and start of the process are there, under the names that every program has."""
+    lines = dict(line.split() for line in filled().text().decode().splitlines() if line.startswith("process_"))
+    assert set(lines) == set(PROCESS_METRICS)
+    assert float(lines["process_resident_memory_bytes"]) > 1 << 20
+    assert 0 < float(lines["process_open_fds"]) < float(lines["process_max_fds"])
+    assert abs(time.time() - float(lines["process_start_time_seconds"])) < 86_400
 
 
 def test_wait_that_is_not_known_is_no_number() -> None:
@@ -102,8 +118,8 @@ def test_metrics_pass_promtool() -> None:
 
 
 def test_metrics_have_no_series_that_the_table_does_not_declare() -> None:
-    """A person who reads the page finds our names and nothing of the library's."""
-    declared = {f"penstock_{row.name}" for row in TABLE}
+    """A person who reads the page finds our names, the process's, and nothing else of the library's."""
+    declared = {f"penstock_{row.name}" for row in TABLE} | set(PROCESS_METRICS)
     lines = [line for line in filled().text().decode().splitlines() if not line.startswith("#")]
     names = {re.sub(r"_(bucket|sum|count)$", "", re.split(r"[ {]", line)[0]) for line in lines}
     assert names <= declared

@@ -32,6 +32,7 @@ def test_text_of_one_process_is_of_all_and_loses_none_that_died(tmp_path: Path) 
     assert 'penstock_requests_total{code="200",model="m",protocol="http"} 3.0' in told
     assert 'penstock_request_seconds_count{model="m",protocol="http"} 3.0' in told
     assert "penstock_engine_up 1.0" in told
+    assert sum(line.startswith("process_open_fds ") for line in told) == 1  # of the process that tells
     assert len(list((tmp_path / "files").glob("counter_*.db"))) == 3  # however often a front is replaced
 
 
