@@ -1,3 +1,49 @@
-{{/* Fails where video asks for what cannot run. */}}
+{{/* The video program's own settings. Each is called with the root. */}}
+
+{{/* PENSTOCK_HOME of the image. */}}
+{{- define "penstock.video.folder" -}}
+/var/lib/penstock
+{{- end -}}
+
+{{- define "penstock.video.gatewayUrl" -}}
+{{- $default := printf "http://%s:8000" (include "penstock.componentName" (dict "root" . "component" "gateway")) -}}
+{{ .Values.video.gatewayUrl | default $default | trimSuffix "/" }}
+{{- end -}}
+
+{{/* The file of `penstock video run`: the values', with where to listen and who infers. */}}
+{{- define "penstock.video.file" -}}
+{{- $api := dict "host" "0.0.0.0" "port" 8010 -}}
+{{- $engine := dict "gateway" (include "penstock.video.gatewayUrl" .) -}}
+{{- toYaml (merge (dict "api" $api "engine" $engine) .Values.video.config) -}}
+{{- end -}}
+
+{{/* Fails with one sentence where video asks for what cannot run. */}}
 {{- define "penstock.video.validate" -}}
+{{- $video := .Values.video -}}
+{{- if $video.enabled -}}
+{{- range list "api" "engine" -}}
+{{- if hasKey $video.config . -}}
+{{- fail (printf "video.config has %s, which the chart writes itself: leave it out (video.gatewayUrl says where the gateway is, video.apiKeySecret who may call the control API)" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (dig "primary-gie" "model" "" $video.config) -}}
+{{- fail "video.enabled is true, but video.config names no model: set video.config.primary-gie.model to one that the gateway serves, such as street" -}}
+{{- end -}}
+{{- if not $video.apiKeySecret -}}
+{{- fail "video.apiKeySecret is empty, but the control API can be reached from other pods: name a Secret whose key api-key has 20 signs or more" -}}
+{{- end -}}
+{{- if lt (int $video.graceSeconds) 20 -}}
+{{- fail (printf "video.graceSeconds is %d, but the program takes up to 15 s to finish what was decoded and then closes its sinks: set it to 20 or more" (int $video.graceSeconds)) -}}
+{{- end -}}
+{{- include "penstock.video.validateAccess" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The gateway of this release lets in who has a key, or whom gateway.auth.anonymous names. */}}
+{{- define "penstock.video.validateAccess" -}}
+{{- $anonymous := .Values.gateway.auth.anonymous -}}
+{{- $isLetIn := and (has "infer" $anonymous) (has "read" $anonymous) -}}
+{{- if and (not .Values.video.gatewayUrl) (not $isLetIn) (not .Values.video.existingSecret) -}}
+{{- fail "video has no key for the gateway, which gateway.auth.anonymous does not let infer and read: name a Secret in video.existingSecret whose key PENSTOCK_API_KEY is one" -}}
+{{- end -}}
 {{- end -}}
