@@ -20,16 +20,17 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* dict root, component: all labels of an object. */}}
 {{- define "penstock.labels" -}}
+{{ include "penstock.podLabels" (dict "root" .root "component" .component) }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* dict root, component, extra: metadata.labels of a pod, which a new chart of the same version of the app leaves alone.
+extra: what the values add. */}}
+{{- define "penstock.podLabels" -}}
 {{ include "penstock.selectorLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/part-of: penstock
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- end -}}
-
-{{/* dict root, component, extra: metadata.labels of a pod. extra: what the values add. */}}
-{{- define "penstock.podLabels" -}}
-{{ include "penstock.labels" . }}
 {{- with .extra }}
 {{ toYaml . }}
 {{- end }}
