@@ -38,6 +38,9 @@
     - {name: tmp, mountPath: /tmp}
     - {name: home, mountPath: /var/lib/penstock}
     - {name: shm, mountPath: /dev/shm}
+    {{- with include "penstock.mps.watchMounts" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- if .Values.gateway.auth.existingSecret }}
     # The folder, since a file that is mounted alone never changes.
     - {name: access, mountPath: /etc/penstock/access, readOnly: true}

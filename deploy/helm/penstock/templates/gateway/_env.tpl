@@ -29,6 +29,9 @@
 {{- range $name, $value := include "penstock.gateway.settings" . | fromYaml }}
 - {name: PENSTOCK_{{ upper $name }}, value: {{ include "penstock.text" $value | quote }}}
 {{- end }}
+{{- with include "penstock.mps.watchEnv" . }}
+{{ . }}
+{{- end }}
 {{- with $gateway.extraEnv }}
 {{ toYaml . }}
 {{- end }}

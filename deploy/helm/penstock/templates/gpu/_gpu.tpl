@@ -41,7 +41,7 @@ MPS: then nothing of the chart's may be mounted there, and gateway and Triton sh
 {{/* Lines of such a pod's spec: runtimeClassName, nodeSelector, tolerations. */}}
 {{- define "penstock.gpu.podSpec" -}}
 {{- if include "penstock.gpu.isUsed" . -}}
-{{- $nodes := deepCopy .Values.gpu.nodeSelector -}}
+{{- $nodes := deepCopy (.Values.gpu.nodeSelector | default dict) -}}
 {{- if and (include "penstock.gpu.hasPluginShares" .) .Values.gpu.sharing.devicePlugin.createConfig -}}
 {{- $_ := set $nodes "nvidia.com/device-plugin.config" .Values.gpu.sharing.devicePlugin.configName -}}
 {{- end -}}

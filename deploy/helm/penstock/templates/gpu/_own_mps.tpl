@@ -40,6 +40,18 @@
 {{- end -}}
 {{- end -}}
 
+{{/* For a gateway in the pod of a client, which tells whether the daemon is there (penstock_mps_up): env, volumeMounts. */}}
+{{- define "penstock.mps.watchEnv" -}}
+{{- if and (eq .Values.topology "sidecar") (include "penstock.gpu.hasOwnMps" .) -}}
+- name: CUDA_MPS_PIPE_DIRECTORY
+  value: {{ include "penstock.mps.pipes" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "penstock.mps.watchMounts" -}}
+{{- if eq .Values.topology "sidecar" }}{{ include "penstock.gpu.volumeMounts" . }}{{ end -}}
+{{- end -}}
+
 {{/* Items of initContainers, before Triton: CUDA that finds no daemon takes the card without MPS and says nothing. */}}
 {{- define "penstock.gpu.initContainers" -}}
 {{- if include "penstock.gpu.hasOwnMps" . -}}

@@ -1,7 +1,6 @@
-{{/* Fails with one sentence where gpu asks for what no card, plugin or daemon gives. Called with the root. */}}
+{{/* Fails with one sentence where gpu asks for what no card, plugin or daemon gives; the topology is looked at before. Called with the root. */}}
 {{- define "penstock.gpu.validate" -}}
 {{- if include "penstock.gpu.isUsed" . -}}
-{{- include "penstock.gpu.validateTopology" . -}}
 {{- include "penstock.gpu.validateMig" . -}}
 {{- include "penstock.gpu.validateShares" . -}}
 {{- include "penstock.gpu.validateMps" . -}}
@@ -17,12 +16,6 @@
 {{- fail (printf "gpu.sharing.mode is %s, %s" .Values.gpu.sharing.mode $say) -}}
 {{- end -}}
 {{- with .Values.gpu.mig.profile }}{{ fail (printf "gpu.mig.profile is %s, %s" . $say) }}{{ end -}}
-{{- end -}}
-
-{{- define "penstock.gpu.validateTopology" -}}
-{{- if has .Values.topology (list "bundled" "external") -}}
-{{- fail (printf "gpu.generation is %s, but with topology %s no Triton of this release has a GPU: set topology to sidecar or separate, or gpu.generation to none" .Values.gpu.generation .Values.topology) -}}
-{{- end -}}
 {{- end -}}
 
 {{- define "penstock.gpu.validateMig" -}}

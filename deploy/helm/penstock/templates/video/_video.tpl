@@ -26,7 +26,7 @@
 {{- fail (printf "video.config has %s, which the chart writes itself: leave it out (video.gatewayUrl says where the gateway is, video.apiKeySecret who may call the control API)" .) -}}
 {{- end -}}
 {{- end -}}
-{{- if not (dig "primary-gie" "model" "" $video.config) -}}
+{{- if not (get (get $video.config "primary-gie" | default dict) "model") -}}
 {{- fail "video.enabled is true, but video.config names no model: set video.config.primary-gie.model to one that the gateway serves, such as street" -}}
 {{- end -}}
 {{- if not $video.apiKeySecret -}}
