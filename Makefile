@@ -34,13 +34,16 @@ test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run
 test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soaks and fuzzing
 	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)
 
-check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files
+check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files, workflows, scripts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
 	@if [ -f compose.yaml ]; then $(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml; fi
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yaml
+	@$(BIN)/zizmor -q --offline --no-progress .github/workflows
+	@$(BIN)/shellcheck .ci/run deploy/mps/*.sh
 
 lock: $(VENV)/.uv  ## resolve the requirements anew
 	$(BIN)/python requirements/lock.py

@@ -1,0 +1,1 @@
+"""What a release is made of: the images and their bills of materials, the notes, and the versions that must agree."""
