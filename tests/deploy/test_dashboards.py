@@ -1,0 +1,201 @@
+"""The dashboards as Grafana would load them: as the code builds them, laid out well, asking for what exists."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deepstream_pipeline.types import SourceState
+from deploy.monitoring.build.board import Board, Look, Panel, Query, Row
+from deploy.monitoring.build.boards import BOARDS
+from deploy.monitoring.build.grafana import written
+from deploy.monitoring.build.video import STATES
+from tests.deploy.metric_tables import MONITORING, known_metrics
+from tests.deploy.promql import complaints
+
+FOLDER = MONITORING / "dashboards"
+BUILT_IN = {"__rate_interval", "__interval", "__range", "__all"}
+EVERY_BOARD = pytest.mark.parametrize("name", BOARDS)
+
+
+def loaded(name: str) -> dict[str, Any]:
+    """A dashboard's JSON."""
+    document: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return document
+
+
+def all_panels(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows, panels, and the panels inside collapsed rows."""
+    for panel in document["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def shown_panels(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is no row."""
+    return (panel for panel in all_panels(document) if panel["type"] != "row")
+
+
+def unsaid(panel: dict[str, Any]) -> list[str]:
+    """What a panel does not say of itself."""
+    asks = panel["type"] != "text"
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    wrong = [word for word in ("title", "description") if len(panel.get(word, "")) < 3]
+    if panel["fieldConfig"]["defaults"].get("unit") not in UNITS:
+        wrong.append("unit")
+    if not panel["fieldConfig"]["defaults"]["thresholds"]["steps"]:
+        wrong.append("thresholds")
+    if panel["datasource"] != source or any(target["datasource"] != source for target in panel.get("targets", ())):
+        wrong.append("datasource")
+    if asks and (not panel.get("targets") or any(not target["legendFormat"] for target in panel["targets"])):
+        wrong.append("legend")
+    return wrong
+
+
+UNITS = {value for name, value in vars(units).items() if name[0].isupper()}
+
+
+def overlaps(panels: list[dict[str, Any]]) -> list[str]:
+    """Panels that lie on each other, or beyond the grid's 24 columns."""
+    taken: dict[tuple[int, int], str] = {}
+    wrong = []
+    for panel in panels:
+        at = panel["gridPos"]
+        if at["x"] < 0 or at["x"] + at["w"] > 24:
+            wrong.append(f"{panel['title']} is {at['w']} wide at {at['x']}")
+        for cell in ((x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])):
+            if cell in taken:
+                wrong.append(f"{panel['title']} lies on {taken[cell]}")
+            taken[cell] = panel["title"]
+    return wrong
+
+
+def test_dashboards_on_disk_are_what_the_code_builds() -> None:
+    """`python -m deploy.monitoring.build` would change no file, and there is no other one."""
+    assert {path.stem: path.read_text() for path in FOLDER.glob("*.json")} == {
+        name: written(board) for name, board in BOARDS.items()
+    }
+
+
+@EVERY_BOARD
+def test_panels_say_what_they_show(name: str) -> None:
+    """Every panel has a title, a description, a unit of Grafana's, thresholds, legends and the chosen data source."""
+    assert [(panel["title"], wrong) for panel in shown_panels(loaded(name)) if (wrong := unsaid(panel))] == []
+
+
+@EVERY_BOARD
+def test_queries_name_only_what_exists(name: str) -> None:
+    """Every query parses; every metric is in a table, every label on its metric, rates are of counters."""
+    found = [
+        (panel["title"], complaint)
+        for panel in shown_panels(loaded(name))
+        for target in panel.get("targets", ())
+        for complaint in complaints(target["expr"], known_metrics())
+    ]
+    assert found == []
+
+
+@EVERY_BOARD
+def test_panels_lie_beside_each_other(name: str) -> None:
+    """No two panels overlap, with every collapsed row as it is and with any of them opened; none is beyond the grid."""
+    document = loaded(name)
+    assert overlaps(document["panels"]) == []
+    assert [wrong for row in document["panels"] for wrong in overlaps(row.get("panels", []))] == []
+
+
+@EVERY_BOARD
+def test_ids_are_unique(name: str) -> None:
+    """No two panels of a dashboard have one id, no two queries of a panel one letter."""
+    document = loaded(name)
+    ids = [panel["id"] for panel in all_panels(document)]
+    assert len(ids) == len(set(ids))
+    for panel in shown_panels(document):
+        letters = [target["refId"] for target in panel.get("targets", ())]
+        assert len(letters) == len(set(letters)), panel["title"]
+
+
+def test_uids_stay() -> None:
+    """Links and bookmarks name dashboards by these."""
+    uids = {name: loaded(name)["uid"] for name in BOARDS}
+    assert uids == {name: f"penstock-{name}" for name in ("gateway", "batching", "video", "gpu")}
+
+
+@EVERY_BOARD
+def test_grafanas_models_read_the_dashboard_back(name: str) -> None:
+    """Read by the SDK's models and written again it is the same: it holds nothing that Grafana's schema has not."""
+    register_default_plugins()
+    again = json.loads(json.dumps(Dashboard.from_json(loaded(name)), cls=JSONEncoder))
+    assert again == loaded(name)
+
+
+@EVERY_BOARD
+def test_variables_are_declared_used_and_filled(name: str) -> None:
+    """Every variable of a query is declared, every declared one used, and each is filled from a label that exists."""
+    document = loaded(name)
+    declared = {variable["name"]: variable for variable in document["templating"]["list"]}
+    text = json.dumps(document["panels"])
+    named = set(re.findall(r"\$\{?(\w+)", text)) - BUILT_IN
+    assert named == set(declared)
+    for variable in declared.values():
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+            assert found, variable["query"]
+            assert complaints(f"count by ({found[2]}) ({found[1]})", known_metrics()) == []
+
+
+def test_gpu_dashboard_shows_util_beside_sm_activity() -> None:
+    """One panel has both, and beside it stands why `util` misleads."""
+    panels = list(shown_panels(loaded("gpu")))
+    both = [
+        panel
+        for panel in panels
+        if {"SM_ACTIVE", "GPU_UTIL"}
+        <= {m for t in panel.get("targets", ()) for m in re.findall("SM_ACTIVE|GPU_UTIL", t["expr"])}
+    ]
+    text = next(panel for panel in panels if panel["type"] == "text")
+    assert [panel["gridPos"]["y"] for panel in both] == [text["gridPos"]["y"]]
+    assert "at least one" in text["options"]["content"]
+
+
+def test_video_states_are_the_programs() -> None:
+    """The timeline of sources has every state that the program tells, in its words."""
+    assert [name for name, _ in STATES] == [state.value for state in SourceState]
+
+
+def board_of(*panels: Panel) -> dict[str, Any]:
+    """A dashboard of these, as it would be on disk."""
+    document: dict[str, Any] = json.loads(written(Board("x", "x", "x", (Row("row", panels),))))
+    return document
+
+
+def test_a_panel_that_says_nothing_is_found() -> None:
+    """The checks above are not silent: a bare panel fails each of them."""
+    (panel,) = shown_panels(board_of(Panel("", "", "parsecs", (Query("up", ""),), steps=())))
+    panel["datasource"] = None
+    assert unsaid(panel) == ["title", "description", "unit", "thresholds", "datasource", "legend"]
+    assert unsaid(panel | {"targets": []})[-1] == "legend"
+
+
+def test_panels_on_each_other_are_found() -> None:
+    """Two at one place are told, and one that sticks out; what the code lays out itself never is."""
+    document = board_of(*(Panel(f"panel {n}", "…", "s", width=9, height=n % 3 + 4) for n in range(9)))
+    panels = list(shown_panels(document))
+    assert overlaps(document["panels"]) == []
+    panels[1]["gridPos"] = panels[0]["gridPos"]
+    panels[2]["gridPos"] = {"x": 20, "y": 99, "w": 5, "h": 1}
+    assert set(overlaps(panels)) == {"panel 1 lies on panel 0", "panel 2 is 5 wide at 20"}
+
+
+def test_a_collapsed_row_holds_its_panels() -> None:
+    """Inside it, at the places that they take when it is opened; the next row follows it at once."""
+    text = Panel("text", "…", "none", look=Look.TEXT, text="words")
+    board = Board("x", "x", "x", (Row("shut", (text, text), is_collapsed=True), Row("open", (text,))))
+    shut, heading, shown = json.loads(written(board))["panels"]
+    assert [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in shut["panels"]] == [(0, 1), (8, 1)]
+    assert (shut["gridPos"]["y"], heading["gridPos"]["y"], shown["gridPos"]["y"]) == (0, 1, 2)
