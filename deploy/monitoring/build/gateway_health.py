@@ -8,190 +8,182 @@ RATE = "[$__rate_interval]"
 UP_OR_DOWN = (("0", "down", RED), ("1", "up", GREEN))
 
 
-def fullness() -> Row:
-    """What of its limits is used, and what waits."""
-    return Row(
-        "Limits and queues",
-        (
-            Panel(
-                "Requests in flight, against the limit",
-                "Accepted and not answered yet, of all gateways, and the sum of their max_inflight_requests. "
-                "Autoscaling looks at this: see the chart's autoscaling.targets.",
-                "short",
-                (
-                    Query(f"sum(penstock:inflight_requests:sum{{{JOB}}})", "in flight"),
-                    Query(f"sum(penstock_max_inflight_requests{{{JOB}}})", "limit"),
-                ),
-            ),
-            Panel(
-                "Bytes in flight, against the limit",
-                "Of requests in flight and of answers that nobody has read yet; of bodies still on their way; and the "
-                "sum of max_inflight_bytes.",
-                "bytes",
-                (
-                    Query(f"sum(penstock_inflight_bytes{{{JOB}}})", "in flight"),
-                    Query(f"sum(penstock_receiving_bytes{{{JOB}}})", "on their way"),
-                    Query(f"sum(penstock_max_inflight_bytes{{{JOB}}})", "limit"),
-                ),
-            ),
-            Panel(
-                "Requests in flight by key",
-                "By API key; of all tokens as `tokens`, of all callers without a key as `none`. One that fills the "
-                "gateway wants a rate in the access file.",
-                "short",
-                one(f"sum by (key) (penstock_key_inflight_requests{{{JOB}}})", "{{key}}"),
-                Look.STACKED,
-            ),
-            Panel(
-                "Queues",
-                "Jobs that wait, by queue: decode are pictures that wait for a decoder. Models' queues are on the "
-                "batching dashboard.",
-                "short",
-                one(f"sum by (queue) (penstock_queue_depth{{{JOB}}})", "{{queue}}"),
-            ),
-            Panel(
-                "Wait in queues, p90 and mean by gateway",
-                "Seconds that a request waited for a decoder or an engine, over five minutes. The mean is what "
-                "autoscaling holds against its target.",
-                "s",
-                (
-                    Query(f"penstock:queue_seconds:p90_5m{{{JOB}}}", "{{instance}} p90"),
-                    Query(f"penstock:queue_seconds:mean_5m{{{JOB}}}", "{{instance}} mean"),
-                ),
-            ),
-            Panel(
-                "Connections and programs",
-                "Connections to the REST port; other programs of the host (guests), such as video; fronts, where "
-                "--workers made some.",
-                "short",
-                (
-                    Query(f"sum(penstock_http_connections{{{JOB}}})", "REST connections"),
-                    Query(f"sum(penstock_guests{{{JOB}}})", "guests"),
-                    Query(f"sum(penstock_fronts{{{JOB}}})", "fronts"),
-                ),
+FULLNESS = Row(
+    "Limits and queues",
+    (
+        Panel(
+            "Requests in flight, against the limit",
+            "Accepted and not answered yet, of all gateways, and the sum of their max_inflight_requests. "
+            "Autoscaling looks at this: see the chart's autoscaling.targets.",
+            "short",
+            (
+                Query(f"sum(penstock:inflight_requests:sum{{{JOB}}})", "in flight"),
+                Query(f"sum(penstock_max_inflight_requests{{{JOB}}})", "limit"),
             ),
         ),
-    )
-
-
-def health() -> Row:
-    """What is up, and what was started anew."""
-    restarts = ("engine", "gateway", "front", "decoder")
-    return Row(
-        "Health",
-        (
-            Panel(
-                "Scraped, ready, engine, MPS",
-                "Whether Prometheus gets the page; whether the gateway says ready; whether the engine answers and its "
-                "canary inference succeeds; whether the MPS daemon listens (only where CUDA_MPS_PIPE_DIRECTORY is "
-                "set).",
-                "none",
-                (
-                    Query(f"min by (instance) (up{{{JOB}}})", "{{instance}} scraped"),
-                    Query(f"min by (instance) (penstock_ready{{{JOB}}})", "{{instance}} ready"),
-                    Query(f"min by (instance) (penstock_engine_up{{{JOB}}})", "{{instance}} engine"),
-                    Query(f"min by (instance) (penstock_mps_up{{{JOB}}})", "{{instance}} MPS"),
-                ),
-                Look.STATES,
-                steps=((None, RED), (1, GREEN)),
-                words=UP_OR_DOWN,
-            ),
-            Panel(
-                "Models",
-                "The worst of all gateways: 1 where a model serves, 0 where it failed to load or is refused.",
-                "none",
-                one(f"min by (model) (penstock_model_ready{{{MODEL}}})", "{{model}}"),
-                Look.STATES,
-                steps=((None, RED), (1, GREEN)),
-                words=(("0", "failed", RED), ("1", "serves", GREEN)),
-            ),
-            Panel(
-                "Replicas of the engine",
-                "Of several engine addresses: 0 is left out, since it fails more than the others.",
-                "none",
-                one(f"min by (replica) (penstock_replica_up{{{JOB}}})", "{{replica}}"),
-                Look.STATES,
-                steps=((None, RED), (1, GREEN)),
-                words=(("0", "left out", RED), ("1", "in use", GREEN)),
-            ),
-            Panel(
-                "Restarts",
-                "Of the engine, the gateway, its fronts and its decoders, in each interval. Any is worth a look; a "
-                "decoder's is a picture that killed it.",
-                "short",
-                tuple(
-                    Query(
-                        f"sum by (instance) (increase(penstock_{what}_restarts_total{{{JOB}}}{RATE}))",
-                        f"{{{{instance}}}} {what}",
-                    )
-                    for what in restarts
-                ),
-                Look.STEPS,
-                steps=((None, GREEN), (1, RED)),
-            ),
-            Panel(
-                "An engine in doubt",
-                "Times that calls and a probe went unanswered (the circuit opened), replicas left out, calls sent a "
-                "second time, in each interval.",
-                "short",
-                (
-                    Query(f"sum(increase(penstock_engine_stalls_total{{{JOB}}}{RATE}))", "stalls"),
-                    Query(
-                        f"sum by (replica) (increase(penstock_replica_ejections_total{{{JOB}}}{RATE}))",
-                        "{{replica}} left out",
-                    ),
-                    Query(f"sum(increase(penstock_engine_retries_total{{{JOB}}}{RATE}))", "second tries"),
-                ),
-                Look.STEPS,
-            ),
-            Panel(
-                "Versions",
-                "How many gateways run which version: two at once are a rollout.",
-                "short",
-                one(f"count by (version) (penstock_build_info{{{JOB}}})", "{{version}}"),
-                Look.STACKED,
+        Panel(
+            "Bytes in flight, against the limit",
+            "Of requests in flight and of answers that nobody has read yet; of bodies still on their way; and the "
+            "sum of max_inflight_bytes.",
+            "bytes",
+            (
+                Query(f"sum(penstock_inflight_bytes{{{JOB}}})", "in flight"),
+                Query(f"sum(penstock_receiving_bytes{{{JOB}}})", "on their way"),
+                Query(f"sum(penstock_max_inflight_bytes{{{JOB}}})", "limit"),
             ),
         ),
-    )
-
-
-def shared_memory_and_keys() -> Row:
-    """What few look at."""
-    return Row(
-        "Shared memory, keys, traces",
-        (
-            Panel(
-                "Memory shared with the engine",
-                "Of the slab, in use now; of the regions that clients registered.",
-                "bytes",
-                (
-                    Query(f"sum by (instance) (penstock_slab_leased_bytes{{{JOB}}})", "{{instance}} slab"),
-                    Query(f"sum by (instance) (penstock_shared_memory_bytes{{{JOB}}})", "{{instance}} clients'"),
-                ),
-            ),
-            Panel(
-                "Clients' regions",
-                "Registered now, and gone in each interval without being unregistered: unused for their lease, or "
-                "their client's connection gone.",
-                "short",
-                (
-                    Query(f"sum(penstock_shared_memory_regions{{{JOB}}})", "regions"),
-                    Query(
-                        f"sum by (reason) (increase(penstock_shared_memory_expired_total{{{JOB}}}{RATE}))", "{{reason}}"
-                    ),
-                ),
-            ),
-            Panel(
-                "Keys and traces",
-                "API keys that let a caller in; changes of the access file that were not taken and spans that the "
-                "collector did not get, in each interval.",
-                "short",
-                (
-                    Query(f"max(penstock_access_keys{{{JOB}}})", "keys"),
-                    Query(f"sum(increase(penstock_access_failed_reads_total{{{JOB}}}{RATE}))", "access file not taken"),
-                    Query(f"sum(increase(penstock_spans_dropped_total{{{JOB}}}{RATE}))", "spans dropped"),
-                ),
+        Panel(
+            "Requests in flight by key",
+            "By API key; of all tokens as `tokens`, of all callers without a key as `none`. One that fills the "
+            "gateway wants a rate in the access file.",
+            "short",
+            one(f"sum by (key) (penstock_key_inflight_requests{{{JOB}}})", "{{key}}"),
+            Look.STACKED,
+        ),
+        Panel(
+            "Queues",
+            "Jobs that wait, by queue: decode are pictures that wait for a decoder. Models' queues are on the "
+            "batching dashboard.",
+            "short",
+            one(f"sum by (queue) (penstock_queue_depth{{{JOB}}})", "{{queue}}"),
+        ),
+        Panel(
+            "Wait in queues, p90 and mean by gateway",
+            "Seconds that a request waited for a decoder or an engine, over five minutes. The mean is what "
+            "autoscaling holds against its target.",
+            "s",
+            (
+                Query(f"penstock:queue_seconds:p90_5m{{{JOB}}}", "{{instance}} p90"),
+                Query(f"penstock:queue_seconds:mean_5m{{{JOB}}}", "{{instance}} mean"),
             ),
         ),
-        is_collapsed=True,
-    )
+        Panel(
+            "Connections and programs",
+            "Connections to the REST port; other programs of the host (guests), such as video; fronts, where "
+            "--workers made some.",
+            "short",
+            (
+                Query(f"sum(penstock_http_connections{{{JOB}}})", "REST connections"),
+                Query(f"sum(penstock_guests{{{JOB}}})", "guests"),
+                Query(f"sum(penstock_fronts{{{JOB}}})", "fronts"),
+            ),
+        ),
+    ),
+)
+
+
+RESTARTS = ("engine", "gateway", "front", "decoder")
+HEALTH = Row(
+    "Health",
+    (
+        Panel(
+            "Scraped, ready, engine, MPS",
+            "Whether Prometheus gets the page; whether the gateway says ready; whether the engine answers and its "
+            "canary inference succeeds; whether the MPS daemon listens (only where CUDA_MPS_PIPE_DIRECTORY is "
+            "set).",
+            "none",
+            (
+                Query(f"min by (instance) (up{{{JOB}}})", "{{instance}} scraped"),
+                Query(f"min by (instance) (penstock_ready{{{JOB}}})", "{{instance}} ready"),
+                Query(f"min by (instance) (penstock_engine_up{{{JOB}}})", "{{instance}} engine"),
+                Query(f"min by (instance) (penstock_mps_up{{{JOB}}})", "{{instance}} MPS"),
+            ),
+            Look.STATES,
+            steps=((None, RED), (1, GREEN)),
+            words=UP_OR_DOWN,
+        ),
+        Panel(
+            "Models",
+            "The worst of all gateways: 1 where a model serves, 0 where it failed to load or is refused.",
+            "none",
+            one(f"min by (model) (penstock_model_ready{{{MODEL}}})", "{{model}}"),
+            Look.STATES,
+            steps=((None, RED), (1, GREEN)),
+            words=(("0", "failed", RED), ("1", "serves", GREEN)),
+        ),
+        Panel(
+            "Replicas of the engine",
+            "Of several engine addresses: 0 is left out, since it fails more than the others.",
+            "none",
+            one(f"min by (replica) (penstock_replica_up{{{JOB}}})", "{{replica}}"),
+            Look.STATES,
+            steps=((None, RED), (1, GREEN)),
+            words=(("0", "left out", RED), ("1", "in use", GREEN)),
+        ),
+        Panel(
+            "Restarts",
+            "Of the engine, the gateway, its fronts and its decoders, in each interval. Any is worth a look; a "
+            "decoder's is a picture that killed it.",
+            "short",
+            tuple(
+                Query(
+                    f"sum by (instance) (increase(penstock_{what}_restarts_total{{{JOB}}}{RATE}))",
+                    f"{{{{instance}}}} {what}",
+                )
+                for what in RESTARTS
+            ),
+            Look.STEPS,
+            steps=((None, GREEN), (1, RED)),
+        ),
+        Panel(
+            "An engine in doubt",
+            "Times that calls and a probe went unanswered (the circuit opened), replicas left out, calls sent a "
+            "second time, in each interval.",
+            "short",
+            (
+                Query(f"sum(increase(penstock_engine_stalls_total{{{JOB}}}{RATE}))", "stalls"),
+                Query(
+                    f"sum by (replica) (increase(penstock_replica_ejections_total{{{JOB}}}{RATE}))",
+                    "{{replica}} left out",
+                ),
+                Query(f"sum(increase(penstock_engine_retries_total{{{JOB}}}{RATE}))", "second tries"),
+            ),
+            Look.STEPS,
+        ),
+        Panel(
+            "Versions",
+            "How many gateways run which version: two at once are a rollout.",
+            "short",
+            one(f"count by (version) (penstock_build_info{{{JOB}}})", "{{version}}"),
+            Look.STACKED,
+        ),
+    ),
+)
+
+
+SHARED_MEMORY_AND_KEYS = Row(
+    "Shared memory, keys, traces",
+    (
+        Panel(
+            "Memory shared with the engine",
+            "Of the slab, in use now; of the regions that clients registered.",
+            "bytes",
+            (
+                Query(f"sum by (instance) (penstock_slab_leased_bytes{{{JOB}}})", "{{instance}} slab"),
+                Query(f"sum by (instance) (penstock_shared_memory_bytes{{{JOB}}})", "{{instance}} clients'"),
+            ),
+        ),
+        Panel(
+            "Clients' regions",
+            "Registered now, and gone in each interval without being unregistered: unused for their lease, or "
+            "their client's connection gone.",
+            "short",
+            (
+                Query(f"sum(penstock_shared_memory_regions{{{JOB}}})", "regions"),
+                Query(f"sum by (reason) (increase(penstock_shared_memory_expired_total{{{JOB}}}{RATE}))", "{{reason}}"),
+            ),
+        ),
+        Panel(
+            "Keys and traces",
+            "API keys that let a caller in; changes of the access file that were not taken and spans that the "
+            "collector did not get, in each interval.",
+            "short",
+            (
+                Query(f"max(penstock_access_keys{{{JOB}}})", "keys"),
+                Query(f"sum(increase(penstock_access_failed_reads_total{{{JOB}}}{RATE}))", "access file not taken"),
+                Query(f"sum(increase(penstock_spans_dropped_total{{{JOB}}}{RATE}))", "spans dropped"),
+            ),
+        ),
+    ),
+    is_collapsed=True,
+)

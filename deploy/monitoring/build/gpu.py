@@ -25,200 +25,193 @@ def _percent(name: str) -> str:
     return f"{name}{{{CARD}}} / 100"
 
 
-def _at_a_glance() -> Row:
-    return Row(
-        "At a glance",
-        (
-            figure(
-                "SM activity",
-                "Mean of the chosen cards: the share of multiprocessors that have work.",
-                "percentunit",
-                one(f"avg(penstock:gpu_sm_active:ratio{{{CARD}}})", "SM active"),
+AT_A_GLANCE = Row(
+    "At a glance",
+    (
+        figure(
+            "SM activity",
+            "Mean of the chosen cards: the share of multiprocessors that have work.",
+            "percentunit",
+            one(f"avg(penstock:gpu_sm_active:ratio{{{CARD}}})", "SM active"),
+        ),
+        figure(
+            "util",
+            "Mean of the chosen cards: the share of time in which anything at all ran.",
+            "percentunit",
+            one(f"avg(penstock:gpu_util:ratio{{{CARD}}})", "util"),
+        ),
+        figure(
+            "Tensor activity",
+            "Mean of the chosen cards: the share of cycles in which the tensor pipe works. FP16 and INT8 models "
+            "use it.",
+            "percentunit",
+            one(f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{CARD}}})", "tensor"),
+        ),
+        figure(
+            "Memory in use",
+            "The fullest of the chosen cards.",
+            "percentunit",
+            one(f"max(penstock:gpu_memory_used:ratio{{{CARD}}})", "memory"),
+            steps=((None, GREEN), (0.9, ORANGE), (0.97, RED)),
+        ),
+        figure(
+            "Power",
+            "Of the chosen cards together.",
+            "watt",
+            one(f"sum(DCGM_FI_DEV_POWER_USAGE{{{CARD}}})", "power"),
+        ),
+        figure(
+            "Last Xid",
+            "The greatest number of a last Xid among the chosen cards; 0: none. The runbook says which ones want "
+            "a new card.",
+            "none",
+            one(f"max(DCGM_FI_DEV_XID_ERRORS{{{CARD}}})", "Xid"),
+            steps=((None, GREEN), (1, RED)),
+        ),
+    ),
+)
+
+
+ACTIVITY = Row(
+    "How much of the card works",
+    (
+        Panel(
+            "SM activity beside util",
+            "Both as shares of 1. The distance between them is what `util` hides.",
+            "percentunit",
+            (
+                Query(f"DCGM_FI_PROF_SM_ACTIVE{{{CARD}}}", f"{NAME} SM active"),
+                Query(_percent("DCGM_FI_DEV_GPU_UTIL"), f"{NAME} util"),
             ),
-            figure(
-                "util",
-                "Mean of the chosen cards: the share of time in which anything at all ran.",
-                "percentunit",
-                one(f"avg(penstock:gpu_util:ratio{{{CARD}}})", "util"),
+            width=14,
+            height=10,
+            maximum=1,
+        ),
+        Panel(
+            "Why util misleads",
+            "What the two figures beside it mean, and what to do.",
+            "none",
+            look=Look.TEXT,
+            width=10,
+            height=10,
+            text=WHY,
+        ),
+        Panel(
+            "Tensor pipe and warps",
+            "Share of cycles in which the tensor pipe works; resident warps by those that would fit.",
+            "percentunit",
+            (
+                Query(f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{CARD}}}", f"{NAME} tensor"),
+                Query(f"DCGM_FI_PROF_SM_OCCUPANCY{{{CARD}}}", f"{NAME} occupancy"),
             ),
-            figure(
-                "Tensor activity",
-                "Mean of the chosen cards: the share of cycles in which the tensor pipe works. FP16 and INT8 models "
-                "use it.",
-                "percentunit",
-                one(f"avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{CARD}}})", "tensor"),
+            maximum=1,
+        ),
+        Panel(
+            "Memory bandwidth",
+            "Share of cycles in which the device's memory sends or receives. About 0.8 is all there is.",
+            "percentunit",
+            one(f"DCGM_FI_PROF_DRAM_ACTIVE{{{CARD}}}", NAME),
+            maximum=1,
+            steps=((None, GREEN), (0.8, ORANGE)),
+        ),
+        Panel(
+            "NVDEC and NVENC",
+            "Share of time in which the video decoders and encoders are busy.",
+            "percentunit",
+            (
+                Query(_percent("DCGM_FI_DEV_DEC_UTIL"), f"{NAME} NVDEC"),
+                Query(_percent("DCGM_FI_DEV_ENC_UTIL"), f"{NAME} NVENC"),
             ),
-            figure(
-                "Memory in use",
-                "The fullest of the chosen cards.",
-                "percentunit",
-                one(f"max(penstock:gpu_memory_used:ratio{{{CARD}}})", "memory"),
-                steps=((None, GREEN), (0.9, ORANGE), (0.97, RED)),
-            ),
-            figure(
-                "Power",
-                "Of the chosen cards together.",
-                "watt",
-                one(f"sum(DCGM_FI_DEV_POWER_USAGE{{{CARD}}})", "power"),
-            ),
-            figure(
-                "Last Xid",
-                "The greatest number of a last Xid among the chosen cards; 0: none. The runbook says which ones want "
-                "a new card.",
-                "none",
-                one(f"max(DCGM_FI_DEV_XID_ERRORS{{{CARD}}})", "Xid"),
-                steps=((None, GREEN), (1, RED)),
+            maximum=1,
+        ),
+    ),
+)
+
+
+BODY = Row(
+    "Memory, power, errors",
+    (
+        Panel(
+            "Memory",
+            "In use and free. What does not fit is refused by the engine, and the gateway then halves batches.",
+            "mbytes",
+            (
+                Query(f"DCGM_FI_DEV_FB_USED{{{CARD}}}", f"{NAME} used"),
+                Query(f"DCGM_FI_DEV_FB_FREE{{{CARD}}}", f"{NAME} free"),
             ),
         ),
-    )
-
-
-def _activity() -> Row:
-    return Row(
-        "How much of the card works",
-        (
-            Panel(
-                "SM activity beside util",
-                "Both as shares of 1. The distance between them is what `util` hides.",
-                "percentunit",
-                (
-                    Query(f"DCGM_FI_PROF_SM_ACTIVE{{{CARD}}}", f"{NAME} SM active"),
-                    Query(_percent("DCGM_FI_DEV_GPU_UTIL"), f"{NAME} util"),
-                ),
-                width=14,
-                height=10,
-                maximum=1,
+        Panel(
+            "Power and temperature",
+            "A card that is hot or at its power limit clocks down: see the next panel.",
+            "watt",
+            (
+                Query(f"DCGM_FI_DEV_POWER_USAGE{{{CARD}}}", f"{NAME} power"),
+                Query(f"DCGM_FI_DEV_GPU_TEMP{{{CARD}}}", f"{NAME} temperature"),
             ),
-            Panel(
-                "Why util misleads",
-                "What the two figures beside it mean, and what to do.",
-                "none",
-                look=Look.TEXT,
-                width=10,
-                height=10,
-                text=WHY,
-            ),
-            Panel(
-                "Tensor pipe and warps",
-                "Share of cycles in which the tensor pipe works; resident warps by those that would fit.",
-                "percentunit",
-                (
-                    Query(f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{CARD}}}", f"{NAME} tensor"),
-                    Query(f"DCGM_FI_PROF_SM_OCCUPANCY{{{CARD}}}", f"{NAME} occupancy"),
-                ),
-                maximum=1,
-            ),
-            Panel(
-                "Memory bandwidth",
-                "Share of cycles in which the device's memory sends or receives. About 0.8 is all there is.",
-                "percentunit",
-                one(f"DCGM_FI_PROF_DRAM_ACTIVE{{{CARD}}}", NAME),
-                maximum=1,
-                steps=((None, GREEN), (0.8, ORANGE)),
-            ),
-            Panel(
-                "NVDEC and NVENC",
-                "Share of time in which the video decoders and encoders are busy.",
-                "percentunit",
-                (
-                    Query(_percent("DCGM_FI_DEV_DEC_UTIL"), f"{NAME} NVDEC"),
-                    Query(_percent("DCGM_FI_DEV_ENC_UTIL"), f"{NAME} NVENC"),
-                ),
-                maximum=1,
+            right=((".*temperature", "celsius"),),
+        ),
+        Panel(
+            "SM clock",
+            "Down under load: power or heat.",
+            "hertz",
+            one(f"DCGM_FI_DEV_SM_CLOCK{{{CARD}}} * 1e6", NAME),
+        ),
+        Panel(
+            "PCIe",
+            "Bytes a second that the card sends and receives. Pictures of uint8 instead of FP32 are a quarter of it.",
+            "Bps",
+            (
+                Query(f"DCGM_FI_PROF_PCIE_TX_BYTES{{{CARD}}}", f"{NAME} sends"),
+                Query(f"DCGM_FI_PROF_PCIE_RX_BYTES{{{CARD}}}", f"{NAME} receives"),
             ),
         ),
-    )
-
-
-def _body() -> Row:
-    return Row(
-        "Memory, power, errors",
-        (
-            Panel(
-                "Memory",
-                "In use and free. What does not fit is refused by the engine, and the gateway then halves batches.",
-                "mbytes",
-                (
-                    Query(f"DCGM_FI_DEV_FB_USED{{{CARD}}}", f"{NAME} used"),
-                    Query(f"DCGM_FI_DEV_FB_FREE{{{CARD}}}", f"{NAME} free"),
-                ),
-            ),
-            Panel(
-                "Power and temperature",
-                "A card that is hot or at its power limit clocks down: see the next panel.",
-                "watt",
-                (
-                    Query(f"DCGM_FI_DEV_POWER_USAGE{{{CARD}}}", f"{NAME} power"),
-                    Query(f"DCGM_FI_DEV_GPU_TEMP{{{CARD}}}", f"{NAME} temperature"),
-                ),
-                right=((".*temperature", "celsius"),),
-            ),
-            Panel(
-                "SM clock",
-                "Down under load: power or heat.",
-                "hertz",
-                one(f"DCGM_FI_DEV_SM_CLOCK{{{CARD}}} * 1e6", NAME),
-            ),
-            Panel(
-                "PCIe",
-                "Bytes a second that the card sends and receives. Pictures of uint8 instead of FP32 are a quarter of "
-                "it.",
-                "Bps",
-                (
-                    Query(f"DCGM_FI_PROF_PCIE_TX_BYTES{{{CARD}}}", f"{NAME} sends"),
-                    Query(f"DCGM_FI_PROF_PCIE_RX_BYTES{{{CARD}}}", f"{NAME} receives"),
-                ),
-            ),
-            Panel(
-                "Last Xid",
-                "Its number stays after the error; what counts is when it changes.",
-                "none",
-                one(f"DCGM_FI_DEV_XID_ERRORS{{{CARD}}}", NAME),
-                Look.STEPS,
-                steps=((None, GREEN), (1, RED)),
-            ),
-            Panel(
-                "MPS daemon",
-                "Whether it listens, as the gateways see it that share a card through it (CUDA_MPS_PIPE_DIRECTORY is "
-                "set).",
-                "none",
-                one("min by (instance) (penstock_mps_up)"),
-                Look.STATES,
-                steps=((None, RED), (1, GREEN)),
-                words=(("0", "down", RED), ("1", "up", GREEN)),
-            ),
+        Panel(
+            "Last Xid",
+            "Its number stays after the error; what counts is when it changes.",
+            "none",
+            one(f"DCGM_FI_DEV_XID_ERRORS{{{CARD}}}", NAME),
+            Look.STEPS,
+            steps=((None, GREEN), (1, RED)),
         ),
-    )
-
-
-def _pods() -> Row:
-    def by_pod(name: str) -> tuple[Query, ...]:
-        held = f'max by (exported_namespace, exported_pod, gpu) ({name}{{{CARD}, exported_pod!=""}})'
-        own = f'max by (namespace, pod, gpu) ({name}{{{CARD}, exported_pod="", pod!="", pod!~".*dcgm-exporter.*"}})'
-        return Query(held, "{{exported_namespace}}/{{exported_pod}} {{gpu}}"), Query(
-            own, "{{namespace}}/{{pod}} {{gpu}}"
-        )
-
-    whole = (
-        "By the pod that holds the card (label exported_pod, or pod where the scrape says honorLabels). A card that "
-        "pods share is shown whole for each of them, and for all of them only where dcgm-exporter runs with "
-        "KUBERNETES_VIRTUAL_GPUS=true."
-    )
-    return Row(
-        "By pod (Kubernetes)",
-        (
-            Panel("SM activity by pod", whole, "percentunit", by_pod("DCGM_FI_PROF_SM_ACTIVE"), width=12, maximum=1),
-            Panel("Memory by pod", whole, "mbytes", by_pod("DCGM_FI_DEV_FB_USED"), width=12),
+        Panel(
+            "MPS daemon",
+            "Whether it listens, as the gateways see it that share a card through it (CUDA_MPS_PIPE_DIRECTORY is set).",
+            "none",
+            one("min by (instance) (penstock_mps_up)"),
+            Look.STATES,
+            steps=((None, RED), (1, GREEN)),
+            words=(("0", "down", RED), ("1", "up", GREEN)),
         ),
-        is_collapsed=True,
-    )
+    ),
+)
+
+
+def _by_pod(name: str) -> tuple[Query, ...]:
+    held = f'max by (exported_namespace, exported_pod, gpu) ({name}{{{CARD}, exported_pod!=""}})'
+    own = f'max by (namespace, pod, gpu) ({name}{{{CARD}, exported_pod="", pod!="", pod!~".*dcgm-exporter.*"}})'
+    return Query(held, "{{exported_namespace}}/{{exported_pod}} {{gpu}}"), Query(own, "{{namespace}}/{{pod}} {{gpu}}")
+
+
+WHOLE = (
+    "By the pod that holds the card (label exported_pod, or pod where the scrape says honorLabels). A card that "
+    "pods share is shown whole for each of them, and for all of them only where dcgm-exporter runs with "
+    "KUBERNETES_VIRTUAL_GPUS=true."
+)
+PODS = Row(
+    "By pod (Kubernetes)",
+    (
+        Panel("SM activity by pod", WHOLE, "percentunit", _by_pod("DCGM_FI_PROF_SM_ACTIVE"), width=12, maximum=1),
+        Panel("Memory by pod", WHOLE, "mbytes", _by_pod("DCGM_FI_DEV_FB_USED"), width=12),
+    ),
+    is_collapsed=True,
+)
 
 
 GPU = Board(
     "penstock-gpu",
     "Penstock: GPU",
     "How much of each card works, beside whether it does; its memory, power and errors. Needs dcgm-exporter.",
-    (_at_a_glance(), _activity(), _body(), _pods()),
+    (AT_A_GLANCE, ACTIVITY, BODY, PODS),
     (
         Choice("host", "Host", "label_values(DCGM_FI_DEV_GPU_UTIL, Hostname)"),
         Choice("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_UTIL{Hostname=~"$host"}, gpu)'),

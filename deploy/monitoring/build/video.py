@@ -43,65 +43,63 @@ def _by(label: str, name: str, matchers: str = SOURCE) -> str:
     return f"sum by ({label}) (rate(penstock_video_{name}{{{matchers}}}{RATE}))"
 
 
-def _at_a_glance() -> Row:
-    return Row(
-        "At a glance",
-        (
-            figure(
-                "Sources running",
-                "Cameras and files that send frames now.",
-                "short",
-                one(f'sum(penstock_video_state{{{SOURCE}, state="running"}})', "running"),
-                steps=((None, BLUE),),
-            ),
-            figure(
-                "Sources in trouble",
-                "Stalled, reconnecting, refused by the camera, or given up.",
-                "short",
-                one(
-                    f'sum(penstock_video_state{{{SOURCE}, state=~"stalled|reconnecting|auth_failed|failed"}})',
-                    "in trouble",
-                ),
-                steps=((None, GREEN), (1, RED)),
-            ),
-            figure(
-                "Frames",
-                "Decoded a second, of the chosen sources.",
-                "cps",
-                one(f"sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))", "frames"),
-                steps=((None, BLUE),),
-            ),
-            figure(
-                "Frames given up",
-                "Share of decoded frames that came to no result. By design it is what does not fit: the newest frame "
-                "wins.",
-                "percentunit",
-                one(
-                    f"sum(rate(penstock_video_dropped_total{{{SOURCE}}}{RATE})) "
-                    f"/ sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))",
-                    "given up",
-                ),
-                steps=((None, GREEN), (0.05, ORANGE), (0.5, RED)),
-            ),
-            figure(
-                "p99 glass to event",
-                "From a frame's decoding to its result, of the chosen sources together.",
-                "s",
-                one(
-                    quantile(0.99, "penstock_video_glass_to_event_seconds_bucket", SOURCE),
-                    "p99",
-                ),
-                steps=((None, BLUE),),
-            ),
-            figure(
-                "Lost by sinks",
-                "Results and messages a second that a sink gave up.",
-                "cps",
-                one(f"sum(rate(penstock_video_sink_dropped_total{{{JOB}}}{RATE}))", "lost"),
-                steps=((None, GREEN), (0.001, RED)),
-            ),
+AT_A_GLANCE = Row(
+    "At a glance",
+    (
+        figure(
+            "Sources running",
+            "Cameras and files that send frames now.",
+            "short",
+            one(f'sum(penstock_video_state{{{SOURCE}, state="running"}})', "running"),
+            steps=((None, BLUE),),
         ),
-    )
+        figure(
+            "Sources in trouble",
+            "Stalled, reconnecting, refused by the camera, or given up.",
+            "short",
+            one(
+                f'sum(penstock_video_state{{{SOURCE}, state=~"stalled|reconnecting|auth_failed|failed"}})',
+                "in trouble",
+            ),
+            steps=((None, GREEN), (1, RED)),
+        ),
+        figure(
+            "Frames",
+            "Decoded a second, of the chosen sources.",
+            "cps",
+            one(f"sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))", "frames"),
+            steps=((None, BLUE),),
+        ),
+        figure(
+            "Frames given up",
+            "Share of decoded frames that came to no result. By design it is what does not fit: the newest frame wins.",
+            "percentunit",
+            one(
+                f"sum(rate(penstock_video_dropped_total{{{SOURCE}}}{RATE})) "
+                f"/ sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))",
+                "given up",
+            ),
+            steps=((None, GREEN), (0.05, ORANGE), (0.5, RED)),
+        ),
+        figure(
+            "p99 glass to event",
+            "From a frame's decoding to its result, of the chosen sources together.",
+            "s",
+            one(
+                quantile(0.99, "penstock_video_glass_to_event_seconds_bucket", SOURCE),
+                "p99",
+            ),
+            steps=((None, BLUE),),
+        ),
+        figure(
+            "Lost by sinks",
+            "Results and messages a second that a sink gave up.",
+            "cps",
+            one(f"sum(rate(penstock_video_sink_dropped_total{{{JOB}}}{RATE}))", "lost"),
+            steps=((None, GREEN), (0.001, RED)),
+        ),
+    ),
+)
 
 
 def _state_codes() -> str:
@@ -112,209 +110,200 @@ def _state_codes() -> str:
     return f"max by (source) ({' or '.join(each)})"
 
 
-def _sources() -> Row:
-    words = tuple((str(code), name.replace("_", " "), colour) for code, (name, colour) in enumerate(STATES))
-    return Row(
-        "Sources",
-        (
-            Panel(
-                "State",
-                "Of each source. auth_failed is asked again once a minute; stalled means that the camera says nothing.",
-                "none",
-                one(_state_codes(), "{{source}}"),
-                Look.STATES,
-                words=words,
-                width=12,
-                steps=((None, GREY),),
-            ),
-            Panel(
-                "Frames a second",
-                "Decoded, over the last seconds, by source.",
-                "cps",
-                one(f"max by (source) (penstock_video_fps{{{SOURCE}}})", "{{source}}"),
-                width=12,
-            ),
-            Panel(
-                "Decoded and inferred",
-                "Frames a second: decoded, and answered by the network. The distance is what `interval` skips and "
-                "what is given up.",
-                "cps",
-                (
-                    Query(f"sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))", "decoded"),
-                    Query(f"sum(rate(penstock_video_inferred_total{{{SOURCE}}}{RATE}))", "inferred"),
-                ),
-            ),
-            Panel(
-                "Given up, by reason",
-                "ring_full: the source's ring had no room; queue_full: a newer frame took its place; too_old: it "
-                "waited too long; refused: the gate could not answer in time; infer_failed; corrupt; stopped.",
-                "cps",
-                one(_by("reason", "dropped_total"), "{{reason}}"),
-                Look.STACKED,
-            ),
-            Panel(
-                "Given up, by source",
-                "Share of the source's decoded frames, over five minutes.",
-                "percentunit",
-                one(f"max by (source) (penstock:video_dropped:ratio_rate5m{{{SOURCE}}})", "{{source}}"),
-            ),
-            Panel(
-                "Restarts",
-                "Times that a source was opened anew, in each interval: a camera that reboots, a network that breaks, "
-                "a decoder that died.",
-                "short",
-                one(f"sum by (source) (increase(penstock_video_restarts_total{{{SOURCE}}}{RATE}))", "{{source}}"),
-                Look.STEPS,
-                steps=((None, GREEN), (1, ORANGE)),
-            ),
-            Panel(
-                "Frozen pictures",
-                "A source that sends the same picture again and again: a covered, hung or spoofed camera.",
-                "none",
-                one(f"max by (source) (penstock_video_frozen{{{SOURCE}}})", "{{source}}"),
-                Look.STATES,
-                steps=((None, GREEN), (1, RED)),
-                words=(("0", "moves", GREEN), ("1", "frozen", RED)),
-            ),
-            Panel(
-                "CPU of a frame",
-                "Mean CPU time of decoding and of making ready for the network, by source. Times frames a second: "
-                "cores.",
-                "s",
-                (
-                    Query(mean("penstock_video_decode_seconds", SOURCE, "source"), "{{source}} decode"),
-                    Query(mean("penstock_video_prepare_seconds", SOURCE, "source"), "{{source}} prepare"),
-                ),
+WORDS = tuple((str(code), name.replace("_", " "), colour) for code, (name, colour) in enumerate(STATES))
+SOURCES = Row(
+    "Sources",
+    (
+        Panel(
+            "State",
+            "Of each source. auth_failed is asked again once a minute; stalled means that the camera says nothing.",
+            "none",
+            one(_state_codes(), "{{source}}"),
+            Look.STATES,
+            words=WORDS,
+            width=12,
+            steps=((None, GREY),),
+        ),
+        Panel(
+            "Frames a second",
+            "Decoded, over the last seconds, by source.",
+            "cps",
+            one(f"max by (source) (penstock_video_fps{{{SOURCE}}})", "{{source}}"),
+            width=12,
+        ),
+        Panel(
+            "Decoded and inferred",
+            "Frames a second: decoded, and answered by the network. The distance is what `interval` skips and "
+            "what is given up.",
+            "cps",
+            (
+                Query(f"sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))", "decoded"),
+                Query(f"sum(rate(penstock_video_inferred_total{{{SOURCE}}}{RATE}))", "inferred"),
             ),
         ),
-    )
-
-
-def _latency() -> Row:
-    return Row(
-        "How late a result is",
-        (
-            Panel(
-                "Glass to event, quantiles",
-                "From a frame's decoding to its result, of the chosen sources together; and p90 of each program with "
-                "all of its sources, over five minutes.",
-                "s",
-                (
-                    *quantiles("penstock_video_glass_to_event_seconds_bucket", SOURCE),
-                    Query(f"penstock:video_glass_to_event_seconds:p90_5m{{{JOB}}}", "{{instance}} p90"),
-                ),
-            ),
-            Panel(
-                "Wait for a batch, quantiles",
-                "From a frame's decoding to its batch. batched-push-timeout bounds it while the engine keeps up.",
-                "s",
-                quantiles("penstock_video_mux_wait_seconds_bucket", JOB),
-            ),
-            Panel(
-                "Call to the engine, quantiles",
-                "Of a batch, by model.",
-                "s",
-                quantiles("penstock_video_infer_seconds_bucket", JOB, "model"),
-            ),
-            Panel(
-                "Glass to event",
-                "How many frames took how long.",
-                "s",
-                heatmap("penstock_video_glass_to_event_seconds_bucket", SOURCE),
-                Look.HEATMAP,
-                width=24,
+        Panel(
+            "Given up, by reason",
+            "ring_full: the source's ring had no room; queue_full: a newer frame took its place; too_old: it "
+            "waited too long; refused: the gate could not answer in time; infer_failed; corrupt; stopped.",
+            "cps",
+            one(_by("reason", "dropped_total"), "{{reason}}"),
+            Look.STACKED,
+        ),
+        Panel(
+            "Given up, by source",
+            "Share of the source's decoded frames, over five minutes.",
+            "percentunit",
+            one(f"max by (source) (penstock:video_dropped:ratio_rate5m{{{SOURCE}}})", "{{source}}"),
+        ),
+        Panel(
+            "Restarts",
+            "Times that a source was opened anew, in each interval: a camera that reboots, a network that breaks, "
+            "a decoder that died.",
+            "short",
+            one(f"sum by (source) (increase(penstock_video_restarts_total{{{SOURCE}}}{RATE}))", "{{source}}"),
+            Look.STEPS,
+            steps=((None, GREEN), (1, ORANGE)),
+        ),
+        Panel(
+            "Frozen pictures",
+            "A source that sends the same picture again and again: a covered, hung or spoofed camera.",
+            "none",
+            one(f"max by (source) (penstock_video_frozen{{{SOURCE}}})", "{{source}}"),
+            Look.STATES,
+            steps=((None, GREEN), (1, RED)),
+            words=(("0", "moves", GREEN), ("1", "frozen", RED)),
+        ),
+        Panel(
+            "CPU of a frame",
+            "Mean CPU time of decoding and of making ready for the network, by source. Times frames a second: cores.",
+            "s",
+            (
+                Query(mean("penstock_video_decode_seconds", SOURCE, "source"), "{{source}} decode"),
+                Query(mean("penstock_video_prepare_seconds", SOURCE, "source"), "{{source}} prepare"),
             ),
         ),
-    )
+    ),
+)
 
 
-def _batches() -> Row:
-    return Row(
-        "Batches",
-        (
-            Panel(
-                "Frames of a batch",
-                "How many batches had how many frames; batch-size is the greatest.",
-                "short",
-                heatmap("penstock_video_batch_frames_bucket", JOB),
-                Look.HEATMAP,
-            ),
-            Panel(
-                "Mean batch",
-                "Frames of a batch, by program.",
-                "short",
-                one(mean("penstock_video_batch_frames", JOB, "instance")),
-                decimals=1,
-            ),
-            Panel(
-                "Why batches closed",
-                "Batches a second. full: it had batch-size frames; timeout: batched-push-timeout passed; slot_free: "
-                "the engine idled.",
-                "ops",
-                one(_by("reason", "batches_total", JOB), "{{reason}}"),
-                Look.STACKED,
+LATENCY = Row(
+    "How late a result is",
+    (
+        Panel(
+            "Glass to event, quantiles",
+            "From a frame's decoding to its result, of the chosen sources together; and p90 of each program with "
+            "all of its sources, over five minutes.",
+            "s",
+            (
+                *quantiles("penstock_video_glass_to_event_seconds_bucket", SOURCE),
+                Query(f"penstock:video_glass_to_event_seconds:p90_5m{{{JOB}}}", "{{instance}} p90"),
             ),
         ),
-    )
-
-
-def _sinks() -> Row:
-    return Row(
-        "Events, sinks, recordings",
-        (
-            Panel(
-                "Events",
-                "Of the analytics rules, a second, by kind.",
-                "cps",
-                one(_by("kind", "events_total"), "{{kind}}"),
-                Look.STACKED,
-            ),
-            Panel(
-                "Waiting for a sink",
-                "Results and messages in the sink's channel and spool. One that grows is a broker or disk that is "
-                "slow or gone.",
-                "short",
-                one(f"sum by (sink) (penstock_video_sink_queue_results{{{JOB}}})", "{{sink}}"),
-            ),
-            Panel(
-                "Waiting for a sink, bytes",
-                "Where they are known: the spool of a broker's messages.",
-                "bytes",
-                one(f"sum by (sink) (penstock_video_sink_queue_bytes{{{JOB}}})", "{{sink}}"),
-            ),
-            Panel(
-                "Lost and failed",
-                "Results and messages that a sink lost, and times that it failed, in each interval.",
-                "short",
-                (
-                    Query(
-                        f"sum by (sink) (increase(penstock_video_sink_dropped_total{{{JOB}}}{RATE}))", "{{sink}} lost"
-                    ),
-                    Query(
-                        f"sum by (sink) (increase(penstock_video_sink_errors_total{{{JOB}}}{RATE}))", "{{sink}} failed"
-                    ),
-                ),
-                Look.STEPS,
-            ),
-            Panel(
-                "Recordings",
-                "That ended, in each interval: ok, short (less than was asked for), failed.",
-                "short",
-                one(f"sum by (result) (increase(penstock_video_recordings_total{{{SOURCE}}}{RATE}))", "{{result}}"),
-                Look.STEPS,
-            ),
-            Panel(
-                "Events without a recording",
-                "In each interval: cool_down (too soon after the last), max_at_once (too many at a time).",
-                "short",
-                one(
-                    f"sum by (reason) (increase(penstock_video_unrecorded_events_total{{{SOURCE}}}{RATE}))",
-                    "{{reason}}",
-                ),
-                Look.STEPS,
-            ),
+        Panel(
+            "Wait for a batch, quantiles",
+            "From a frame's decoding to its batch. batched-push-timeout bounds it while the engine keeps up.",
+            "s",
+            quantiles("penstock_video_mux_wait_seconds_bucket", JOB),
         ),
-    )
+        Panel(
+            "Call to the engine, quantiles",
+            "Of a batch, by model.",
+            "s",
+            quantiles("penstock_video_infer_seconds_bucket", JOB, "model"),
+        ),
+        Panel(
+            "Glass to event",
+            "How many frames took how long.",
+            "s",
+            heatmap("penstock_video_glass_to_event_seconds_bucket", SOURCE),
+            Look.HEATMAP,
+            width=24,
+        ),
+    ),
+)
+
+
+BATCHES = Row(
+    "Batches",
+    (
+        Panel(
+            "Frames of a batch",
+            "How many batches had how many frames; batch-size is the greatest.",
+            "short",
+            heatmap("penstock_video_batch_frames_bucket", JOB),
+            Look.HEATMAP,
+        ),
+        Panel(
+            "Mean batch",
+            "Frames of a batch, by program.",
+            "short",
+            one(mean("penstock_video_batch_frames", JOB, "instance")),
+            decimals=1,
+        ),
+        Panel(
+            "Why batches closed",
+            "Batches a second. full: it had batch-size frames; timeout: batched-push-timeout passed; slot_free: "
+            "the engine idled.",
+            "ops",
+            one(_by("reason", "batches_total", JOB), "{{reason}}"),
+            Look.STACKED,
+        ),
+    ),
+)
+
+
+SINKS = Row(
+    "Events, sinks, recordings",
+    (
+        Panel(
+            "Events",
+            "Of the analytics rules, a second, by kind.",
+            "cps",
+            one(_by("kind", "events_total"), "{{kind}}"),
+            Look.STACKED,
+        ),
+        Panel(
+            "Waiting for a sink",
+            "Results and messages in the sink's channel and spool. One that grows is a broker or disk that is "
+            "slow or gone.",
+            "short",
+            one(f"sum by (sink) (penstock_video_sink_queue_results{{{JOB}}})", "{{sink}}"),
+        ),
+        Panel(
+            "Waiting for a sink, bytes",
+            "Where they are known: the spool of a broker's messages.",
+            "bytes",
+            one(f"sum by (sink) (penstock_video_sink_queue_bytes{{{JOB}}})", "{{sink}}"),
+        ),
+        Panel(
+            "Lost and failed",
+            "Results and messages that a sink lost, and times that it failed, in each interval.",
+            "short",
+            (
+                Query(f"sum by (sink) (increase(penstock_video_sink_dropped_total{{{JOB}}}{RATE}))", "{{sink}} lost"),
+                Query(f"sum by (sink) (increase(penstock_video_sink_errors_total{{{JOB}}}{RATE}))", "{{sink}} failed"),
+            ),
+            Look.STEPS,
+        ),
+        Panel(
+            "Recordings",
+            "That ended, in each interval: ok, short (less than was asked for), failed.",
+            "short",
+            one(f"sum by (result) (increase(penstock_video_recordings_total{{{SOURCE}}}{RATE}))", "{{result}}"),
+            Look.STEPS,
+        ),
+        Panel(
+            "Events without a recording",
+            "In each interval: cool_down (too soon after the last), max_at_once (too many at a time).",
+            "short",
+            one(
+                f"sum by (reason) (increase(penstock_video_unrecorded_events_total{{{SOURCE}}}{RATE}))",
+                "{{reason}}",
+            ),
+            Look.STEPS,
+        ),
+    ),
+)
 
 
 VIDEO = Board(
@@ -322,11 +311,11 @@ VIDEO = Board(
     "Penstock: video",
     "What each camera sends, where frames are lost, how late a result is, what leaves by the sinks.",
     (
-        _at_a_glance(),
-        _sources(),
-        _latency(),
-        _batches(),
-        _sinks(),
+        AT_A_GLANCE,
+        SOURCES,
+        LATENCY,
+        BATCHES,
+        SINKS,
         processes(JOB),
         on_kubernetes("video"),
     ),
