@@ -39,6 +39,7 @@ check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and com
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m deploy.helm.readme --check
 	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
 	@if [ -f compose.yaml ]; then $(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml; fi
 	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yaml

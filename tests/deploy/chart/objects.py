@@ -57,7 +57,12 @@ class Pods:
 def pods_of(rendered: Rendered) -> list[Pods]:
     """Whatever makes pods."""
     found = rendered.of_kind(*WORKLOADS)
-    return [Pods(each, each if each["kind"] == "Pod" else each["spec"]["template"]) for each in found]
+    return [_pods(each) for each in found]
+
+
+def _pods(owner: Document) -> Pods:
+    template = owner if owner["kind"] == "Pod" else owner["spec"]["template"]
+    return Pods(owner, template, owner["metadata"].get("namespace", NAMESPACE))
 
 
 def component(rendered: Rendered, name: str) -> Pods:

@@ -11,7 +11,6 @@ from tests.deploy.chart.rendering import CHART, Rendered, render
 
 PRESETS = CHART / "presets"
 VALUES = Path(__file__).parent / "values"
-CARDS = ("p4", "v100", "t4", "a100", "l4", "h100", "b200")  # presets that are one card's
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

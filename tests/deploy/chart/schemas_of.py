@@ -1,0 +1,54 @@
+"""What Kubernetes' own schemas, or ours of its operators' objects, have against an object."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+from kubernetes_validate import utils
+from referencing import Registry, Resource
+
+from tests.deploy.chart.rendering import Document
+
+OWN = Path(__file__).parent / "schemas"
+OLDEST = (1, 29)
+VERSIONS = tuple(dict.fromkeys(each for each in utils.all_versions() if tuple(map(int, each.split(".")[:2])) >= OLDEST))
+
+
+def faults(document: Document, version: str) -> tuple[str, ...]:
+    """What the schema of that Kubernetes has against it: the field, and why."""
+    return _faults(json.dumps(document, sort_keys=True), version)
+
+
+@cache
+def _faults(text: str, version: str) -> tuple[str, ...]:
+    document = json.loads(text)
+    validator = _validator(document["apiVersion"], document["kind"], version)
+    if validator is None:
+        return (
+            f"{document['kind']} of {document['apiVersion']} is unknown to Kubernetes {version}, and to {OWN.name}/",
+        )
+    return tuple(f"{each.json_path}: {each.message[:300]}" for each in validator.iter_errors(document))
+
+
+@cache
+def _validator(api_version: str, kind: str, version: str) -> jsonschema.protocols.Validator | None:
+    """kubernetes_validate reads its megabytes anew at each call; this is the same, once."""
+    own = OWN / f"{kind}.json"
+    if own.is_file():
+        return jsonschema.Draft202012Validator(json.loads(own.read_text()))
+    group, _, of_group = api_version.rpartition("/")
+    file = f"{kind}-{group.partition('.')[0]}-{of_group}" if group else f"{kind}-{of_group}"
+    folder = f"kubernetes-json-schema/v{version}-local-strict"
+    try:
+        schema = utils.schema_contents(f"{folder}/{file.lower()}.json", version)
+    except FileNotFoundError:
+        return None
+    return jsonschema.Draft202012Validator(schema, registry=_registry(folder, version))
+
+
+@cache
+def _registry(folder: str, version: str) -> Registry[Any]:
+    definitions = Resource.from_contents(utils.schema_contents(f"{folder}/_definitions.json", version))
+    return definitions @ Registry()

@@ -1,0 +1,166 @@
+"""What cannot be is refused before anything is installed, in a sentence: the value, and what to do about it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart.rendering import CHART, Refused, render
+from tests.deploy.chart.value_sets import SETS, merged
+
+pytestmark = pytest.mark.xdist_group("chart")
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """What the chart says of the values."""
+    with pytest.raises(Refused) as refused:
+        render(values)
+    return str(refused.value)
+
+
+def at(path: str, value: object) -> dict[str, Any]:
+    """A value at a path with dots."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+IMPOSSIBLE: list[tuple[str, str, list[str]]] = [
+    # over which set, the values, what the sentence has to say: the value, and the way out
+    ("cpu", "gpu: {generation: turing}", ["bundled", "turing", "sidecar or separate"]),
+    ("external", "gpu: {generation: hopper}", ["external", "hopper", "none"]),
+    ("cpu", "triton: {replicas: 2}", ["2", "bundled", "separate"]),
+    ("cpu", "topology: external", ["external.urls", "empty", "http://"]),
+    ("cpu", "external: {urls: ['http://a:8000']}", ["external.urls", "bundled", "topology"]),
+    ("external", "external: {grpc: ['a:8001']}", ["1", "2", "one for each"]),
+    ("external", "external: {urls: ['http://a:8000', 'http://a:8000']}", ["twice"]),
+    ("external", "models: {source: pvc, pvc: {claimName: m}}", ["pvc", "external", "image"]),
+    ("cpu", "models: {source: objectStore, objectStore: {url: 's3://m'}}", ["objectStore", "bundled"]),
+    ("t4", "models: {source: pvc}", ["models.pvc.claimName", "empty"]),
+    ("t4", "models: {source: objectStore}", ["models.objectStore.url", "empty"]),
+    ("t4", "models: {source: ociImage}", ["models.ociImage.reference", "empty"]),
+    ("t4", "models: {source: git, git: {repository: 'https://g', image: 'a/b:1'}}", ["models.git.ref", "empty"]),
+    ("t4", "models: {pvc: {claimName: m}}", ["models.pvc.claimName", '"m"', "image", "models.source"]),
+    ("t4", "{models: {source: objectStore, objectStore: {url: 's3://m'}}}", ["objectStore", "networkPolicy.egress"]),
+    ("cpu", "gateway: {auth: {anonymous: []}}", ["anonymous", "existingSecret", "Secret"]),
+    ("cpu", "gateway: {extraEnv: [{name: PENSTOCK_WORKERS, value: '2'}]}", ["PENSTOCK_WORKERS", "gateway.settings"]),
+    ("cpu", "gateway: {ingress: {enabled: true, host: a.b}}", ["ingress", "networkPolicy.gatewayFrom"]),
+    ("cpu", "gateway: {service: {type: LoadBalancer}}", ["LoadBalancer", "networkPolicy.gatewayFrom"]),
+    ("cpu", "gateway: {ingress: {tlsSecret: t}}", ["tlsSecret", "host"]),
+    # Triton's releases
+    ("t4", "triton: {release: '26.06'}", ["26.06", "authentication bypass", "26.07", "acceptKnownVulnerabilities"]),
+    ("t4", "triton: {image: {tag: 0.1.0-25.01}}", ["25.01", "26.07"]),
+    ("p4", "triton: {acceptKnownVulnerabilities: false}", ["24.04", "26.07", "acceptKnownVulnerabilities"]),
+    ("v100", "triton: {acceptKnownVulnerabilities: false}", ["24.10", "acceptKnownVulnerabilities"]),
+    ("p4", "triton: {release: '24.10'}", ["24.10", "pascal", "24.04"]),
+    ("v100", "triton: {release: '25.01'}", ["25.01", "volta", "24.10"]),
+    # GPUs and their sharing
+    ("cpu", "gpu: {sharing: {mode: mps}}", ["mps", "gpu.generation"]),
+    ("cpu", "gpu: {mig: {profile: 1g.10gb}}", ["1g.10gb", "gpu.generation"]),
+    ("t4", "gpu: {mig: {profile: 1g.10gb}}", ["1g.10gb", "turing", "MIG"]),
+    ("mig", "gpu: {sharing: {mode: mps}}", ["1g.10gb", "time-slicing"]),
+    ("mps-plugin", "gpu: {count: 2}", ["gpu.count", "2", "1"]),
+    ("p4", "gpu: {sharing: {mode: mps, provider: own, replicas: 17}}", ["17", "pascal", "16"]),
+    ("v100", "gpu: {sharing: {mode: mps, replicas: 17}}", ["17", "older than Volta"]),
+    ("p4", "gpu: {sharing: {mode: mps}}", ["device-plugin", "pascal", "own"]),
+    ("mps-own", "gpu: {nodeSelector: null}", ["nodeSelector", "label"]),
+    ("mps-own", "gpu: {sharing: {replicas: 3}}", ["triton.replicas", "4", "3"]),
+    # video and autoscaling
+    ("video-shards", "video: {config: {api: {port: 1}}}", ["api", "leave it out"]),
+    ("video-shards", "video: {config: {primary-gie: null}}", ["model", "street"]),
+    ("video-shards", "video: {apiKeySecret: ''}", ["apiKeySecret", "Secret"]),
+    ("video-shards", "video: {graceSeconds: 5}", ["graceSeconds", "5", "20"]),
+    ("monitoring", "gateway: {auth: {anonymous: [read], existingSecret: k}}", ["PENSTOCK_API_KEY", "existingSecret"]),
+    ("hpa", "autoscaling: {minReplicas: 9}", ["minReplicas", "9", "6"]),
+    ("hpa", "autoscaling: {targets: {inflightRequests: 4000}}", ["4000", "1024"]),
+    ("keda", "autoscaling: {keda: {prometheusAddress: ''}}", ["prometheusAddress", "http://"]),
+]
+
+
+@pytest.mark.parametrize(("over", "values", "said"), IMPOSSIBLE, ids=lambda each: str(each)[:70])
+def test_impossible_pair_is_refused_with_the_fix(over: str, values: str, said: list[str]) -> None:
+    """Each pair that cannot work is one sentence that names the value and the way out; the set by itself is taken."""
+    render(SETS[over])
+    message = refusal(merged(SETS[over], yaml.safe_load(values)))
+    assert [word for word in said if word not in message] == [], message
+    assert "\n" not in message, "one sentence"
+    assert "template:" not in message
+
+
+WRONG: list[tuple[str, object, str]] = [
+    ("topology", "sidecars", "sidecar"),
+    ("topology", "Bundled", "bundled"),
+    ("gateway.replicas", "two", "/gateway/replicas"),
+    ("gateway.replicas", -1, "/gateway/replicas"),
+    ("gateway.models", "street", "/gateway/models"),
+    ("gateway.drain.delaySeconds", "5s", "/gateway/drain/delaySeconds"),
+    ("gateway.drain.graceSeconds", 0, "/gateway/drain/graceSeconds"),
+    ("gateway.auth.anonymous", ["everything"], "/gateway/auth/anonymous/0"),
+    ("gateway.logLevel", "verbose", "/gateway/logLevel"),
+    ("gateway.settings", {"wrokers": 4}, "wrokers"),
+    ("gateway.settings", {"workers": "four"}, "/gateway/settings/workers"),
+    ("gateway.settings", {"http_port": 9}, "http_port"),
+    ("gateway.settings", {"workers": 65}, "/gateway/settings/workers"),
+    ("gateway.shmSize", "lots", "/gateway/shmSize"),
+    ("gateway.service.type", "Cluster", "/gateway/service/type"),
+    ("gateway.topologySpread", "Maybe", "/gateway/topologySpread"),
+    ("gateway.image.digest", "0f4d", "/gateway/image/digest"),
+    ("triton.release", "2.51", "/triton/release"),
+    ("external.urls", ["triton:8000"], "/external/urls/0"),
+    ("models.source", "nfs", "/models/source"),
+    ("models.objectStore.url", "http://bucket", "/models/objectStore/url"),
+    ("gpu.generation", "t4", "/gpu/generation"),
+    ("gpu.count", 0, "/gpu/count"),
+    ("gpu.mig.profile", "1g", "/gpu/mig/profile"),
+    ("gpu.sharing.mode", "MPS", "/gpu/sharing/mode"),
+    ("gpu.sharing.provider", "nvidia", "/gpu/sharing/provider"),
+    ("gpu.sharing.replicas", 49, "48"),
+    ("gpu.sharing.own.activeThreadPercentage", 101, "/gpu/sharing/own/activeThreadPercentage"),
+    ("video.shards", 0, "/video/shards"),
+    ("video.enabled", "yes", "/video/enabled"),
+    ("video.config", [], "/video/config"),
+    ("autoscaling.mode", "vpa", "/autoscaling/mode"),
+    ("autoscaling.targets.queueSeconds", "50ms", "/autoscaling/targets/queueSeconds"),
+    ("networkPolicy.enabled", 1, "/networkPolicy/enabled"),
+    ("monitoring.serviceMonitor.intervalSeconds", "15s", "/monitoring/serviceMonitor/intervalSeconds"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "said"), WRONG, ids=lambda each: str(each)[:60])
+def test_value_of_a_wrong_kind_is_refused_where_it_stands(path: str, value: object, said: str) -> None:
+    """The schema names the place, or the choices, of a value that it does not take."""
+    assert said in refusal(at(path, value))
+
+
+def groups(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every map of values.yaml that has keys of its own."""
+    for key, below in value.items():
+        if isinstance(below, dict) and below and key not in ("requests", "limits", "labels"):
+            yield f"{prefix}{key}"
+            yield from groups(below, f"{prefix}{key}.")
+
+
+GROUPS = list(groups(yaml.safe_load((CHART / "values.yaml").read_text())))
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_unknown_key_is_refused_at_every_level(group: str) -> None:
+    """A misspelt value would else do nothing and say nothing."""
+    message = refusal(at(f"{group}.misspelt".lstrip("."), 1))
+    assert "misspelt" in message
+    assert group.replace(".", "/") in message
+
+
+def test_known_holes_are_taken_only_with_the_waiver_and_said_again_in_the_notes() -> None:
+    """P4's preset carries the waiver; who installs it reads what it risks."""
+    notes = " ".join(render(SETS["p4"]).notes.split())
+    assert "24.04" in notes
+    assert "vulnerabilities" in notes
+    assert "vulnerabilities" not in " ".join(render(SETS["t4"]).notes.split())
+
+
+def test_section_that_is_null_is_the_charts_own() -> None:
+    """`gateway: null` in a file of values takes the section away: the schema says so, never a template's stack."""
+    assert "nil pointer" not in refusal({"gateway": None})

@@ -1,0 +1,73 @@
+"""Every set renders to the same golden text; lint has nothing to say of it, and the package holds what it needs."""
+
+import difflib
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.chart.golden import golden_path, golden_text
+from tests.deploy.chart.rendering import CHART, lint, package, render
+from tests.deploy.chart.value_sets import NAMES, PRESETS, SETS, VALUES, rendered
+
+pytestmark = pytest.mark.xdist_group("chart")
+
+MONITORING = CHART.parents[1] / "monitoring"
+ASKED_FOR = {
+    *("cpu", "p4", "v100", "t4", "h100", "mps-plugin", "mps-own", "mig", "time-slicing", "hpa", "keda"),
+    *("video-shards", "external", "separate", "monitoring", "everything"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_set_renders_to_its_golden_file(name: str) -> None:
+    """What an installation sends is what was last looked at; a change shows as a diff that a person reads."""
+    path = golden_path(name)
+    wanted = path.read_text() if path.is_file() else ""
+    got = golden_text(rendered(name))
+    diff = "".join(difflib.unified_diff(wanted.splitlines(True), got.splitlines(True), path.name, "rendered now", n=2))
+    assert not diff, f"if it is meant, python -m tests.deploy.chart.golden writes it anew:\n{diff[:8000]}"
+
+
+def test_sets_are_those_that_were_asked_for_and_each_has_a_golden_file() -> None:
+    """No kind of installation is forgotten, and no golden file outlives its set."""
+    assert set(NAMES) >= ASKED_FOR
+    assert {path.stem for path in golden_path("cpu").parent.glob("*.yaml")} == set(NAMES)
+
+
+def test_presets_are_each_the_ground_of_a_set() -> None:
+    """No preset ships that was never rendered."""
+    over = {word for path in VALUES.glob("*.yaml") for word in path.read_text().partition("\n")[0].split()[2:]}
+    assert {path.stem for path in PRESETS.glob("*.yaml")} <= over
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_set_renders_alike_every_time(name: str) -> None:
+    """Nothing random, no clock and no order of a map is in it: an upgrade with the same values changes nothing."""
+    assert render(SETS[name]).texts == rendered(name).texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lint_has_nothing_to_say(name: str) -> None:
+    """`helm lint --strict` passes with every set."""
+    assert lint(SETS[name]) == []
+
+
+def test_package_holds_rules_dashboards_schema_and_presets(tmp_path: Path) -> None:
+    """The archive needs nothing of the repository around it."""
+    with tarfile.open(package(tmp_path)) as archive:
+        files = {each.name.removeprefix("penstock/") for each in archive.getmembers() if each.isfile()}
+    wanted = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md", "VALUES.md", "templates/NOTES.txt"}
+    wanted |= {f"presets/{path.name}" for path in PRESETS.glob("*.yaml")}
+    wanted |= {f"files/rules/{path.name}" for path in (MONITORING / "rules").glob("*.yaml")}
+    wanted |= {f"files/dashboards/{path.name}" for path in (MONITORING / "dashboards").glob("*.json")}
+    assert wanted <= files
+    assert any(name.startswith("files/rules/") for name in files)
+    assert any(name.startswith("files/dashboards/") for name in files)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notes_say_how_to_ask_it(name: str) -> None:
+    """After the installation the user is told where it answers."""
+    assert "penstock" in rendered(name).notes
+    assert "8000" in rendered(name).notes or "ingress" in rendered(name).notes.lower()

@@ -1,0 +1,139 @@
+"""Every object is one that the API server takes, from Kubernetes 1.29 to the newest whose schema is known."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.deploy.chart.objects import pods_of
+from tests.deploy.chart.rendering import CHART, Document, render
+from tests.deploy.chart.schemas_of import VERSIONS, faults
+from tests.deploy.chart.value_sets import NAMES, SETS, rendered
+
+pytestmark = pytest.mark.xdist_group("chart")
+
+LABEL = re.compile(r"|[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9](?:[-a-z0-9]{0,13}[a-z0-9])?")
+MOST_OF_A_STATEFUL_SET = 52  # its pods carry a label of its name and 11 characters
+LONGEST_RELEASE = "a-release-whose-name-is-as-long-as-helm-allows-it-xyz"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_objects_keep_the_strict_schema_of_every_version(name: str) -> None:
+    """No unknown field, no wrong type, nothing required is missing, from Kubernetes 1.29 to the newest."""
+    found = {
+        (version, each["kind"], each["metadata"]["name"]): faults(each, version)
+        for version in VERSIONS
+        for each in rendered(name).objects
+    }
+    assert {who: what for who, what in found.items() if what} == {}
+
+
+def test_versions_are_all_that_the_schemas_know_from_the_charts_oldest_on() -> None:
+    """The oldest is the one that Chart.yaml promises."""
+    promised = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert promised == ">=1.29.0-0"
+    assert VERSIONS[0].startswith("1.29.")
+    assert len(VERSIONS) >= 9
+
+
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: a}
+spec:
+  selector: {matchLabels: {a: b}}
+  template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: d}]}}
+"""
+MONITOR = """
+apiVersion: monitoring.coreos.com/v1
+kind: ServiceMonitor
+metadata: {name: a}
+spec: {selector: {}, endpoints: [{port: metrics, interval: 30s}]}
+"""
+RULE = """
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata: {name: a}
+spec: {groups: [{name: g, rules: [{alert: A, expr: up == 0, for: 1m}, {record: a, expr: 1}]}]}
+"""
+SCALED = """
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata: {name: a}
+spec:
+  scaleTargetRef: {name: b}
+  triggers: [{type: prometheus, metadata: {serverAddress: "http://a", query: up, threshold: "1"}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad", "where"),
+    [
+        (DEPLOYMENT, "image: d", "imgae: d", "imgae"),
+        (DEPLOYMENT, "a: b}}\n  t", "a: 1}}\n  t", "matchLabels"),
+        (DEPLOYMENT, "kind: Deployment", "kind: Deploiment", "unknown"),
+        (MONITOR, "interval: 30s", "interval: 30 s", "interval"),
+        (MONITOR, "interval", "intervall", "intervall"),
+        (RULE, "for: 1m", "for: 1 minute", "for"),
+        (RULE, "record: a", "name: a", "rules[1]"),
+        (SCALED, 'threshold: "1"', "threshold: 1", "threshold"),
+        (SCALED, "query", "querry", "metadata"),
+    ],
+)
+def test_schema_complains_of_a_bad_object(text: str, good: str, bad: str, where: str) -> None:
+    """The object as it should be has no fault; with a field misspelt or of a wrong type it has one, which names it."""
+    assert faults(yaml.safe_load(text), VERSIONS[-1]) == ()
+    assert good in text
+    found = faults(yaml.safe_load(text.replace(good, bad)), VERSIONS[-1])
+    assert any(where in each for each in found), found
+
+
+def labels_in(value: object) -> Iterator[tuple[str, str]]:
+    """Every label that is set or selected by, anywhere in an object."""
+    if isinstance(value, list):
+        for each in value:
+            yield from labels_in(each)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key in ("labels", "matchLabels", "selector", "nodeSelector") and isinstance(each, dict):
+                yield from ((name, text) for name, text in each.items() if isinstance(text, str))
+            yield from labels_in(each)
+
+
+def bad_names(document: Document) -> Iterator[str]:
+    """Names and labels that no schema forbids and the API server refuses."""
+    name: str = document["metadata"]["name"]
+    most = MOST_OF_A_STATEFUL_SET if document["kind"] == "StatefulSet" else 63
+    is_of_the_cluster = document["kind"] == "PersistentVolume"  # a domain of 253 characters
+    if not is_of_the_cluster and (not DNS_LABEL.fullmatch(name) or len(name) > most):
+        yield f"{document['kind']} {name} ({len(name)} characters, at most {most})"
+    alerts = document["kind"] in ("PrometheusRule",)
+    yield from (
+        f"{name}: {key}={text}" for key, text in labels_in(document) if not alerts and not LABEL.fullmatch(text)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_ones_that_the_api_server_takes(name: str) -> None:
+    """DNS labels of 63 characters at most, for the longest release name that Helm takes; no two alike."""
+    done = render(SETS[name], release=LONGEST_RELEASE)
+    assert [bad for each in done.objects for bad in bad_names(each)] == []
+    keys = [(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in done.objects]
+    assert sorted(set(keys)) == sorted(keys)
+    for pods in pods_of(done):
+        names = [each["name"] for each in pods.containers]
+        assert len(set(names)) == len(names)
+        assert all(PORT_NAME.fullmatch(port) for port in pods.ports), pods.ports
+
+
+def test_releases_in_one_namespace_share_no_name() -> None:
+    """Two releases side by side do not write each other's objects."""
+    values = SETS["everything"]
+    one, other = (
+        {(each["kind"], each["metadata"]["name"]) for each in render(values, release=release).objects}
+        for release in ("one", "other")
+    )
+    assert one & other == set()

@@ -1,0 +1,177 @@
+"""values.yaml, its schema and its table say the same; presets and settings are what the programs know."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.helm.readme import CHART, read_values, table, with_table
+from server.settings import Settings
+from tests.deploy.chart.value_sets import PRESETS, preset
+
+pytestmark = pytest.mark.xdist_group("chart")
+
+VALUES = CHART / "values.yaml"
+SAID_BY_THE_CHART = {  # settings that follow from other values, or that make no sense in a pod
+    *("allow_client_shm", "client_shm_lease_s", "trace_file"),
+    *("host", "http_port", "grpc_port", "metrics_port", "engine", "engine_grpc", "engine_http_port"),
+    *("engine_grpc_port", "engine_metrics_port", "engine_environment", "access_file", "api_keys", "anonymous"),
+    *("home", "model_repository", "models", "batching", "drain_delay_s", "grace_s", "log_format", "log_level"),
+}
+FREE = (  # maps whose keys are the user's, or Kubernetes'
+    *("gateway.batching", "gateway.settings", "video.config"),
+    *("requests", "limits", "annotations", "podAnnotations", "podLabels", "nodeSelector", "affinity", "labels"),
+)
+
+
+def keys(value: Any, prefix: str = "") -> Iterator[str]:
+    """Every key of a map of maps, with dots; those of free maps not."""
+    for key, below in value.items():
+        yield f"{prefix}{key}"
+        if isinstance(below, dict) and not f"{prefix}{key}".endswith(FREE):
+            yield from keys(below, f"{prefix}{key}.")
+
+
+def schema_keys(schema: dict[str, Any], root: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every property that the schema knows, with dots; those of free maps not."""
+    if "$ref" in schema:
+        schema = {**root["$defs" if "$defs" in root else "definitions"][schema["$ref"].rpartition("/")[2]], **schema}
+    for key, below in schema.get("properties", {}).items():
+        yield f"{prefix}{key}"
+        if not f"{prefix}{key}".endswith(FREE):
+            yield from schema_keys(below, root, f"{prefix}{key}.")
+
+
+@pytest.fixture
+def schema() -> dict[str, Any]:
+    """values.schema.json."""
+    loaded: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+    return loaded
+
+
+def test_schema_and_values_have_the_same_keys(schema: dict[str, Any]) -> None:
+    """Every value has a rule, and every rule a default that the table shows. `global` is Helm's own."""
+    claims = {f"{each}.resources.claims" for each in ("gateway", "triton", "video")}  # Kubernetes', and of no default
+    known = set(schema_keys(schema, schema)) - {"global"} - claims
+    assert known == set(keys(yaml.safe_load(VALUES.read_text())))
+
+
+def closed(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """The objects of the schema that would take an unknown key."""
+    if schema.get("type") == "object" and "properties" in schema and schema.get("additionalProperties", True) is True:
+        yield path or "(the root)"
+    for word, below in schema.items():
+        if isinstance(below, dict) and word != "global":
+            yield from closed(below, f"{path}.{word}")
+
+
+def test_schema_is_closed_at_every_level(schema: dict[str, Any]) -> None:
+    """An object with named properties takes no others, so that a misspelt value is told."""
+    assert list(closed(schema)) == []
+
+
+def test_settings_of_the_gateway_are_all_that_up_takes_and_the_chart_does_not_say(schema: dict[str, Any]) -> None:
+    """gateway.settings knows the names of server/settings.py but those that other values say: neither more nor less."""
+    settings = schema["properties"]["gateway"]["properties"]["settings"]
+    if "$ref" in settings:
+        settings = schema["$defs"][settings["$ref"].rpartition("/")[2]]
+    assert set(settings["properties"]) == set(Settings.model_fields) - SAID_BY_THE_CHART
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS.glob("*.yaml")))
+def test_preset_says_only_values_that_exist(name: str) -> None:
+    """A preset is a file for --values: of the chart's own keys, with a comment that says for what."""
+    assert set(keys(preset(name))) <= set(keys(yaml.safe_load(VALUES.read_text())))
+    assert (PRESETS / f"{name}.yaml").read_text().startswith("#")
+
+
+def test_table_of_values_is_what_values_yaml_says() -> None:
+    """VALUES.md is made, not written: after a change of values.yaml, python -m deploy.helm.readme."""
+    page = (CHART / "VALUES.md").read_text()
+    assert with_table(page, read_values(VALUES.read_text())) == page
+
+
+def test_table_has_keys_defaults_and_comments() -> None:
+    """A key's comment is what stands right above it; a list in it is shown as one; a flow map is one default."""
+    text = """\
+# What
+# it is.
+#   one   the first
+#   two   the second
+a: one
+
+b:
+  # Of b.
+  c: {d: 1}
+  e: []
+# A group.
+g:
+  h: x | y
+"""
+    assert [(each.key, each.default, each.comment) for each in read_values(text)] == [
+        ("a", '"one"', "What it is.<br>`one`: the first<br>`two`: the second"),
+        ("b.c", '{"d": 1}', "Of b."),
+        ("b.e", "[]", ""),
+        ("g", "", "A group."),
+        ("g.h", '"x | y"', ""),
+    ]
+    assert '| `g.h` | `"x \\| y"` |  |' in table(read_values(text))
+
+
+def test_page_without_markers_is_refused() -> None:
+    """The table goes between its markers, or nowhere."""
+    with pytest.raises(SystemExit, match="<!-- values -->"):
+        with_table("# A page\n", [])
+
+
+def test_values_explain_themselves() -> None:
+    """At least the values that a reader cannot guess from their names have a comment."""
+    plain = {"enabled", "tag", "type", "annotations", "podAnnotations", "podLabels", "extraEnv", "nodeSelector"}
+    plain |= {"tolerations", "affinity", "priorityClassName", "labels", "requests", "limits", "maxUnavailable"}
+    plain |= {"className", "host", "tlsSecret", "minReplicas", "maxReplicas", "pullPolicy", "tmpSize", "size", "digest"}
+    plain |= {
+        "configName",
+        "logFormat",
+        "logLevel",
+        "runtimeClassName",
+        "repository",
+        "path",
+        "claimName",
+        "url",
+        "reference",
+    }
+    plain |= {"shmSize", "startupSeconds", "graceSeconds", "preStopSeconds", "scaleDownSeconds", "existingSecret"}
+    plain |= {"intervalSeconds", "pollingSeconds", "inflightRequests", "queueSeconds", "prometheusAddress"}
+    silent = [each.key for each in read_values(VALUES.read_text()) if not each.comment]
+    assert [key for key in silent if key.rpartition(".")[2] not in plain] == []
+
+
+README = (CHART / "README.md").read_text()
+
+
+def test_readmes_table_of_presets_is_what_they_install() -> None:
+    """Each preset has a row, whose Triton is the one that it renders, and the waiver is said where there is one."""
+    rows = {
+        name: (cells[1].strip(), "waived" in cells[2])
+        for names, *cells in (line.strip("|").split("|") for line in README.splitlines() if line.startswith("| `"))
+        for name in re.findall(r"`(\w+)`", names)
+        if (PRESETS / f"{name}.yaml").is_file()
+    }
+    assert set(rows) == {path.stem for path in PRESETS.glob("*.yaml")}
+    for name, (release, is_waived) in rows.items():
+        triton = preset(name).get("triton", {})
+        assert triton.get("release", "bundled") == release, name
+        assert triton.get("acceptKnownVulnerabilities", False) is is_waived, name
+
+
+def test_readme_names_values_that_exist_and_files_that_are_there() -> None:
+    """What a reader is told to set can be set, and what it links to is there."""
+    known = set(keys(yaml.safe_load(VALUES.read_text())))
+    told = set(re.findall(r"--set(?:-json)? '?([\w.]+)=", README)) | set(re.findall(r"`((?:\w+\.)+\w+)`", README))
+    parts = {each.partition(".")[0] for each in known}
+    assert {each for each in told if each.partition(".")[0] in parts} <= known
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert [link for link in links if not (CHART / link).exists()] == []
