@@ -1,4 +1,4 @@
-"""The Dockerfile and the compose file, against what they stand for. `make check` lints them; this reads them."""
+"""The Dockerfile against what it stands for. `make check` lints it; this reads it."""
 
 import fnmatch
 import json
@@ -6,14 +6,15 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
+from deepstream_pipeline.api.options import ApiOptions
+from server.gpu.images import advise
 from server.settings import Settings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -27,20 +28,43 @@ def instructions(word: str) -> list[str]:
     return [line.removeprefix(word).strip() for line in joined.splitlines() if line.startswith(f"{word} ")]
 
 
-def compose() -> dict[str, Any]:
-    """The compose file's services."""
-    document: dict[str, Any] = YAML(typ="safe").load((CHECKOUT / "compose.yaml").read_text())
-    return document["services"]
+def stages() -> dict[str, dict[str, list[str]]]:
+    """Of each stage its own instructions, by word; `FROM` has its base."""
+    found: dict[str, dict[str, list[str]]] = {}
+    current: dict[str, list[str]] = {}
+    text = "\n".join(line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#"))
+    for line in filter(str.strip, text.replace("\\\n", " ").splitlines()):
+        word, _, arguments = line.partition(" ")
+        if word == "FROM":
+            base, _, name = arguments.partition(" AS ")
+            current = found.setdefault(name, {"FROM": [base]})
+        else:
+            current.setdefault(word, []).append(arguments.strip())
+    return found
+
+
+def inherited(target: str, word: str) -> list[str]:
+    """What the target has of such instructions, its bases' first."""
+    stage = stages()[target]
+    base = stage["FROM"][0]
+    return (inherited(base, word) if base in stages() else []) + stage.get(word, [])
 
 
 def context_holds(path: str) -> bool:
-    """Whether .dockerignore lets the file or folder into the build: the last rule that matches decides."""
+    """Whether .dockerignore lets the file or folder into the build: the last rule that matches it, or a folder that it
+    is in, decides."""
+    places = [path, *map(str, Path(path).parents)][:-1]
     is_in = True
     for rule in (CHECKOUT / ".dockerignore").read_text().splitlines():
         pattern = rule.lstrip("!")
-        if rule and not rule.startswith("#") and (path == pattern or fnmatch.fnmatch(path.split("/")[0], pattern)):
+        if rule and not rule.startswith("#") and any(_matches(place, pattern) for place in places):
             is_in = rule.startswith("!")
     return is_in
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """A star stands for no slash there."""
+    return path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern)
 
 
 def test_dockerfile_copies_only_what_is_there() -> None:
@@ -52,7 +76,19 @@ def test_dockerfile_copies_only_what_is_there() -> None:
         assert context_holds(source), source
 
 
-@pytest.mark.parametrize("path", [".venv", ".git", "tests", "out", "compose.yaml", ".venv-triton/bin/python"])
+LEFT_OUT = [
+    ".venv",
+    ".git",
+    "tests",
+    "out",
+    "compose.yaml",
+    ".venv-triton/bin/python",
+    "deploy/helm",
+    "deploy/models/x.py",
+]
+
+
+@pytest.mark.parametrize("path", LEFT_OUT)
 def test_build_context_leaves_out_what_no_image_needs(path: str) -> None:
     """Environments, history and tests are not sent to the builder."""
     assert not context_holds(path)
@@ -60,7 +96,9 @@ def test_build_context_leaves_out_what_no_image_needs(path: str) -> None:
 
 def test_dockerfile_installs_nothing_without_hashes() -> None:
     """Every Python package comes from a lock, by hash."""
-    assert any("UV_REQUIRE_HASHES=1" in words for words in instructions("ENV"))
+    for name, stage in stages().items():
+        if "uv pip install" in " ".join(stage.get("RUN", [])):
+            assert "UV_REQUIRE_HASHES=1" in " ".join(inherited(name, "ENV")), name
     commands = [command for words in instructions("RUN") for command in words.split("&&") if " install " in command]
     for command in commands:
         if "pip" in command:
@@ -68,44 +106,88 @@ def test_dockerfile_installs_nothing_without_hashes() -> None:
             assert "uv pip" in command or "--require-hashes" in command, command
 
 
-def test_image_serves_the_ports_of_the_settings_as_nobody_in_particular() -> None:
-    """It exposes the gateway's ports, listens beyond loopback, and runs without root."""
+PROGRAMS = {
+    "gateway": ["penstock", "up", "--host", "0.0.0.0"],
+    "stack": ["penstock", "up", "--host", "0.0.0.0"],
+    "video": ["penstock", "video", "run"],
+    "triton": ["/opt/penstock/serve_triton.sh"],
+    "load": ["locust", "-f", "loadtest/locustfile.py"],
+}
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_image_runs_its_program_under_tini_as_nobody_in_particular(target: str) -> None:
+    """Signals reach the program, what it leaves is reaped, and it has no root."""
+    assert json.loads(inherited(target, "ENTRYPOINT")[-1]) == ["tini", "--", *PROGRAMS[target]]
+    assert inherited(target, "USER")[-1] == "10001:10001"
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_image_says_what_it_is_and_how_it_is(target: str) -> None:
+    """OCI's labels with the version of this checkout, and a health check, or that there is none to ask."""
+    labels = " ".join(inherited(target, "LABEL"))
+    for name in ("title", "description", "licenses", "version", "revision", "created"):
+        assert f'org.opencontainers.image.{name}="' in labels, name
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert f"VERSION={project['version']}" in inherited(target, "ARG")
+    assert inherited(target, "HEALTHCHECK")
+
+
+def test_images_expose_the_ports_of_their_programs() -> None:
+    """The gateway's, by its settings; the control API's; and Triton's, which are the same by nature."""
     defaults = Settings()
-    ports = [defaults.http_port, defaults.grpc_port, defaults.metrics_port]
-    assert instructions("EXPOSE") == [" ".join(map(str, ports))]
-    assert set(instructions("USER")) == {"10001:10001"}
-    assert json.loads(instructions("ENTRYPOINT")[-1]) == ["tini", "--", "penstock", "up", "--host", "0.0.0.0"]
+    gateway = f"{defaults.http_port} {defaults.grpc_port} {defaults.metrics_port}"
+    for target, ports in {"stack": gateway, "gateway": gateway, "triton": gateway, "video": "8010"}.items():
+        assert inherited(target, "EXPOSE") == [ports], target
+    assert ApiOptions().port == 8010
 
 
-def test_entrypoint_is_understood_by_the_command() -> None:
-    """`penstock up` knows every flag that the image passes."""
-    flags = [word for word in json.loads(instructions("ENTRYPOINT")[-1]) if re.match(r"--\w", word)]
-    command = [sys.executable, "-m", "server.cli", "up", "--help"]
+def test_stack_is_the_last_stage() -> None:
+    """`docker build` without a target makes the image of the README's first line."""
+    assert list(stages())[-1] == "stack"
+
+
+def test_slim_images_hold_no_triton() -> None:
+    """Its environment is copied into the stack alone."""
+    holders = [name for name in PROGRAMS if ".venv-triton" in " ".join(inherited(name, "COPY"))]
+    assert holders == ["stack"]
+    assert "triton-server" not in " ".join(stages()["build-gateway"]["RUN"])
+
+
+def test_bases_are_arguments_with_the_newest_image_that_doctor_advises() -> None:
+    """Both may be given by digest; without, Triton's is the one for cards since Turing."""
+    defaults = dict(words.split("=", 1) for words in instructions("ARG") if "=" in words)
+    assert defaults["TRITON_BASE"] == advise((7, 5), None).image
+    for name, stage in stages().items():
+        (base,) = stage["FROM"]
+        assert base in ("${BASE}", "${TRITON_BASE}") or base in stages(), name
+
+
+@pytest.mark.parametrize("target", ["gateway", "stack", "video"])
+def test_entrypoint_is_understood_by_the_command(target: str) -> None:
+    """The command knows every flag that the image passes."""
+    _, *words = PROGRAMS[target]
+    flags = [word for word in words if word.startswith("--")]
+    command = [sys.executable, "-m", "server.cli", *words[: words.index(flags[0]) if flags else None], "--help"]
     environment = {"COLUMNS": "200", "PATH": "/usr/bin:/bin", "NO_COLOR": "1"}
     shown = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True).stdout
     assert [flag for flag in flags if flag not in shown] == []
 
 
-def test_compose_binds_loopback_only_and_each_port_of_the_image() -> None:
-    """Nothing is reachable from outside the host unless its user says so."""
-    ports = compose()["penstock"]["ports"]
-    assert [port.rsplit(":", 1)[1] for port in ports] == instructions("EXPOSE")[0].split()
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_compose_services_build_stages_that_exist_and_stay_confined() -> None:
-    """Each service names a stage of the Dockerfile, is read-only, and holds no capability."""
-    stages = {words.split(" AS ")[1] for words in instructions("FROM")}
-    for name, service in compose().items():
-        assert service["build"]["target"] in stages, name
-        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
-    assert compose()["load"]["profiles"] == ["load"]
-
-
-def test_compose_waits_longer_than_the_gateway_drains() -> None:
-    """The engine of containers kills only what has had its grace."""
-    seconds = int(compose()["penstock"]["stop_grace_period"].removesuffix("s"))
-    assert seconds > Settings().drain_delay_s + Settings().grace_s
+@pytest.mark.parametrize(("told", "passes"), [("", False), ("  --allow-client-shm <boolean>", True)])
+def test_triton_is_told_of_shared_memory_only_where_it_knows_the_word(tmp_path: Path, told: str, passes: bool) -> None:
+    """Releases before 26.04 end at once where they are given a flag of later ones."""
+    triton = tmp_path / "tritonserver"
+    triton.write_text(f'#!/bin/sh\nif [ "$1" = --help ]; then echo "{told}" >&2; exit 1; fi\nprintf "<%s>" "$@"\n')
+    triton.chmod(0o755)
+    words = ["--http-port=9000", "--allow-client-shm=true", "--id=a b"]
+    started = subprocess.run(
+        [CHECKOUT / "deploy" / "docker" / "serve_triton.sh", *words],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True, timeout=20,
+    )  # fmt: skip
+    expected = words if passes else [words[0], words[2]]
+    assert sorted(started.stdout) == sorted("".join(f"<{word}>" for word in expected))
+    assert "<--id=a b>" in started.stdout
 
 
 @pytest.fixture(params=[200, 503])
@@ -133,7 +215,7 @@ def answering(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 def test_health_check_tells_ready_from_not(answering: tuple[int, int]) -> None:
     """The image's own health check succeeds on 200 and fails on 503."""
     status, port = answering
-    (words,) = instructions("HEALTHCHECK")
+    (words,) = inherited("stack", "HEALTHCHECK")
     program, *arguments = json.loads(words[words.index("[") :])
     assert program == "python"
     there = [argument.replace(":8000/", f":{port}/") for argument in arguments]

@@ -1,0 +1,251 @@
+"""Compose files, alone and over each other, as `docker compose -f … -f …` has them. `make check` has their schemas."""
+
+import os
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from server.gpu.images import NAME, advise
+from server.settings import read_settings
+from tests.deploy.test_container import CHECKOUT, inherited, stages
+
+CPU, GPU, MPS = "compose.yaml", "compose.gpu.yaml", "compose.mps.yaml"
+STACKS = {"cpu": (CPU,), "gpu": (CPU, GPU), "mps": (CPU, GPU, MPS)}
+OURS = {"penstock": "stack", "penstock-gateway": "gateway", "penstock-video": "video", "penstock-load": "load"}
+OURS["penstock-triton"] = "triton"
+BROKERS = {"mosquitto", "redis", "kafka"}
+ENDS_BY_ITSELF = {"load"}
+MPS_CLIENTS = {"triton", "triton-2"}
+Service = dict[str, Any]
+
+
+def document(name: str) -> dict[str, Any]:
+    """The file, as written."""
+    read: dict[str, Any] = YAML(typ="safe").load((CHECKOUT / name).read_text())
+    return read
+
+
+def merged(below: Any, above: Any, key: str = "") -> Any:
+    """As Compose puts one file over another: mappings by key, lists one after the other, but command, entrypoint and a
+    health check's test, which are taken whole."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return {name: merged(below.get(name), above.get(name, below.get(name)), name) for name in {**below, **above}}
+    if isinstance(below, list) and isinstance(above, list) and key not in ("command", "entrypoint", "test"):
+        return below + [item for item in above if item not in below]
+    return deepcopy(above)
+
+
+@cache
+def services(stack: str) -> dict[str, Service]:
+    """Of the files of that stack, put together."""
+    whole: dict[str, Any] = {}
+    for name in STACKS[stack]:
+        whole = merged(whole, {key: value for key, value in document(name).items() if not key.startswith("x-")})
+    found: dict[str, Service] = whole["services"]
+    return found
+
+
+def filled(text: str, **variables: str) -> str:
+    """With ${NAME:-default} filled in, the inner ones first."""
+    pattern = re.compile(r"\$\{(\w+)(?::-([^${}]*))?\}")
+    while pattern.search(text):
+        text = pattern.sub(lambda found: variables.get(found[1]) or found[2] or "", text)
+    return text
+
+
+def target_of(service: Service) -> str | None:
+    """The Dockerfile's target of the image that it runs; None for somebody else's."""
+    return OURS.get(filled(service["image"]).partition(":")[0])
+
+
+def every_service() -> list[tuple[str, str]]:
+    """(stack, service) of each."""
+    return [(stack, name) for stack in STACKS for name in services(stack)]
+
+
+@pytest.mark.parametrize(("stack", "name"), every_service())
+def test_service_is_confined(stack: str, name: str) -> None:
+    """Read-only, without capabilities and the way to get any, no host namespaces, and its user is not root."""
+    service = services(stack)[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "pid", "cap_add", "devices", "userns_mode"} & set(service)
+    assert "host" not in (service.get("network_mode"), service.get("ipc"))
+    target = target_of(service)
+    user = service.get("user") or (inherited(target, "USER")[-1] if target else "")
+    assert user.split(":")[0] not in ("", "0", "root")
+
+
+@pytest.mark.parametrize(("stack", "name"), every_service())
+def test_service_publishes_on_loopback_alone(stack: str, name: str) -> None:
+    """Nothing is reachable from outside the host unless its user says so; who shares a network publishes nothing."""
+    service = services(stack)[name]
+    ports = service.get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert not (ports and service.get("network_mode"))
+    if target := target_of(service):
+        exposed = " ".join(inherited(target, "EXPOSE")).split()
+        assert [port.rsplit(":", 1)[1] for port in ports] in ([], exposed)
+
+
+@pytest.mark.parametrize(("stack", "name"), every_service())
+def test_service_has_a_health_check_or_ends_by_itself(stack: str, name: str) -> None:
+    """Of its own, or its image's; a broker's is said here, since we know no image of others."""
+    service = services(stack)[name]
+    if name in ENDS_BY_ITSELF:
+        assert inherited(target_of(service) or "", "HEALTHCHECK") == ["NONE"]
+        return
+    target = target_of(service)
+    assert "healthcheck" in service or (target and inherited(target, "HEALTHCHECK")[-1] != "NONE")
+
+
+@pytest.mark.parametrize(("stack", "name"), every_service())
+def test_service_has_longer_to_stop_than_it_drains(stack: str, name: str) -> None:
+    """The engine of containers kills only what has had its grace: the gateway's and Triton's 30 s, the daemon's 10."""
+    service = services(stack)[name]
+    if name in BROKERS | ENDS_BY_ITSELF:
+        return
+    gateway = read_settings({}, environ={})
+    needed = 15 if name == "mps" else gateway.drain_delay_s + gateway.grace_s
+    assert int(service["stop_grace_period"].removesuffix("s")) > needed
+
+
+@pytest.mark.parametrize(("stack", "name"), every_service())
+def test_service_names_stages_models_and_settings_that_exist(stack: str, name: str) -> None:
+    """Build targets are the Dockerfile's, and every PENSTOCK_ variable is one that `penstock up` takes."""
+    service = services(stack)[name]
+    if target := target_of(service):
+        assert target in stages()
+        assert service.get("build", {"target": target})["target"] == target
+    variables = {key: filled(str(value)) for key, value in service.get("environment", {}).items()}
+    settings = read_settings({}, environ={key: value for key, value in variables.items() if value})
+    assert set(settings.models or ()) <= {path.name for path in (CHECKOUT / "model_repository").iterdir()}
+
+
+@pytest.mark.parametrize(("stack", "name"), every_service())
+def test_service_waits_for_services_that_are_there(stack: str, name: str) -> None:
+    """Whom it depends on, and whose network or memory it shares, is in the same files, and starts with it."""
+    service, others = services(stack)[name], services(stack)
+    assert set(service.get("depends_on", {})) <= set(others)
+    for place in ("network_mode", "ipc"):
+        kind, _, other = service.get(place, "").partition(":")
+        assert kind in ("", "none", "shareable") or (kind == "service" and other in others)
+        if other:
+            assert other in service["depends_on"]
+            assert "profiles" not in others[other]
+
+
+@pytest.mark.parametrize("stack", ["gpu", "mps"])
+def test_gateway_shares_network_and_memory_with_triton(stack: str) -> None:
+    """On one loopback and one /dev/shm, whose owner is big enough: so the gateway's slab is Triton's, too."""
+    found = services(stack)
+    owner = "service:penstock"
+    for name in {"gateway", "triton", *(MPS_CLIENTS if stack == "mps" else ())}:
+        assert (found[name]["network_mode"], found[name]["ipc"]) == (owner, owner)
+    assert (found["penstock"]["ipc"], found["penstock"]["shm_size"]) == ("shareable", "1gb")
+    assert target_of(found["penstock"]) == "gateway"
+
+
+@pytest.mark.parametrize("stack", ["gpu", "mps"])
+def test_gateway_names_the_address_of_each_triton(stack: str) -> None:
+    """Ports are told apart, gRPC and metrics are the next two, and every health check asks its own."""
+    found = services(stack)
+    tritons = {name: service for name, service in found.items() if target_of(service) == "triton"}
+    ports = {}
+    for name, service in tritons.items():
+        flags = dict(word.removeprefix("--").split("=", 1) for word in service["command"])
+        port = int(flags["http-port"])
+        assert [int(flags[key]) for key in ("grpc-port", "metrics-port")] == [port + 1, port + 2]
+        assert {flags[key] for key in ("http-address", "grpc-address", "metrics-address")} == {"127.0.0.1"}
+        assert f"http://127.0.0.1:{port}/v2/health/live" in service["healthcheck"]["test"]
+        ports[name] = port
+    expected = ",".join(f"http://127.0.0.1:{port}" for port in ports.values())
+    assert found["gateway"]["environment"]["PENSTOCK_ENGINE"] == expected
+    assert set(tritons) == (MPS_CLIENTS if stack == "mps" else {"triton"})
+    assert set(tritons) <= set(found["gateway"]["depends_on"])
+
+
+def test_mps_daemon_and_its_clients_are_one_user_with_one_directory() -> None:
+    """MPS serves one user at a time, and clients find the daemon by its directory and /dev/shm."""
+    found = services("mps")
+    all_of_them = {name: found[name] for name in {"mps", *MPS_CLIENTS}}
+    for service in all_of_them.values():
+        assert service["user"] == "10001:10001"
+        assert service["environment"]["CUDA_MPS_PIPE_DIRECTORY"] == "/run/penstock/mps"
+        assert "mps:/run/penstock/mps" in service["volumes"]
+        assert service["ipc"] == "service:penstock"
+        assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+        assert service["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    for name in MPS_CLIENTS:
+        assert found[name]["depends_on"]["mps"] == {"condition": "service_healthy"}
+
+
+def test_mps_scripts_are_where_the_image_has_them() -> None:
+    """The service runs the two scripts that the gateway's image holds."""
+    mps = services("mps")["mps"]
+    scripts = [mps["entrypoint"][-1], mps["healthcheck"]["test"][-1]]
+    assert all((CHECKOUT / script.removeprefix("/opt/penstock/")).is_file() for script in scripts)
+    assert "deploy/mps deploy/mps" in stages()["build-gateway"]["COPY"]
+
+
+@pytest.mark.parametrize(("release", "capability"), [("26.07", (8, 0)), ("24.10", (7, 0)), ("24.04", (6, 1))])
+def test_triton_release_is_the_one_that_doctor_advises(release: str, capability: tuple[int, int]) -> None:
+    """The table in compose.gpu.yaml has each, and the variable leads to its image and its tag."""
+    triton = services("gpu")["triton"]
+    image = filled(triton["build"]["args"]["TRITON_BASE"], TRITON_RELEASE=release)
+    assert image == advise(capability, None).image == f"{NAME}:{release}-py3"
+    assert filled(triton["image"], TRITON_RELEASE=release) == f"penstock-triton:{release}"
+    assert f"#   {release} " in (CHECKOUT / GPU).read_text()
+
+
+def test_triton_image_by_digest_wins() -> None:
+    """A whole name goes to the build as it is."""
+    argument = services("gpu")["triton"]["build"]["args"]["TRITON_BASE"]
+    assert filled(argument, TRITON_IMAGE="r/t@sha256:00", TRITON_RELEASE="24.10") == "r/t@sha256:00"
+
+
+def test_video_file_is_understood_and_its_brokers_are_services() -> None:
+    """`penstock video check` takes it, as it is and with every sink that its comments offer."""
+    text = (CHECKOUT / "deploy" / "docker" / "video.yaml").read_text()
+    whole = re.sub(r"^  # - ", "  - ", text, flags=re.MULTILINE)
+    command = [sys.executable, "-m", "server.cli", "video", "check", "/dev/stdin"]
+    environ = {**os.environ, "PENSTOCK_VIDEO_API_KEY": "x" * 20}
+    checked = subprocess.run(
+        command, input=whole, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stderr
+    for name in BROKERS:
+        assert re.search(rf"{name}(:|\b)", whole), name
+        assert services("cpu")[name]["profiles"] == ["mqtt" if name == "mosquitto" else name]
+
+
+def test_broker_service_has_somebody_elses_image_by_a_tag() -> None:
+    """Each broker is somebody else's image with a version; what is ours is built here."""
+    for stack in STACKS:
+        for name, service in services(stack).items():
+            image = filled(service["image"])
+            assert (target_of(service) is None) == (name in BROKERS), name
+            assert not image.endswith(":latest") or target_of(service), name
+
+
+def test_images_of_ours_are_built_or_another_service_builds_them() -> None:
+    """Nothing of ours is asked for in a registry: none of it is published."""
+    for stack in STACKS:
+        built = {service["image"] for service in services(stack).values() if "build" in service}
+        for name, service in services(stack).items():
+            if target_of(service) and "build" not in service:
+                assert (service["pull_policy"], service["image"] in built) == ("never", True), name
+
+
+def test_files_say_how_they_go_together() -> None:
+    """Each file's head has the command that uses it."""
+    for files in STACKS.values():
+        words = "docker compose " + " ".join(f"-f {name}" for name in files) + " up --build --wait"
+        assert (words if len(files) > 1 else "docker compose up --build --wait") in (CHECKOUT / files[-1]).read_text()
