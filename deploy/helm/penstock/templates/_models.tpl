@@ -75,6 +75,7 @@
       git checkout --quiet --detach FETCH_HEAD
       rm -rf .git
       mv -- "/models/clone/$GIT_PATH" /models/repository
+      rm -rf /models/clone
   env:
     - {name: HOME, value: /tmp}
     - {name: GIT_TERMINAL_PROMPT, value: "0"}

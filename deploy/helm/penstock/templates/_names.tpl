@@ -87,6 +87,13 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{/* A size such as 1Gi or 500M in bytes. */}}
+{{- define "penstock.bytes" -}}
+{{- $factors := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 -}}
+{{- $unit := regexFind `[A-Za-z]+$` . -}}
+{{- mul (trimSuffix $unit . | int64) (get $factors $unit | default 1 | int64) -}}
+{{- end -}}
+
 {{/* A number or a word as the text of a variable: 16777216, and not 1.6777216e+07; a list with commas. */}}
 {{- define "penstock.text" -}}
 {{- if kindIs "slice" . -}}

@@ -74,6 +74,10 @@
 {{- fail (printf "gateway.extraEnv names %s: settings go into gateway.settings, keys into the Secret of gateway.auth.existingSecret" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- $slab := int64 (.Values.gateway.settings.slab_bytes | default 0) -}}
+{{- if and (has .Values.topology (list "bundled" "sidecar")) (gt $slab (include "penstock.bytes" .Values.gateway.shmSize | int64)) -}}
+{{- fail (printf "gateway.settings.slab_bytes is %d and gateway.shmSize is %s: the slab lies in that memory; set shmSize higher" $slab .Values.gateway.shmSize) -}}
+{{- end -}}
 {{- if and .Values.gateway.ingress.tlsSecret (not .Values.gateway.ingress.host) -}}
 {{- fail (printf "gateway.ingress.tlsSecret is %s and gateway.ingress.host is empty: a certificate is of a name; set the host" .Values.gateway.ingress.tlsSecret) -}}
 {{- end -}}

@@ -56,9 +56,9 @@ startupProbe:
   timeoutSeconds: 5
   failureThreshold: {{ max 1 (div $seconds 5) }}
 livenessProbe:
-  {{- include "penstock.triton.isLive" . | nindent 2 }}
+  {{- include "penstock.triton.isWell" . | nindent 2 }}
   periodSeconds: 10
-  timeoutSeconds: 5
+  timeoutSeconds: 10
   failureThreshold: 6
 {{- if not .isSidecar }}
 readinessProbe:
@@ -75,6 +75,22 @@ readinessProbe:
 exec: {command: [curl, --silent, --fail, --max-time, "4", --output, /dev/null, "http://127.0.0.1:9000/v2/health/live"]}
 {{- else -}}
 httpGet: {path: /v2/health/live, port: http}
+{{- end -}}
+{{- end -}}
+
+{{/* Beside its gateway also: whether that one's canary inferences come back. After an illegal memory access Triton lives on, and
+answers every inference with an error; where the gateway does not answer, or drains, that says nothing of Triton. */}}
+{{- define "penstock.triton.isWell" -}}
+{{- if .isSidecar -}}
+exec:
+  command:
+    - sh
+    - -c
+    - |
+      curl --silent --fail --max-time 4 --output /dev/null http://127.0.0.1:9000/v2/health/live &&
+        ! curl --silent --max-time 4 http://127.0.0.1:8000/v2/health/ready | grep --quiet 'canary inference'
+{{- else -}}
+{{ include "penstock.triton.isLive" . }}
 {{- end -}}
 {{- end -}}
 

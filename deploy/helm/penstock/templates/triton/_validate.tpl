@@ -29,7 +29,11 @@
 {{- include "penstock.validate.card" (dict "release" $release "generation" .Values.gpu.generation) -}}
 {{- $isHoley := include "penstock.triton.isOlder" (dict "release" $release "than" "26.07") -}}
 {{- if and $isHoley (not $triton.acceptKnownVulnerabilities) -}}
-{{- fail (printf "Triton %s has known vulnerabilities (authentication bypass, path traversal), as have all releases before 26.07: whoever reaches its ports may do anything with it; take 26.07 or later, or, where the card takes no later one, set triton.acceptKnownVulnerabilities and let nothing but the gateway reach it" $release) -}}
+{{- $fix := "set triton.release to 26.07 or later, or triton.acceptKnownVulnerabilities to take it as it is" -}}
+{{- if has .Values.gpu.generation (list "pascal" "volta") -}}
+{{- $fix = printf "gpu.generation %s takes no later one, so set triton.acceptKnownVulnerabilities and let nothing but the gateway reach it" .Values.gpu.generation -}}
+{{- end -}}
+{{- fail (printf "Triton %s has known vulnerabilities (authentication bypass, path traversal), as have all releases before 26.07: whoever reaches its ports may do anything with it; %s" $release $fix) -}}
 {{- end -}}
 {{- end -}}
 
