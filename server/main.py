@@ -338,7 +338,8 @@ async def _open_doors(
     gateway.metrics.read(
         "http_connections", lambda: rest.connection_count if page is None else page.total(Row.CONNECTIONS)
     )
-    exposition = HttpListener(create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics), metrics_socket)
+    pages = create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics, lambda: gateway.watch.is_up)
+    exposition = HttpListener(pages, metrics_socket)
     grpc_limits = GrpcLimits(
         max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
     )

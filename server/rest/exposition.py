@@ -10,14 +10,17 @@ from starlette.routing import Route
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_metrics_app(own: Callable[[], bytes], engine: Callable[[], Awaitable[bytes]]) -> Starlette:
+def create_metrics_app(
+    own: Callable[[], bytes], engine: Callable[[], Awaitable[bytes]], is_engine_up: Callable[[], bool]
+) -> Starlette:
     """GET /metrics: both (penstock_… and the engine's nv_…); /metrics/penstock and /metrics/engine: one of them.
 
-    own: our text. engine: the engine's text, empty where it has none or does not answer.
+    own: our text. engine: the engine's text, empty where it has none or does not answer. is_engine_up: else it is not
+    asked for both: one that hangs would hold up the very scrapes that tell of it.
     """
 
     async def both(_: Request) -> Response:
-        return Response(own() + await engine(), media_type=CONTENT_TYPE)
+        return Response(own() + (await engine() if is_engine_up() else b""), media_type=CONTENT_TYPE)
 
     async def ours(_: Request) -> Response:
         return Response(own(), media_type=CONTENT_TYPE)
