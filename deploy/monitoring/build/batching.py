@@ -59,7 +59,7 @@ AT_A_GLANCE = Row(
             "Given up by the queue",
             "Requests a second that the queue refused or dropped, of all reasons.",
             "reqps",
-            one(f"sum(rate(penstock_batch_refused_total{{{MODEL}}}{RATE}))", "given up"),
+            one(f"sum(rate(penstock_batch_refused_total{{{MODEL}}}{RATE})) or vector(0)", "given up"),
             steps=((None, GREEN), (0.01, ORANGE)),
         ),
         figure(

@@ -86,7 +86,7 @@ AT_A_GLANCE = Row(
             "as Prometheus keeps.",
             "percentunit",
             one(
-                f"1 - sum(increase(penstock_requests_total{{{JOB}, {BAD}}}[30d])) "
+                f"1 - (sum(increase(penstock_requests_total{{{JOB}, {BAD}}}[30d])) or vector(0)) "
                 f"/ sum(increase(penstock_requests_total{{{JOB}}}[30d])) / {OBJECTIVE}",
                 "left",
             ),

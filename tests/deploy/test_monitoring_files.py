@@ -1,0 +1,117 @@
+"""compose.monitoring.yaml and what it mounts: files that are there, at the paths that the programs are told."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.metric_tables import MONITORING, external_rows
+
+CHECKOUT = MONITORING.parents[1]
+COMPOSE = CHECKOUT / "compose.monitoring.yaml"
+SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+EACH_SERVICE = pytest.mark.parametrize("name", SERVICES)
+
+
+def mounts(name: str) -> dict[str, tuple[str, str]]:
+    """Of a service, by the path inside: what is mounted there, and how."""
+    triples = (volume.split(":") for volume in SERVICES[name]["volumes"])
+    return {inside: (source, "".join(mode)) for source, inside, *mode in triples}
+
+
+def loaded(path: str) -> Any:
+    """A YAML file of deploy/monitoring."""
+    return yaml.safe_load((MONITORING / path).read_text())
+
+
+@EACH_SERVICE
+def test_mounts_are_there_and_read_only(name: str) -> None:
+    """Every file or folder that a service is given exists, and cannot be written by it; the rest are named volumes."""
+    volumes = yaml.safe_load(COMPOSE.read_text())["volumes"]
+    for source, mode in mounts(name).values():
+        if source.startswith("./"):
+            assert (CHECKOUT / source).exists(), source
+            assert mode == "ro", source
+        else:
+            assert source in volumes
+
+
+@EACH_SERVICE
+def test_services_are_pinned_confined_bounded_and_probed(name: str) -> None:
+    """A version, no capability but what is said, no new privileges, limits, a probe, ports on loopback only."""
+    service = SERVICES[name]
+    assert re.fullmatch(r"\$\{\w+_IMAGE:-[\w./-]+:v?\d+\.\d+[\w.-]*\}", service["image"])
+    assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert (service.get("cap_add", []), service.get("read_only", False)) == (
+        (["SYS_ADMIN"], False) if name == "dcgm-exporter" else ([], True)
+    )
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_prometheus_takes_the_config(tmp_path: Path) -> None:
+    """promtool reads it from a folder that is laid out as in the container, and finds every file of rules."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: Debian's package prometheus has it")
+    folder = tmp_path / "etc" / "prometheus"
+    folder.mkdir(parents=True)
+    for inside, (source, _) in mounts("prometheus").items():
+        if source.startswith("./"):
+            target = folder / Path(inside).relative_to("/etc/prometheus")
+            copy = shutil.copytree if (CHECKOUT / source).is_dir() else shutil.copy
+            copy(CHECKOUT / source, target)
+    done = subprocess.run([promtool, "check", "config", folder / "prometheus.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(list((MONITORING / 'rules').glob('*.yaml')))} rule files found" in done.stdout
+    assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
+
+
+def test_scrapes_name_services_and_their_ports() -> None:
+    """Every target is a service of a Compose file, on the port of its metrics."""
+    scrapes = {scrape["job_name"]: scrape for scrape in loaded("prometheus.yml")["scrape_configs"]}
+    services = SERVICES | yaml.safe_load((CHECKOUT / "compose.yaml").read_text())["services"]
+    targets = {}
+    for job, scrape in scrapes.items():
+        for static in scrape.get("static_configs", []):
+            targets[job] = static["targets"]
+        for found in scrape.get("dns_sd_configs", []):
+            targets[job] = [f"{name}:{found['port']}" for name in found["names"]]
+    assert targets == {
+        "penstock": ["penstock:8002"],
+        "penstock-video": ["video:8010"],
+        "dcgm": ["dcgm-exporter:9400"],
+        "prometheus": ["localhost:9090"],
+    }
+    assert {target[0].split(":")[0] for target in targets.values()} <= {*services, "localhost"}
+
+
+def test_grafana_finds_its_data_source_and_dashboards() -> None:
+    """The provider looks where the dashboards are mounted; the source is the service prometheus, and knows its interval."""
+    (provider,) = loaded("grafana/provisioning/dashboards/penstock.yaml")["providers"]
+    assert mounts("grafana")[provider["options"]["path"]][0] == "./deploy/monitoring/dashboards"
+    assert not provider["allowUiUpdates"]
+    (source,) = loaded("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://prometheus:9090", True)
+    assert source["jsonData"]["timeInterval"] == loaded("prometheus.yml")["global"]["scrape_interval"]
+    assert mounts("grafana")["/etc/grafana/provisioning"][0] == "./deploy/monitoring/grafana/provisioning"
+
+
+def test_grafana_has_no_password_of_ours() -> None:
+    """Without GRAFANA_ADMIN_PASSWORD nothing starts; who has none looks, and changes nothing."""
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_ADMIN_PASSWORD:?")
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+
+
+def test_dcgm_exporter_gets_our_counters() -> None:
+    """It is told the file that is mounted, and what the dashboards ask of it is listed there."""
+    told = SERVICES["dcgm-exporter"]["command"][-1]
+    assert mounts("dcgm-exporter")[told][0] == "./deploy/monitoring/dcgm-counters.csv"
+    counters = (MONITORING / "dcgm-counters.csv").read_text()
+    assert all(f"{row['name']}, " in counters for row in external_rows() if row["exporter"] == "dcgm")
