@@ -1,0 +1,144 @@
+"""What the API server refuses, or takes and does nothing with, though its schemas allow it."""
+
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.chart.objects import pods_of
+from tests.deploy.chart.pod_security import Spec
+from tests.deploy.chart.value_sets import NAMES, rendered
+
+pytestmark = pytest.mark.xdist_group("chart")
+
+QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+CONFIG_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+
+def quantities(value: object) -> Iterator[str]:
+    """Everything that has to be a quantity."""
+    if isinstance(value, list):
+        for each in value:
+            yield from quantities(each)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key in ("requests", "limits", "capacity") and isinstance(each, dict):
+                yield from map(str, each.values())
+            elif key in ("sizeLimit", "averageValue"):
+                yield str(each)
+            else:
+                yield from quantities(each)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quantities_are_quantities(name: str) -> None:
+    """Sizes, shares of CPU and an autoscaler's targets are numbers with units that Kubernetes knows."""
+    found = list(quantities(list(rendered(name).objects)))
+    assert found
+    assert [each for each in found if not QUANTITY.fullmatch(each)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_that_are_maps_have_each_key_once(name: str) -> None:
+    """Variables, volumes, mounts and ports: the second of a name would be refused, or win without a word."""
+    for pods in pods_of(rendered(name)):
+        volumes = [each["name"] for each in pods.spec.get("volumes") or []]
+        assert len(set(volumes)) == len(volumes), pods.name
+        ports = [(each["containerPort"], each["name"]) for one in pods.containers for each in one.get("ports") or []]
+        assert len({port for port, _ in ports}) == len({label for _, label in ports}) == len(ports), pods.name
+        for container in pods.containers:
+            names = [each["name"] for each in container.get("env") or []]
+            assert len(set(names)) == len(names), (pods.name, container["name"])
+            assert all(ENV_NAME.fullmatch(each) for each in names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rolling_updates_can_go_on(name: str) -> None:
+    """A strategy that may neither add nor take away a pod is refused."""
+    for each in rendered(name).of_kind("Deployment"):
+        rolling = each["spec"].get("strategy", {}).get("rollingUpdate", {"maxSurge": 1})
+        assert rolling.get("maxSurge") or rolling.get("maxUnavailable")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_config_maps_have_keys_that_can_be_files(name: str) -> None:
+    """Keys of letters, digits, dots and dashes; less than the API server's 1 MiB."""
+    for each in rendered(name).of_kind("ConfigMap"):
+        assert all(CONFIG_KEY.fullmatch(key) for key in each["data"])
+        assert sum(len(text.encode()) for text in each["data"].values()) < 1 << 20
+
+
+def probes(container: Spec) -> Iterator[dict[str, Any]]:
+    """A container's probes."""
+    yield from (each for key, each in container.items() if key.endswith("Probe"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_probes_have_time_to_answer(name: str) -> None:
+    """A probe's patience is shorter than its period or equal, but for a command of its own that takes longer."""
+    for pods in pods_of(rendered(name)):
+        for container in pods.containers:
+            for probe in probes(container):
+                assert 1 <= probe.get("timeoutSeconds", 1) <= probe.get("periodSeconds", 10), container["name"]
+                assert probe.get("failureThreshold", 3) >= 1
+
+
+def scripts(name: str) -> dict[str, str]:
+    """Every text that a shell is given, by its container."""
+    found = {}
+    for pods in pods_of(rendered(name)):
+        for container in pods.containers:
+            commands = [[*(container.get("command") or []), *(container.get("args") or [])]]
+            commands += [probe["exec"]["command"] for probe in probes(container) if "exec" in probe]
+            for at, words in enumerate(commands):
+                after = [word for flag, word in itertools.pairwise(words) if re.fullmatch(r"-[eu]*c", flag)]
+                found |= {f"{container['name']}-{at}": str(after[0])} if after and "python" not in words else {}
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts_are_ones_that_a_shell_reads(name: str, tmp_path: Path) -> None:
+    """`sh -n` takes every script that a container or a probe is given."""
+    for where, text in scripts(name).items():
+        path = tmp_path / f"{where}.sh"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        assert subprocess.run(["sh", "-n", path], check=False, timeout=20).returncode == 0, text
+
+
+def git(folder: Path, *words: str) -> str:
+    """Git in a folder, as somebody."""
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True, timeout=30)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not on PATH: the models' init container runs it")
+@pytest.mark.parametrize("is_second_run", [False, True])
+def test_models_of_a_git_commit_arrive_without_its_history(tmp_path: Path, is_second_run: bool) -> None:
+    """The init container's own script, run by a shell: the commit's folder lies where Triton looks, twice the same."""
+    origin = tmp_path / "origin"
+    (origin / "repository" / "street").mkdir(parents=True)
+    (origin / "repository" / "street" / "config.pbtxt").write_text("one")
+    git(origin, "init", "--quiet")
+    git(origin, "add", ".")
+    git(origin, "commit", "--quiet", "-m", "one")
+    first = git(origin, "rev-parse", "HEAD")
+    (origin / "repository" / "street" / "config.pbtxt").write_text("two")
+    git(origin, "commit", "--quiet", "-am", "two")
+    models = tmp_path / "models"
+    models.mkdir()
+    environ = {
+        "PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(tmp_path), "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "file", "GIT_REPOSITORY": f"file://{origin}", "GIT_REF": first, "GIT_PATH": "repository",
+    }  # fmt: skip
+    script = scripts("everything")["models-0"].replace("/models", str(models))
+    for _ in range(2 if is_second_run else 1):
+        subprocess.run(["sh", "-euc", script], env=environ, check=True, timeout=60)
+    assert (models / "repository" / "street" / "config.pbtxt").read_text() == "one"
+    assert list(models.rglob(".git")) == []
