@@ -161,6 +161,8 @@ def test_known_holes_are_taken_only_with_the_waiver_and_said_again_in_the_notes(
     assert "vulnerabilities" not in " ".join(render(SETS["t4"]).notes.split())
 
 
-def test_section_that_is_null_is_the_charts_own() -> None:
-    """`gateway: null` in a file of values takes the section away: the schema says so, never a template's stack."""
-    assert "nil pointer" not in refusal({"gateway": None})
+@pytest.mark.parametrize("group", GROUPS)
+def test_section_that_is_taken_away_is_missed_by_name(group: str) -> None:
+    """A section without lines under it (`drain:`) is null: said so, and no stack of a template."""
+    message = refusal(at(group, None))
+    assert f"missing property '{group.rpartition('.')[2]}'" in message

@@ -1,7 +1,6 @@
 """values.yaml, its schema and its table say the same; presets and settings are what the programs know."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,31 +146,3 @@ def test_values_explain_themselves() -> None:
     plain |= {"intervalSeconds", "pollingSeconds", "inflightRequests", "queueSeconds", "prometheusAddress"}
     silent = [each.key for each in read_values(VALUES.read_text()) if not each.comment]
     assert [key for key in silent if key.rpartition(".")[2] not in plain] == []
-
-
-README = (CHART / "README.md").read_text()
-
-
-def test_readmes_table_of_presets_is_what_they_install() -> None:
-    """Each preset has a row, whose Triton is the one that it renders, and the waiver is said where there is one."""
-    rows = {
-        name: (cells[1].strip(), "waived" in cells[2])
-        for names, *cells in (line.strip("|").split("|") for line in README.splitlines() if line.startswith("| `"))
-        for name in re.findall(r"`(\w+)`", names)
-        if (PRESETS / f"{name}.yaml").is_file()
-    }
-    assert set(rows) == {path.stem for path in PRESETS.glob("*.yaml")}
-    for name, (release, is_waived) in rows.items():
-        triton = preset(name).get("triton", {})
-        assert triton.get("release", "bundled") == release, name
-        assert triton.get("acceptKnownVulnerabilities", False) is is_waived, name
-
-
-def test_readme_names_values_that_exist_and_files_that_are_there() -> None:
-    """What a reader is told to set can be set, and what it links to is there."""
-    known = set(keys(yaml.safe_load(VALUES.read_text())))
-    told = set(re.findall(r"--set(?:-json)? '?([\w.]+)=", README)) | set(re.findall(r"`((?:\w+\.)+\w+)`", README))
-    parts = {each.partition(".")[0] for each in known}
-    assert {each for each in told if each.partition(".")[0] in parts} <= known
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
-    assert [link for link in links if not (CHART / link).exists()] == []
