@@ -51,7 +51,7 @@ from server.local.lent_slab import Lender
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
 from server.logs import get_logger
-from server.metrics import METRIC_FILES, Metrics, SharedFiles
+from server.metrics import METRIC_FILES, Metrics, Readings, SharedFiles
 from server.rest.app import RestLimits, create_app
 from server.rest.exposition import create_metrics_app
 from server.rest.limits import ConnectionLimits
@@ -201,11 +201,13 @@ class Gateway:
             read("key_inflight_requests", lambda: door.in_flight())
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
-        read(
-            "model_ready", lambda: {(m.name,): int(m.is_ready) for m in self.watch.models.values() if not m.is_left_out}
-        )
+        read("model_ready", self._models_ready)
         for name, standing in standing_readers(self._settings).items():
             read(name, standing)
+
+    def _models_ready(self) -> Readings:
+        known = self.watch.models.values()
+        return {(model.name,): int(model.is_ready) for model in known if not self.watch.is_left_out(model)}
 
     def _options_of(self, model_name: str) -> BatchOptions | None:
         """Of a model that is served."""

@@ -55,11 +55,6 @@ class KnownModel:
     config: ModelConfig | None = None
     is_refused: bool = False
 
-    @property
-    def is_left_out(self) -> bool:
-        """Whether nobody wants it loaded: it neither serves nor failed."""
-        return not self.is_ready and self.reason in (NOT_LOADED, UNLOADED)
-
 
 @dataclass(slots=True)
 class _Seen:
@@ -163,6 +158,14 @@ class EngineWatch:
         known = self._seen.models.get(model_name)
         if known is not None:
             self._seen.models[model_name] = KnownModel(model_name, False, UNLOADED, known.config)
+
+    def is_left_out(self, known: KnownModel) -> bool:
+        """Whether it does not serve and nobody wants it to: not named, unloaded, or never loaded by whoever runs it."""
+        if known.is_ready or known.name in self._removed:
+            return not known.is_ready
+        if self._options.wanted is not None:
+            return known.name not in self._added.union(self._options.wanted)
+        return known.reason in (NOT_LOADED, UNLOADED)
 
     async def find(self, model_name: str) -> ModelConfig:
         """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelRefused."""

@@ -115,14 +115,25 @@ async def test_watch_loads_what_is_wanted_and_names_what_cannot_be_loaded() -> N
         assert "infer good" in engine.calls
 
 
-async def test_watch_tells_a_model_that_failed_from_one_that_nobody_wants() -> None:
-    """What was never loaded, or was unloaded, is left out; what should serve and does not is not."""
-    engine = ScriptedEngine(models={"good": "", "gone": "", "spare": "", "bad": "no such file"})
-    async with watching(engine, [], WatchOptions(("good", "gone", "bad"), True, 0.01, 0.01, 60.0)) as watch:
+@pytest.mark.parametrize(
+    ("wanted", "left_out"),
+    [
+        (("good", "gone", "bad"), {"gone", "spare", "foreign"}),
+        (None, {"gone", "spare"}),
+        ((), {"gone", "spare", "foreign", "bad"}),
+    ],
+)
+async def test_watch_tells_a_model_that_failed_from_one_that_nobody_wants(
+    wanted: tuple[str, ...] | None, left_out: set[str]
+) -> None:
+    """What was unloaded, or is not named, is left out; where nothing is named, what was never loaded is."""
+    models = {"good": "", "gone": "", "spare": "", "bad": "no such file", "foreign": "no such backend"}
+    engine = ScriptedEngine(models, loaded={"good", "gone"})
+    async with watching(engine, [], WatchOptions(wanted, False, 0.01, 0.01, 60.0)) as watch:
         await watch.first_ready.wait()
         await engine.unload("gone")
         watch.note_unloaded("gone")
-        assert {name for name, known in watch.models.items() if known.is_left_out} == {"gone", "spare"}
+        assert {name for name, known in watch.models.items() if watch.is_left_out(known)} == left_out
 
 
 async def test_watch_after_engine_restart_loads_again_what_a_client_loaded() -> None:
