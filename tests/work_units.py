@@ -25,6 +25,7 @@ LONGEST_FIRST = (
     "workers",
     "tests/integration/test_stop.py",
     "tests/integration/test_deaths.py",
+    "prometheus",
     "tests/integration/test_rolling_restart.py",
     "gateway_is_triton",
     "tests/loadtest/test_locustfile.py",

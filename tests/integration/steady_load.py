@@ -1,6 +1,8 @@
 """Clients that never pause for long and never try again: each answer is checked, each failure is kept.
 
-Plain ones, on kept-alive connections: `http.client`, and gRPC channels without retries. A request is a picture in one
+Plain ones, on kept-alive connections: `http.client`, and gRPC channels without a retry policy (what gRPC itself sends again
+is a call that provably reached no server; with `grpc.enable_retries=0` a call in a hundred ages of a connection is lost
+to GOAWAY, unseen by the server). A request is a picture in one
 colour; as a tensor it is the request's number, which no picture's colour reaches.
 """
 
@@ -26,7 +28,7 @@ SERVICE = "inference.GRPCInferenceService"
 ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": SERVICE}})
 INFER = f"/{SERVICE}/ModelInfer"
 GRPC_OPTIONS = [
-    *(("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)),
+    ("grpc.use_local_subchannel_pool", 1),
     *(("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)),
 ]
 MODEL, SHAPE, SIZE = "brightness", [1, 3, 8, 8], 192
