@@ -2,7 +2,7 @@
 {{- define "penstock.gpu.notes" -}}
 {{- $sharing := .Values.gpu.sharing -}}
 {{- if include "penstock.gpu.hasOwnMps" . -}}
-MPS: the DaemonSet {{ include "penstock.componentName" (dict "root" . "component" "mps") }} in namespace {{ include "penstock.mps.namespace" . }} runs the daemon on nodes with {{ range $key, $value := .Values.gpu.nodeSelector }}{{ $key }}={{ $value }} {{ end }}.
+MPS: the DaemonSet {{ include "penstock.componentName" (dict "root" . "component" "mps") }} in namespace {{ include "penstock.mps.namespace" . }} runs the daemon on nodes with{{ range $key, $value := .Values.gpu.nodeSelector }} {{ $key }}={{ $value }}{{ end }}.
   Its namespace has to admit privileged pods (the node's process ids, a hostPath):
     kubectl label namespace {{ include "penstock.mps.namespace" . }} pod-security.kubernetes.io/enforce=privileged
   Its Tritons ask for no resource: keep NVIDIA's device plugin off these nodes, or off these cards, or others get them, too.

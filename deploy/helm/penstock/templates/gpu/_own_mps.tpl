@@ -33,10 +33,12 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Read-only: clients only connect, and one that could write might take the daemon's socket away from the others. */}}
 {{- define "penstock.gpu.volumeMounts" -}}
 {{- if include "penstock.gpu.hasOwnMps" . -}}
 - name: mps
   mountPath: {{ include "penstock.mps.pipes" . }}
+  readOnly: true
 {{- end -}}
 {{- end -}}
 
