@@ -16,7 +16,7 @@ from deploy.monitoring.build.board import Board, Look, Panel, Query, Row
 from deploy.monitoring.build.boards import BOARDS
 from deploy.monitoring.build.grafana import written
 from deploy.monitoring.build.video import STATES
-from tests.deploy.metric_tables import MONITORING, known_metrics
+from tests.deploy.metric_tables import MONITORING, known_metrics, rules
 from tests.deploy.promql import complaints
 
 FOLDER = MONITORING / "dashboards"
@@ -161,6 +161,20 @@ def test_gpu_dashboard_shows_util_beside_sm_activity() -> None:
     text = next(panel for panel in panels if panel["type"] == "text")
     assert [panel["gridPos"]["y"] for panel in both] == [text["gridPos"]["y"]]
     assert "at least one" in text["options"]["content"]
+
+
+def test_runbook_of_every_alert_is_in_a_dashboard() -> None:
+    """Whoever an alert sends to Grafana finds there what it means; no link is left that leads nowhere in Grafana."""
+    texts = [
+        panel["options"]["content"]
+        for name in BOARDS
+        for panel in shown_panels(loaded(name))
+        if panel["type"] == "text"
+    ]
+    headings = {line.removeprefix("## ").lower() for text in texts for line in text.splitlines() if line[:3] == "## "}
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert {alert["annotations"]["runbook"].partition("#")[2] for alert in alerts} == headings
+    assert not [text for text in texts if re.search(r"\]\((?!https)", text)]
 
 
 def test_video_states_are_the_programs() -> None:

@@ -92,7 +92,7 @@ def test_scrapes_name_services_and_their_ports() -> None:
 
 
 def test_grafana_finds_its_data_source_and_dashboards() -> None:
-    """The provider looks where the dashboards are mounted; the source is the service prometheus, and knows its interval."""
+    """The provider looks where the dashboards are mounted; the source is the service prometheus, at its interval."""
     (provider,) = loaded("grafana/provisioning/dashboards/penstock.yaml")["providers"]
     assert mounts("grafana")[provider["options"]["path"]][0] == "./deploy/monitoring/dashboards"
     assert not provider["allowUiUpdates"]

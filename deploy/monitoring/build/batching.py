@@ -18,6 +18,7 @@ from deploy.monitoring.build.board import (
 )
 from deploy.monitoring.build.gateway import CHOICES
 from deploy.monitoring.build.gateway_health import JOB, MODEL, RATE
+from deploy.monitoring.build.runbook import runbook
 
 AT_A_GLANCE = Row(
     "At a glance",
@@ -142,8 +143,9 @@ QUEUES = Row(
         ),
         Panel(
             "Given up by the queue, by reason",
-            "A second: full, a deadline that cannot be met (refused at once, with the predicted wait), a deadline "
-            "that passed, a caller that left.",
+            "A second. queue_full, queue_bytes, share (of one caller); cannot_meet: its deadline, told at once with "
+            "the "
+            "predicted wait; deadline: it passed in the queue.",
             "reqps",
             one(
                 f"sum by (model, reason) (penstock:batch_refused:rate5m{{{MODEL}}})",
@@ -299,6 +301,6 @@ BATCHING = Board(
     "Penstock: batching",
     "How large batches are, why they closed, what waits and how long, what the engine takes, and what Triton itself "
     "says.",
-    (AT_A_GLANCE, BATCHES, QUEUES, ENGINE, TRITON),
+    (AT_A_GLANCE, BATCHES, QUEUES, ENGINE, TRITON, runbook("batching")),
     CHOICES,
 )

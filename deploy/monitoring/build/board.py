@@ -63,11 +63,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A variable: the values that a label of a metric has."""
+    """A variable: the values that a label of a metric has.
+
+    is_always_there: All is then exactly these; else any value, and none, too.
+    """
 
     name: str
     label: str
     query: str
+    is_always_there: bool = False
 
 
 @dataclass(frozen=True, slots=True)

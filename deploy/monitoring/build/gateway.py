@@ -22,13 +22,14 @@ from deploy.monitoring.build.board import (
 from deploy.monitoring.build.gateway_health import FULLNESS, HEALTH, JOB, MODEL, RATE, SHARED_MEMORY_AND_KEYS
 from deploy.monitoring.build.on_kubernetes import on_kubernetes
 from deploy.monitoring.build.processes import processes
+from deploy.monitoring.build.runbook import runbook
 
 # A request is bad where the service is to blame: 429 and 4xx are the caller's.
 BAD = 'code=~"5..|UNAVAILABLE|INTERNAL|DEADLINE_EXCEEDED|UNKNOWN|DATA_LOSS"'
 OBJECTIVE = 0.01  # one in a hundred may fail
 CHOICES = (
     Choice("namespace", "Namespace", "label_values(penstock_ready, namespace)"),
-    Choice("job", "Job", 'label_values(penstock_ready{namespace=~"$namespace"}, job)'),
+    Choice("job", "Job", 'label_values(penstock_ready{namespace=~"$namespace"}, job)', is_always_there=True),
     Choice("model", "Model", f"label_values(penstock_model_ready{{{JOB}}}, model)"),
 )
 
@@ -125,8 +126,8 @@ TRAFFIC = Row(
         ),
         Panel(
             "Refused or failed by the gateway itself",
-            "By reason: full and draining (a limit), deadline, quota (a caller's own), engine_down, invalid and "
-            "so on. What the engine refuses and is handed on is not among them.",
+            "By reason: full, queue_full, draining (limits), cannot_meet, deadline, quota (a caller's own), "
+            "engine_down, invalid and so on. What the engine refuses and is handed on is not among them.",
             "reqps",
             one(_rate("penstock_rejected_total", "reason"), "{{reason}}"),
             Look.STACKED,
@@ -205,7 +206,7 @@ LATENCY = Row(
         ),
         Panel(
             "p50 and p99 by model",
-            "Over five minutes, as the rules record them: what the alert on latency looks at.",
+            "Over five minutes, as the rules record them.",
             "s",
             (
                 Query(f"max by (model) (penstock:request_seconds:p99_5m{{{MODEL}}})", "{{model}} p99"),
@@ -222,7 +223,7 @@ LATENCY = Row(
         ),
         Panel(
             "Request latency",
-            "How many requests took how long. Two bands are two kinds of requests, or a cache, or a queue.",
+            "How many requests took how long. Two bands are two kinds of requests, or some that had to wait.",
             "s",
             heatmap(BUCKET, MODEL),
             Look.HEATMAP,
@@ -246,6 +247,7 @@ GATEWAY = Board(
         processes(JOB),
         SHARED_MEMORY_AND_KEYS,
         on_kubernetes("gateway"),
+        runbook("slo", "gateway", "platform"),
     ),
     CHOICES,
 )

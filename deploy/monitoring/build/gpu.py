@@ -1,6 +1,7 @@
 """The GPU, as dcgm-exporter sees it: how much of it works, not only whether it does."""
 
 from deploy.monitoring.build.board import GREEN, ORANGE, RED, Board, Choice, Look, Panel, Query, Row, figure, one
+from deploy.monitoring.build.runbook import runbook
 
 CARD = 'Hostname=~"$host", gpu=~"$gpu"'
 NAME = "{{Hostname}} {{gpu}}"
@@ -211,7 +212,7 @@ GPU = Board(
     "penstock-gpu",
     "Penstock: GPU",
     "How much of each card works, beside whether it does; its memory, power and errors. Needs dcgm-exporter.",
-    (AT_A_GLANCE, ACTIVITY, BODY, PODS),
+    (AT_A_GLANCE, ACTIVITY, BODY, PODS, runbook("gpu")),
     (
         Choice("host", "Host", "label_values(DCGM_FI_DEV_GPU_UTIL, Hostname)"),
         Choice("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_UTIL{Hostname=~"$host"}, gpu)'),

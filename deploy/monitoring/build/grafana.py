@@ -66,19 +66,19 @@ def _data_source() -> dashboard.DatasourceVariable:
 
 
 def _variable(choice: Choice) -> dashboard.QueryVariable:
-    """Several may be chosen; All is a pattern that a missing label matches, too, as outside Kubernetes."""
-    return (
+    """Several may be chosen. Where All is a pattern, a missing label matches, too: `namespace` outside Kubernetes."""
+    variable = (
         dashboard.QueryVariable(choice.name)
         .label(choice.label)
         .datasource(SOURCE)
         .query(choice.query)
         .multi(True)
         .include_all(True)
-        .all_value(".*")
         .current(ALL)
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(model.VariableSort.ALPHABETICAL_ASC)
     )
+    return variable if choice.is_always_there else variable.all_value(".*")
 
 
 def _placed(rows: tuple[Row, ...]) -> Iterator[model.Panel | model.RowPanel]:

@@ -22,6 +22,7 @@ from deploy.monitoring.build.board import (
 )
 from deploy.monitoring.build.on_kubernetes import on_kubernetes
 from deploy.monitoring.build.processes import processes
+from deploy.monitoring.build.runbook import runbook
 
 JOB = 'namespace=~"$namespace", job=~"$job"'
 SOURCE = f'{JOB}, source=~"$source"'
@@ -318,10 +319,11 @@ VIDEO = Board(
         SINKS,
         processes(JOB),
         on_kubernetes("video"),
+        runbook("video"),
     ),
     (
         Choice("namespace", "Namespace", "label_values(penstock_video_state, namespace)"),
-        Choice("job", "Job", 'label_values(penstock_video_state{namespace=~"$namespace"}, job)'),
+        Choice("job", "Job", 'label_values(penstock_video_state{namespace=~"$namespace"}, job)', is_always_there=True),
         Choice("source", "Source", f"label_values(penstock_video_state{{{JOB}}}, source)"),
     ),
 )
