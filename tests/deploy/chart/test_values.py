@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -146,3 +147,10 @@ def test_values_explain_themselves() -> None:
     plain |= {"intervalSeconds", "pollingSeconds", "inflightRequests", "queueSeconds", "prometheusAddress"}
     silent = [each.key for each in read_values(VALUES.read_text()) if not each.comment]
     assert [key for key in silent if key.rpartition(".")[2] not in plain] == []
+
+
+def test_schema_is_one_and_takes_the_defaults(schema: dict[str, Any]) -> None:
+    """The schema keeps its own draft's rules, and another validator than Helm's takes the chart's values by it, too."""
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    assert list(validator(schema).iter_errors(yaml.safe_load(VALUES.read_text()))) == []
