@@ -41,6 +41,7 @@ check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and com
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m deploy.helm.readme --check
 	@if [ -d deploy/docker ]; then find deploy/docker -name 'Dockerfile*' | xargs -r $(BIN)/hadolint; fi
+	@if command -v promtool >/dev/null; then promtool check rules deploy/monitoring/rules/*.yaml >/dev/null; fi
 	@if [ -f compose.yaml ]; then $(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose*.yaml; fi
 	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yaml
 	@$(BIN)/zizmor -q --offline --no-progress .github/workflows
