@@ -13,8 +13,8 @@ from server.gpu.images import NAME, advise
 from server.settings import PREFIX, Settings, read_settings
 from tests.deploy.chart.objects import Pods, component, pods_of, variables
 from tests.deploy.chart.pod_security import Spec
-from tests.deploy.chart.rendering import Rendered
-from tests.deploy.chart.value_sets import NAMES, SETS, rendered
+from tests.deploy.chart.rendering import Rendered, render
+from tests.deploy.chart.value_sets import NAMES, SETS, merged, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
 
@@ -176,6 +176,15 @@ def test_presets_release_of_triton_is_the_one_that_doctor_names(card: str) -> No
     for _, container in tritons(rendered(card)):
         year, month = release_of(container)
         assert advice.image == f"{NAME}:{year}.{month:02}-py3"
+
+
+@pytest.mark.parametrize("card", CAPABILITIES)
+def test_release_that_is_not_said_goes_by_the_cards_generation(card: str) -> None:
+    """Without triton.release the chart takes what server/gpu/images.py names for such cards."""
+    done = render(merged(SETS[card], {"triton": {"release": ""}}))
+    ((_, container),) = tritons(done)
+    year, month = release_of(container)
+    assert advise(CAPABILITIES[card], None).image == f"{NAME}:{year}.{month:02}-py3"
 
 
 @pytest.mark.parametrize("name", NAMES)
