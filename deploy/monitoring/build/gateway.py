@@ -246,7 +246,7 @@ GATEWAY = Board(
         HEALTH,
         processes(JOB),
         SHARED_MEMORY_AND_KEYS,
-        on_kubernetes("gateway"),
+        on_kubernetes("gateway", "triton"),
         runbook("slo", "gateway", "platform"),
     ),
     CHOICES,

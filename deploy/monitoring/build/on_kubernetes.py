@@ -5,9 +5,9 @@ from deploy.monitoring.build.board import GREEN, ORANGE, RED, Look, Panel, Query
 RATE = "[$__rate_interval]"
 
 
-def on_kubernetes(component: str) -> Row:
-    """Of the pods that the chart names after a component: gateway or video."""
-    pods = f'namespace=~"$namespace", pod=~".+-{component}-.+", container!=""'
+def on_kubernetes(*components: str) -> Row:
+    """Of the pods that the chart names after components: gateway, triton, video."""
+    pods = f'namespace=~"$namespace", pod=~".+-({"|".join(components)})-.+", container!=""'
     return Row(
         "On Kubernetes (needs kube-state-metrics and cAdvisor)",
         (
