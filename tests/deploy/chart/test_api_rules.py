@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,36 +108,3 @@ def test_scripts_are_ones_that_a_shell_reads(name: str, tmp_path: Path) -> None:
         path = tmp_path / f"{where}.sh"
         path.write_text(f"#!/bin/sh\n{text}\n")
         assert subprocess.run(["sh", "-n", path], check=False, timeout=20).returncode == 0, text
-
-
-def git(folder: Path, *words: str) -> str:
-    """Git in a folder, as somebody."""
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True, timeout=30)
-    return done.stdout.strip()
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not on PATH: the models' init container runs it")
-@pytest.mark.parametrize("is_second_run", [False, True])
-def test_models_of_a_git_commit_arrive_without_its_history(tmp_path: Path, is_second_run: bool) -> None:
-    """The init container's own script, run by a shell: the commit's folder lies where Triton looks, twice the same."""
-    origin = tmp_path / "origin"
-    (origin / "repository" / "street").mkdir(parents=True)
-    (origin / "repository" / "street" / "config.pbtxt").write_text("one")
-    git(origin, "init", "--quiet")
-    git(origin, "add", ".")
-    git(origin, "commit", "--quiet", "-m", "one")
-    first = git(origin, "rev-parse", "HEAD")
-    (origin / "repository" / "street" / "config.pbtxt").write_text("two")
-    git(origin, "commit", "--quiet", "-am", "two")
-    models = tmp_path / "models"
-    models.mkdir()
-    environ = {
-        "PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(tmp_path), "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "file", "GIT_REPOSITORY": f"file://{origin}", "GIT_REF": first, "GIT_PATH": "repository",
-    }  # fmt: skip
-    script = scripts("everything")["models-0"].replace("/models", str(models))
-    for _ in range(2 if is_second_run else 1):
-        subprocess.run(["sh", "-euc", script], env=environ, check=True, timeout=60)
-    assert (models / "repository" / "street" / "config.pbtxt").read_text() == "one"
-    assert list(models.rglob(".git")) == []
