@@ -102,6 +102,14 @@ def test_queries_name_only_what_exists(name: str) -> None:
 
 
 @EVERY_BOARD
+def test_alerts_that_fire_are_marked(name: str) -> None:
+    """In every picture of the dashboard, by a query that names only what exists."""
+    (marks,) = loaded(name)["annotations"]["list"]
+    assert marks["enable"]
+    assert complaints(marks["expr"], known_metrics()) == []
+
+
+@EVERY_BOARD
 def test_panels_lie_beside_each_other(name: str) -> None:
     """No two panels overlap, with every collapsed row as it is and with any of them opened; none is beyond the grid."""
     document = loaded(name)

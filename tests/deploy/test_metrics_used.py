@@ -21,7 +21,9 @@ def expressions() -> Iterator[str]:
     """Of every rule, and of every panel."""
     yield from (rule["expr"] for rule in rules())
     for path in (MONITORING / "dashboards").glob("*.json"):
-        for panel in json.loads(path.read_text())["panels"]:
+        document = json.loads(path.read_text())
+        yield from (marks["expr"] for marks in document["annotations"]["list"])
+        for panel in document["panels"]:
             for one in (panel, *panel.get("panels", ())):
                 yield from (target["expr"] for target in one.get("targets", ()))
 

@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models import heatmap as heat
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
-from deploy.monitoring.build.board import Board, Choice, Look, Panel, Query, Row
+from deploy.monitoring.build.board import RED, Board, Choice, Look, Panel, Query, Row
 
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLUMNS = 24
@@ -47,6 +47,7 @@ def _built(board: Board) -> model.Dashboard:
         .timezone("browser")
         .readonly()
         .variables([_data_source(), *map(_variable, board.choices)])
+        .annotation(_firing_alerts())
         .link(
             dashboard.DashboardLink("Penstock's dashboards")
             .type(model.DashboardLinkType.DASHBOARDS)
@@ -59,6 +60,12 @@ def _built(board: Board) -> model.Dashboard:
     built = builder.build()
     built.panels = list(_placed(board.rows))
     return built
+
+
+def _firing_alerts() -> dashboard.AnnotationQuery:
+    """Marks in every picture where an alert of ours began and ended."""
+    alerts = 'ALERTS{alertname=~"Penstock.+", alertstate="firing"}'
+    return dashboard.AnnotationQuery().name("Alerts").datasource(SOURCE).enable(True).icon_color(RED).expr(alerts)
 
 
 def _data_source() -> dashboard.DatasourceVariable:
