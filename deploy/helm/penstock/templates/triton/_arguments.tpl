@@ -24,6 +24,8 @@ Where nobody loaded any, a gateway with an engine elsewhere would be ready and s
 {{- end }}
 - --http-thread-count=8
 - --grpc-http2-max-ping-strikes=0
+# The usual name, said so that the image removes what a Triton that was killed left in /dev/shm, which outlives its container.
+- --backend-config=python,shm-region-prefix-name=triton_python_backend_shm_region_
 {{- if include "penstock.triton.sharesSlab" . }}
 - --allow-client-shm=true
 {{- end }}

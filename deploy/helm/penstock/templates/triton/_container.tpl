@@ -7,8 +7,6 @@
   {{- if .isSidecar }}
   restartPolicy: Always
   {{- end }}
-  # What the python backend of a Triton that was killed left in /dev/shm outlives the container.
-  command: [tini, --, sh, -c, 'rm -f /dev/shm/triton_python_backend_shm_region_*; exec tritonserver "$@"', tritonserver]
   args:
     {{- include "penstock.triton.args" . | nindent 4 }}
   env:
