@@ -194,7 +194,8 @@ def test_autoscalers_see_the_time_in_the_queue_that_the_gateway_measured(stack: 
     mean_s = (sums[-1] - sums[0]) / (counts[-1] - counts[0])
     assert mean_s > 0
     for query in (hpa_queries()["penstock_queue_seconds"], keda_queries()["queue-seconds"]):
-        assert prom.number(query, time=str(now)) == pytest.approx(mean_s, rel=1e-6)
+        # A rate reckons on to the window's start, or to where its counter was nought: not the same for the two of them.
+        assert prom.number(query, time=str(now)) == pytest.approx(mean_s, rel=0.2)
 
 
 def test_alert_of_the_engine_fires_while_it_is_stopped_and_resolves(stack: RunningStack, prom: Prometheus) -> None:
