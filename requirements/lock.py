@@ -24,6 +24,7 @@ LOCKS: dict[str, list[str]] = {
         *("-c", "requirements/load.txt"),
         *OVERRIDES,
     ],
+    "locust.txt": ["requirements/locust.in", "-c", "requirements/load.txt"],
     "triton.txt": ["requirements/triton.in"],
     "triton-models.txt": ["requirements/triton-models.in", "-c", "requirements/triton.txt"],
     "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],

@@ -71,12 +71,14 @@ def every_service() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("stack", "name"), every_service())
 def test_service_is_confined(stack: str, name: str) -> None:
-    """Read-only, without capabilities and the way to get any, no host namespaces, and its user is not root."""
+    """Read-only, without capabilities and the way to get any, no host namespaces but the MPS daemon's of processes, and
+    its user is not root."""
     service = services(stack)[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert not {"privileged", "pid", "cap_add", "devices", "userns_mode"} & set(service)
+    assert not {"privileged", "cap_add", "devices", "userns_mode"} & set(service)
+    assert service.get("pid") == ("host" if name == "mps" else None)
     assert "host" not in (service.get("network_mode"), service.get("ipc"))
     target = target_of(service)
     user = service.get("user") or (inherited(target, "USER")[-1] if target else "")
@@ -162,6 +164,7 @@ def test_gateway_names_the_address_of_each_triton(stack: str) -> None:
     for name, service in tritons.items():
         flags = dict(word.removeprefix("--").split("=", 1) for word in service["command"])
         port = int(flags["http-port"])
+        assert flags["backend-config"] == f"python,shm-region-prefix-name=triton-{port}-", "none removes another's"
         assert [int(flags[key]) for key in ("grpc-port", "metrics-port")] == [port + 1, port + 2]
         assert {flags[key] for key in ("http-address", "grpc-address", "metrics-address")} == {"127.0.0.1"}
         assert f"http://127.0.0.1:{port}/v2/health/live" in service["healthcheck"]["test"]

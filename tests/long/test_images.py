@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.deploy.containers import CHECKOUT, Container, ImageStore, Pod, missing
+from tests.deploy.containers import CHECKOUT, USER, Container, ImageStore, Pod, missing
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 IMAGES = {
@@ -35,6 +35,7 @@ SIDECAR = [
     *("--model-repository=/opt/penstock/model_repository", "--model-control-mode=explicit", "--allow-client-shm=true"),
     *("--http-address=127.0.0.1", "--http-port=9000", "--grpc-address=127.0.0.1", "--grpc-port=9001"),
     *("--metrics-address=127.0.0.1", "--metrics-port=9002", "--grpc-http2-max-ping-strikes=0"),
+    "--backend-config=python,shm-region-prefix-name=triton-9000-",
 ]
 
 
@@ -144,6 +145,9 @@ def test_stack_from_its_image_finds_people_and_drains(pod: Pod) -> None:
 
 def test_gateway_and_triton_from_their_images_share_memory(pod: Pod) -> None:
     """Side by side in one network with one /dev/shm: pictures are answered, and Triton reads the gateway's slab."""
+    left = pod.shm / "triton-9000-of-one-that-was-killed"
+    left.touch()
+    os.chown(left, USER, USER)
     triton = pod.start(IMAGES["triton"], name="triton", command=SIDECAR)
     wait_until(lambda: "200" in pod.curl("-w", "%{http_code}", "http://127.0.0.1:9000/v2/health/live"), triton)
     environ = {**OPEN, "PENSTOCK_ENGINE": "http://127.0.0.1:9000", "PENSTOCK_MODELS": "identity_fp32,people,street"}
@@ -152,6 +156,7 @@ def test_gateway_and_triton_from_their_images_share_memory(pod: Pod) -> None:
     server = next(each for each in triton.first.children(recursive=True) if each.name() == "tritonserver")
     wait_until(lambda: "_slab" in Path(f"/proc/{server.pid}/maps").read_text(), gateway)
     assert "penstock_slab_leased_bytes 0" in pod.curl("http://127.0.0.1:8002/metrics")
+    assert not left.exists()
     assert "--allow-client-shm=true" not in server.cmdline(), "2.51 does not know it"
     assert gateway.enter("test", "-e", "/opt/penstock/.venv-triton").returncode != 0
     assert_drains(pod, gateway)
@@ -191,3 +196,7 @@ def test_load_from_its_image_asks_without_a_failure(pod: Pod) -> None:
     words = ["--headless", "-u", "2", "-t", "5s", "--host", "http://127.0.0.1:8000", "--model", "street", "ImageUser"]
     load = pod.start(IMAGES["load"], name="load", command=words)
     assert load.process.wait(60) == 0, load.text()[-3000:]
+    scenario = ["--headless", "--host", "http://127.0.0.1:8000", "--scenario", "image-steady", "--capacity", "4"]
+    judged = pod.start(IMAGES["load"], name="judged", command=scenario)
+    assert judged.process.wait(180) in (0, 1), judged.text()[-3000:]
+    assert "verdict" in judged.text(), judged.text()[-3000:]
