@@ -94,8 +94,23 @@
 {{- fail (printf "gateway.service.type is %s and networkPolicy.gatewayFrom is empty: only pods of this namespace would reach the gateway; say who else may, such as {ipBlock: {cidr: 10.0.0.0/8}}" .Values.gateway.service.type) -}}
 {{- end -}}
 {{- end -}}
+{{- with and .Values.video.enabled (not $policy.egress) (include "penstock.validate.cameras" .) -}}
+{{- fail (printf "video.config reads %s and networkPolicy.egress is empty: no camera could be reached; allow them, such as {to: [{ipBlock: {cidr: 10.20.0.0/16}}]}" .) -}}
+{{- end -}}
 {{- if and (has .Values.models.source (list "objectStore" "git")) (not $policy.egress) -}}
 {{- fail (printf "models.source is %s and networkPolicy.egress is empty: the models could not be fetched; allow it, such as {ports: [{port: 443}]}" .Values.models.source) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Scheme and host of each source that is read over the network, without what may be a password. */}}
+{{- define "penstock.validate.cameras" -}}
+{{- $cameras := list -}}
+{{- range .Values.video.config.source -}}
+{{- $uri := kindIs "map" . | ternary (toString (get (kindIs "map" . | ternary . dict) "uri")) (toString .) -}}
+{{- with regexFind `^(rtsps?|https?)://[^/]+` $uri -}}
+{{- $cameras = append $cameras (regexReplaceAll `//.*@` . "//") -}}
+{{- end -}}
+{{- end -}}
+{{- join ", " $cameras -}}
 {{- end -}}
