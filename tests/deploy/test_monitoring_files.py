@@ -66,10 +66,30 @@ def test_prometheus_takes_the_config(tmp_path: Path) -> None:
             target = folder / Path(inside).relative_to("/etc/prometheus")
             copy = shutil.copytree if (CHECKOUT / source).is_dir() else shutil.copy
             copy(CHECKOUT / source, target)
+    for scrape in loaded("prometheus.yml")["scrape_configs"]:
+        if key := scrape.get("authorization", {}).get("credentials_file"):
+            (folder / key).parent.mkdir()
+            (folder / key).touch()
     done = subprocess.run([promtool, "check", "config", folder / "prometheus.yml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(list((MONITORING / 'rules').glob('*.yaml')))} rule files found" in done.stdout
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
+
+
+def test_prometheus_gets_the_key_of_the_video_program(tmp_path: Path) -> None:
+    """Its start writes the variable to the file that the scrape names, for itself only, and hands on its arguments."""
+    service = SERVICES["prometheus"]
+    (job,) = (one for one in loaded("prometheus.yml")["scrape_configs"] if one["job_name"] == "penstock-video")
+    inside = f"/etc/prometheus/{job['authorization']['credentials_file']}"
+    assert service["tmpfs"][0].startswith(f"{Path(inside).parent}:")
+    (tmp_path / "prometheus").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "prometheus").chmod(0o755)
+    command = [part.replace("$$", "$").replace(inside, str(tmp_path / "key")) for part in service["entrypoint"]]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PENSTOCK_VIDEO_API_KEY": "a $key 'of' 20 signs"}
+    done = subprocess.run([*command, "--one", "two three"], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("--one|two three|", "")
+    assert (tmp_path / "key").read_text() == environment["PENSTOCK_VIDEO_API_KEY"]
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0
 
 
 def test_scrapes_name_services_and_their_ports() -> None:
