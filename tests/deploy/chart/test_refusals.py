@@ -49,6 +49,12 @@ IMPOSSIBLE: list[tuple[str, str, list[str]]] = [
     ("cpu", "gateway: {ingress: {enabled: true, host: a.b}}", ["ingress", "networkPolicy.gatewayFrom"]),
     ("cpu", "gateway: {service: {type: LoadBalancer}}", ["LoadBalancer", "networkPolicy.gatewayFrom"]),
     ("cpu", "gateway: {ingress: {tlsSecret: t}}", ["tlsSecret", "host"]),
+    ("cpu", "gateway: {settings: {slab_bytes: 2000000000}}", ["2000000000", "1Gi", "shmSize"]),
+    (
+        "video-shards",
+        "networkPolicy: {egress: []}",
+        ["rtsp://camera-1.example.com, rtsp://camera-2", "networkPolicy.egress"],
+    ),
     # Triton's releases
     ("t4", "triton: {release: '26.06'}", ["26.06", "authentication bypass", "26.07", "acceptKnownVulnerabilities"]),
     ("t4", "triton: {image: {tag: 0.1.0-25.01}}", ["25.01", "26.07"]),
@@ -56,6 +62,11 @@ IMPOSSIBLE: list[tuple[str, str, list[str]]] = [
     ("v100", "triton: {acceptKnownVulnerabilities: false}", ["24.10", "acceptKnownVulnerabilities"]),
     ("p4", "triton: {release: '24.10'}", ["24.10", "pascal", "24.04"]),
     ("v100", "triton: {release: '25.01'}", ["25.01", "volta", "24.10"]),
+    ("b200", "triton: {release: '24.10', acceptKnownVulnerabilities: true}", ["24.10", "blackwell", "26.07"]),
+    ("t4", "triton: {release: '', image: {tag: ours}}", ['"ours"', "triton.release"]),
+    ("t4", f"triton: {{release: '', image: {{digest: 'sha256:{'0' * 64}'}}}}", ["digest", "triton.release"]),
+    ("t4", "triton: {image: {tag: 0.1.0-26.10}}", ["26.07", "26.10", "the same"]),
+    ("t4", "triton: {args: ['--http-port=1']}", ["--http-port", "leave it out"]),
     # GPUs and their sharing
     ("cpu", "gpu: {sharing: {mode: mps}}", ["mps", "gpu.generation"]),
     ("cpu", "gpu: {mig: {profile: 1g.10gb}}", ["1g.10gb", "gpu.generation"]),
