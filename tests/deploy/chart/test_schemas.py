@@ -110,10 +110,9 @@ def bad_names(document: Document) -> Iterator[str]:
     is_of_the_cluster = document["kind"] == "PersistentVolume"  # a domain of 253 characters
     if not is_of_the_cluster and (not DNS_LABEL.fullmatch(name) or len(name) > most):
         yield f"{document['kind']} {name} ({len(name)} characters, at most {most})"
-    alerts = document["kind"] in ("PrometheusRule",)
-    yield from (
-        f"{name}: {key}={text}" for key, text in labels_in(document) if not alerts and not LABEL.fullmatch(text)
-    )
+    is_of_alerts = document["kind"] == "PrometheusRule"  # whose own labels are Prometheus', not Kubernetes'
+    labels = labels_in(document["metadata"] if is_of_alerts else document)
+    yield from (f"{name}: {key}={text}" for key, text in labels if not LABEL.fullmatch(text))
 
 
 @pytest.mark.parametrize("name", NAMES)
