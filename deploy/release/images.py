@@ -35,7 +35,7 @@ IMAGES = (
     Image("penstock", "stack", ("base.txt", "triton.txt", "triton-server.txt")),
     Image("penstock-gateway", "gateway", ("base.txt",)),
     Image("penstock-video", "video", ("base.txt", "video.txt")),
-    Image("penstock-load", "load", ("base.txt", "load.txt")),
+    Image("penstock-load", "load", ("locust.txt",)),
     # All of triton.txt only where NVIDIA's image has no onnxruntime backend of its own.
     Image("penstock-triton", "triton", ("triton-models.txt",), optional_locks=("triton.txt",)),
 )
