@@ -22,11 +22,13 @@
 {{ .Values.networkPolicy.metricsFrom | default (list (dict "namespaceSelector" (dict))) | toYaml }}
 {{- end -}}
 
-{{/* Names are asked of whatever serves them: a cluster's own, a node's cache. */}}
+{{/* Names are asked of whatever serves them: a cluster's own, which on OpenShift listens on 5353, or a node's cache. */}}
 {{- define "penstock.policy.dns" -}}
 - ports:
     - {port: 53, protocol: UDP}
     - {port: 53, protocol: TCP}
+    - {port: 5353, protocol: UDP}
+    - {port: 5353, protocol: TCP}
 {{- end -}}
 
 {{- define "penstock.policy.extraEgress" -}}
