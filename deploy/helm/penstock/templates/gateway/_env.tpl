@@ -62,17 +62,19 @@ http://127.0.0.1:9000
 {{- join ";" $words -}}
 {{- end -}}
 
-{{/* What is said, over what follows from the rest: a process sees the cores of its node, and not those it asked for. */}}
+{{/* What is said, over what follows from the rest: a process sees the cores of its node, and not those it asked for. 0 goes by
+the pod's own, too. */}}
 {{- define "penstock.gateway.settings" -}}
 {{- $own := dict -}}
 {{- $cores := include "penstock.gateway.cores" . | int -}}
 {{- if $cores -}}
 {{- $own = dict "decoders" $cores "workers" (ternary 1 (min 8 (div $cores 4)) (lt $cores 8)) -}}
 {{- end -}}
+{{- $settings := merge (deepCopy .Values.gateway.settings) $own -}}
 {{- if and (eq .Values.topology "sidecar") (include "penstock.gpu.bringsShm" .) -}}
-{{- $_ := set $own "slab_bytes" 0 -}}
+{{- $_ := set $settings "slab_bytes" 0 -}}
 {{- end -}}
-{{- merge (deepCopy .Values.gateway.settings) $own | toYaml -}}
+{{- toYaml $settings -}}
 {{- end -}}
 
 {{/* Whole cores of the gateway, rounded up: its limit, else what it asks for; 0 where neither is said. */}}
