@@ -1,34 +1,18 @@
-"""A real Prometheus of a test's own, with the rules that users get, every second."""
+"""A Prometheus with the rules that users get, in a hurry, and what it is asked: numbers, windows, what fires."""
 
-import json
 import math
-import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 import yaml
 
-from server.backends.triton_ports import pick_free_ports
-from tests.conftest import CHECKOUT
-from tests.integration.living import wait_for
+from tests.integration.prometheus_server import RULES, Prometheus, prometheus
 from tests.integration.web import call
 
-RULES = CHECKOUT / "deploy" / "monitoring" / "rules"
 UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def prometheus_program() -> str:
-    """The program; the test skips where there is none."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("no prometheus here: Debian's package prometheus has it")
-    return program
 
 
 def rule_groups(file: Path) -> list[dict[str, Any]]:
@@ -51,28 +35,8 @@ def _milliseconds(duration: str) -> float:
     return 1000 * float(duration.removesuffix(unit)) * UNITS_S[unit]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One series of an answer."""
-
-    labels: dict[str, str]
-    value: float
-
-
-@dataclass(frozen=True)
-class Prometheus:
-    """It runs. targets: the folder in which each job has its file of targets."""
-
-    url: str
-    targets: Path
-
-    def scrape(self, job: str, address: str, **labels: str) -> None:
-        """Take a target in, under one of the jobs that it was started with. labels: of all its series."""
-        file = self.targets / f"{job}.json"
-        written = file.with_suffix(".new")
-        written.write_text(json.dumps([{"targets": [address], "labels": labels}]))
-        written.rename(file)
-        wait_for(lambda: self.number(f'up{{job="{job}"}}') == 1, 20, f"{job} is scraped")
+class LivePrometheus(Prometheus):
+    """Beyond queries: its API, one number of a query, the samples of a window, alerts."""
 
     def ask(self, path: str, **parameters: str) -> Any:
         """The `data` of an answer of its API."""
@@ -80,14 +44,14 @@ class Prometheus:
         assert answer["status"] == "success", answer
         return answer["data"]
 
-    def query(self, expression: str, **parameters: str) -> list[Sample]:
-        """What is there now."""
-        result = self.ask("query", query=expression, **parameters)["result"]
-        return [Sample(row["metric"], float(row["value"][1])) for row in result]
+    def finite(self, expression: str, **parameters: str) -> list[float]:
+        """The numbers that there are now, or at the parameter `time`; no NaN."""
+        found = [float(row["value"][1]) for row in self.ask("query", query=expression, **parameters)["result"]]
+        return [value for value in found if math.isfinite(value)]
 
     def number(self, expression: str, **parameters: str) -> float | None:
-        """The one finite number that there is; None where there is none, or none yet."""
-        found = [sample.value for sample in self.query(expression, **parameters) if math.isfinite(sample.value)]
+        """The one number that there is; None where there is none, or none yet."""
+        found = self.finite(expression, **parameters)
         return found[0] if len(found) == 1 else None
 
     def window(self, selector: str, seconds: int, at: float) -> list[float]:
@@ -103,38 +67,10 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, jobs: tuple[str, ...], *, hurry: float) -> Iterator[Prometheus]:
-    """Scrapes and evaluates every second, until the end of the with; no job has a target yet."""
-    program = prometheus_program()
-    (port,) = pick_free_ports("127.0.0.1", 1)
-    rules, targets = folder / "rules", folder / "targets"
+def live_prometheus(folder: Path, *scrapes: Mapping[str, Any], hurry: float) -> Iterator[LivePrometheus]:
+    """Until the end of the with. It looks for targets every 5 s only: name those that are still to come, too."""
+    rules = folder / "rules"
     rules.mkdir()
-    targets.mkdir()
     write_hasty_rules(rules, hurry)
-    scraped = [{"job_name": job, "file_sd_configs": [{"files": [str(targets / f"{job}.json")]}]} for job in jobs]
-    times = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    config = {"global": times, "rule_files": [str(rules / "*.yaml")], "scrape_configs": scraped}
-    file = folder / "prometheus.yml"
-    file.write_text(yaml.safe_dump(config))
-    flags = [
-        f"--config.file={file}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen([program, *flags, "--log.level=warn"], stdout=log, stderr=log)
-    running = Prometheus(f"http://127.0.0.1:{port}", targets)
-    try:
-        wait_for(lambda: process.poll() is not None or _is_ready(running), 30, "Prometheus is ready")
-        assert process.poll() is None, (folder / "prometheus.log").read_text()
-        yield running
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _is_ready(running: Prometheus) -> bool:
-    try:
-        return call("GET", f"{running.url}/-/ready").status == 200
-    except OSError:
-        return False
+    with prometheus(folder / "server", *scrapes, rules=rules) as server:
+        yield LivePrometheus(server.url)

@@ -21,7 +21,7 @@ RULES = Path(__file__).resolve().parents[2] / "deploy" / "monitoring" / "rules"
 READY_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prometheus:
     """Where it listens."""
 
@@ -54,14 +54,14 @@ def scrape(job: str, target: str, path: str = "/metrics", **labels: str) -> dict
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, *scrapes: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """One with our rules. scrapes: what of, as in its configuration."""
+def prometheus(folder: Path, *scrapes: Mapping[str, Any], rules: Path = RULES) -> Iterator[Prometheus]:
+    """One with our rules. scrapes: what of, as in its configuration. rules: the folder that they are read from."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no prometheus here: Debian's package prometheus has it")
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"},
-        "rule_files": [str(RULES / "*.yaml")],
+        "rule_files": [str(rules / "*.yaml")],
         "scrape_configs": list(scrapes),
     }
     folder.mkdir(exist_ok=True)

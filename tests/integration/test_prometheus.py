@@ -3,7 +3,6 @@
 Rules are those of deploy/monitoring/rules, each `for` divided by HURRY; their windows are as they are.
 """
 
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -16,11 +15,13 @@ import numpy as np
 import pytest
 import yaml
 
+from server.backends.triton_ports import pick_free_ports
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.deploy.chart.rendering import NAMESPACE, render
 from tests.integration.ledger import page_of
-from tests.integration.live_prometheus import RULES, Prometheus, prometheus, rule_groups
+from tests.integration.live_prometheus import LivePrometheus, live_prometheus, rule_groups
 from tests.integration.living import SLOW_CONFIG, infer_slow, inflight, running, triton_of, wait_for
+from tests.integration.prometheus_server import RULES, scrape
 from tests.integration.replicas import BRIGHTNESS, BRIGHTNESS_CONFIG
 from tests.integration.web import call, post_json
 from tests.tiny_models import CONFIG, SLOW, write_model
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("prometheus")
 
 HURRY = 300.0  # ten minutes are two seconds
 JOB, GONE = "penstock", "penstock-gone"
-POD = "penstock-gateway-7c9d8f6b5-x2x4z"
+POD, GONE_POD = "penstock-gateway-7c9d8f6b5-x2x4z", "penstock-gateway-7c9d8f6b5-g0n3e"
 OWNED = 'parameters { key: "batch_owner" value { string_value: "gateway" } }\n'
 SHORT = OWNED + 'parameters { key: "max_queue_size" value { string_value: "1" } }\n'
 HPA_RULES = CHECKOUT / "deploy" / "monitoring" / "prometheus-adapter.yaml"
@@ -46,24 +47,33 @@ def write_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack of this file's own: its engine is stopped now and then."""
-    folder = tmp_path_factory.mktemp("scraped")
-    write_models(folder / "models")
-    with running(folder, folder / "models") as stack:
-        yield stack
+def metrics_ports() -> tuple[int, ...]:
+    """Of the stack, and of a gateway that comes and goes."""
+    return pick_free_ports("127.0.0.1", 2)
 
 
 @pytest.fixture(scope="module")
-def prom(tmp_path_factory: pytest.TempPathFactory, stack: RunningStack) -> Iterator[Prometheus]:
-    """It scrapes the stack as the chart's ServiceMonitor would have it scraped: with a namespace and a pod."""
-    with prometheus(tmp_path_factory.mktemp("prometheus"), (JOB, GONE), hurry=HURRY) as running_one:
-        running_one.scrape(JOB, address_of(stack), namespace=NAMESPACE, pod=POD)
-        yield running_one
+def prom(tmp_path_factory: pytest.TempPathFactory, metrics_ports: tuple[int, ...]) -> Iterator[LivePrometheus]:
+    """It scrapes gateways as the chart's ServiceMonitor would have it: with a namespace and a pod."""
+    own, gone = (f"127.0.0.1:{port}" for port in metrics_ports)
+    scrapes = scrape(JOB, own, namespace=NAMESPACE, pod=POD), scrape(GONE, gone, namespace=NAMESPACE, pod=GONE_POD)
+    with live_prometheus(tmp_path_factory.mktemp("prometheus"), *scrapes, hurry=HURRY) as server:
+        yield server
 
 
-def address_of(stack: RunningStack) -> str:
-    return stack.metrics_url.removeprefix("http://").removesuffix("/metrics")
+@pytest.fixture(scope="module")
+def stack(
+    tmp_path_factory: pytest.TempPathFactory,
+    triton_environment: Path,
+    prom: LivePrometheus,
+    metrics_ports: tuple[int, ...],
+) -> Iterator[RunningStack]:
+    """A stack of this file's own, scraped: its engine is stopped now and then."""
+    folder = tmp_path_factory.mktemp("scraped")
+    write_models(folder / "models")
+    with running(folder, folder / "models", "--metrics-port", str(metrics_ports[0])) as stack:
+        wait_for(lambda: prom.number(f'up{{job="{JOB}"}}') == 1, QUERIED_WITHIN_S, "it is scraped")
+        yield stack
 
 
 def post_picture(stack: RunningStack) -> int:
@@ -100,7 +110,7 @@ def traffic(stack: RunningStack) -> Iterator[None]:
             is_over.set()
 
 
-def test_prometheus_scrapes_the_stack_and_takes_every_rule(prom: Prometheus) -> None:
+def test_prometheus_scrapes_the_stack_and_takes_every_rule(stack: RunningStack, prom: LivePrometheus) -> None:
     """The target is up, and no rule fails when it is evaluated."""
     (target,) = [one for one in prom.ask("targets")["activeTargets"] if one["labels"]["job"] == JOB]
     assert (target["health"], target["lastError"]) == ("up", "")
@@ -110,7 +120,7 @@ def test_prometheus_scrapes_the_stack_and_takes_every_rule(prom: Prometheus) -> 
     wait_for(lambda: evaluated(prom) == {"ok"}, QUERIED_WITHIN_S, "every rule was evaluated")
 
 
-def evaluated(prom: Prometheus) -> set[str]:
+def evaluated(prom: LivePrometheus) -> set[str]:
     return {rule["health"] for group in prom.ask("rules")["groups"] for rule in group["rules"]}
 
 
@@ -121,19 +131,16 @@ def recorded_names() -> list[str]:
     return [rule["record"] for rule in rules if "record" in rule and rule["record"] not in NOT_OF_A_GATEWAY]
 
 
-def test_every_recording_rule_returns_a_number_while_there_is_traffic(stack: RunningStack, prom: Prometheus) -> None:
+def test_every_recording_rule_returns_a_number_while_there_is_traffic(
+    stack: RunningStack, prom: LivePrometheus
+) -> None:
     """Each of a gateway's has a finite value for this job."""
     names = recorded_names()
     assert len(names) > 20
     with traffic(stack):
         for name in names:
-            wait_for(lambda name=name: finite(prom, f'{name}{{job="{JOB}"}}'), QUERIED_WITHIN_S, name)
-    requests = sum(sample.value for sample in prom.query(f'penstock:requests:rate5m{{job="{JOB}"}}'))
-    assert requests > 0
-
-
-def finite(prom: Prometheus, expression: str) -> bool:
-    return any(math.isfinite(sample.value) for sample in prom.query(expression))
+            wait_for(lambda name=name: prom.finite(f'{name}{{job="{JOB}"}}'), QUERIED_WITHIN_S, name)
+    assert sum(prom.finite(f'penstock:requests:rate5m{{job="{JOB}"}}')) > 0
 
 
 def hpa_queries() -> dict[str, str]:
@@ -160,7 +167,9 @@ def keda_queries() -> dict[str, str]:
     return {trigger["name"]: trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]}
 
 
-def test_autoscalers_see_the_requests_in_flight_that_the_gateway_counts(stack: RunningStack, prom: Prometheus) -> None:
+def test_autoscalers_see_the_requests_in_flight_that_the_gateway_counts(
+    stack: RunningStack, prom: LivePrometheus
+) -> None:
     """The HPA's metric, KEDA's question and the recorded sum are two while two requests run, and nought after them."""
     queries = [
         hpa_queries()["penstock_inflight_requests"],
@@ -178,7 +187,9 @@ def test_autoscalers_see_the_requests_in_flight_that_the_gateway_counts(stack: R
     wait_for(lambda: [prom.number(query) for query in queries] == [0.0] * 3, QUERIED_WITHIN_S, "gone for all")
 
 
-def test_autoscalers_see_the_time_in_the_queue_that_the_gateway_measured(stack: RunningStack, prom: Prometheus) -> None:
+def test_autoscalers_see_the_time_in_the_queue_that_the_gateway_measured(
+    stack: RunningStack, prom: LivePrometheus
+) -> None:
     """The HPA's metric and KEDA's question are the queue's seconds by its requests, over the samples of two minutes."""
     selector = f'{{job="{JOB}",model="brightness"}}'
     for pictures in (1, 40):  # a rate needs something before
@@ -198,7 +209,7 @@ def test_autoscalers_see_the_time_in_the_queue_that_the_gateway_measured(stack: 
         assert prom.number(query, time=str(now)) == pytest.approx(mean_s, rel=0.2)
 
 
-def test_alert_of_the_engine_fires_while_it_is_stopped_and_resolves(stack: RunningStack, prom: Prometheus) -> None:
+def test_alert_of_the_engine_fires_while_it_is_stopped_and_resolves(stack: RunningStack, prom: LivePrometheus) -> None:
     """SIGSTOP of Triton under traffic: PenstockEngineDown fires; SIGCONT: nothing fires."""
     wait_for(lambda: prom.number(f'penstock_engine_up{{job="{JOB}"}}') == 1, QUERIED_WITHIN_S, "it was up before")
     triton = triton_of(stack)
@@ -217,7 +228,7 @@ def test_alert_of_the_engine_fires_while_it_is_stopped_and_resolves(stack: Runni
     assert ask(stack, "slow", 1) == 200
 
 
-def test_alert_of_refusals_fires_under_more_than_the_queue_takes(stack: RunningStack, prom: Prometheus) -> None:
+def test_alert_of_refusals_fires_under_more_than_the_queue_takes(stack: RunningStack, prom: LivePrometheus) -> None:
     """A full queue refuses most of what comes: PenstockRequestsRefused says which reason."""
     with traffic(stack):
         wait_for(lambda: prom.firing("PenstockRequestsRefused", JOB), 30, "it fires")
@@ -227,16 +238,19 @@ def test_alert_of_refusals_fires_under_more_than_the_queue_takes(stack: RunningS
     assert sum(refused[f"penstock_rejected_total/{reason}"] for reason in reasons) > 30
 
 
-def test_alerts_of_a_gateway_that_is_gone_fire(tmp_path: Path, stack: RunningStack, prom: Prometheus) -> None:
+def test_alerts_of_a_gateway_that_is_gone_fire(
+    tmp_path: Path, stack: RunningStack, prom: LivePrometheus, metrics_ports: tuple[int, ...]
+) -> None:
     """A second gateway is scraped and ends: its target is down, and of its job none is left."""
     engine = ("--engine", stack.engine_http_url, "--engine-grpc", stack.engine_grpc_address)
-    second = start_stack(tmp_path / "home", *engine, environ={"PENSTOCK_DECODERS": "1"})
+    port = ("--metrics-port", str(metrics_ports[1]))
+    second = start_stack(tmp_path / "home", *engine, *port, environ={"PENSTOCK_DECODERS": "1"})
+    alerts = ("PenstockTargetDown", "PenstockGatewayAbsent")
     try:
-        prom.scrape(GONE, address_of(second), namespace=NAMESPACE, pod="penstock-gateway-gone-1")
-        wait_for(lambda: prom.number(f'penstock_ready{{job="{GONE}"}}') == 1, QUERIED_WITHIN_S, "it was there")
-        assert not prom.firing("PenstockGatewayAbsent", GONE)
+        wait_for(lambda: prom.number(f'penstock_ready{{job="{GONE}"}}') == 1, QUERIED_WITHIN_S, "it is there")
+        wait_for(lambda: not any(prom.firing(alert, GONE) for alert in alerts), QUERIED_WITHIN_S, "all is well")
     finally:
         assert stop_stack(second) == 0
-    for alert in ("PenstockTargetDown", "PenstockGatewayAbsent"):
+    for alert in alerts:
         wait_for(lambda alert=alert: prom.firing(alert, GONE), QUERIED_WITHIN_S, f"{alert} fires")
-    assert not prom.firing("PenstockTargetDown", JOB)
+        assert not prom.firing(alert, JOB)
