@@ -146,12 +146,18 @@ class Pod:
             assert said.readline() == b"up\n"
 
     def start(
-        self, image: str, *, command: Sequence[str] | None = None, environ: Mapping[str, str] | None = None, name: str
+        self,
+        image: str,
+        *,
+        name: str,
+        command: Sequence[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        volume: str = "",
     ) -> Container:
-        """The image's own entry point with its own arguments, or these."""
+        """The image's own entry point with its own arguments, or these. volume: whose it has, its own by default."""
         config = self.store.config(image)
         whole = {**dict(pair.split("=", 1) for pair in config["Env"]), **(environ or {})}
-        home = self.home(name)
+        home = self.home(volume or name)
         user, group = config["User"].split(":")
         limited = ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"]
         inside = [*limited, "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all", "env", "-i"]
@@ -165,8 +171,9 @@ class Pod:
     def home(self, name: str) -> Path:
         """The volume of the container of that name, at /var/lib/penstock; files may be put there before it starts."""
         home = self.folder / f"{name}-home"
-        home.mkdir(exist_ok=True)
-        os.chown(home, USER, USER)
+        (home / "models").mkdir(parents=True, exist_ok=True)
+        for folder in (home, home / "models"):
+            os.chown(folder, USER, USER)
         return home
 
     def _launched(self, words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:

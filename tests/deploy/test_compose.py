@@ -164,6 +164,8 @@ def test_gateway_names_the_address_of_each_triton(stack: str) -> None:
     for name, service in tritons.items():
         flags = dict(word.removeprefix("--").split("=", 1) for word in service["command"])
         port = int(flags["http-port"])
+        assert "--model-repository=/var/lib/penstock/models" in service["command"]
+        assert "home:/var/lib/penstock:ro" in service["volumes"], "the gateway's, where models are pulled to"
         assert flags["backend-config"] == f"python,shm-region-prefix-name=triton-{port}-", "none removes another's"
         assert [int(flags[key]) for key in ("grpc-port", "metrics-port")] == [port + 1, port + 2]
         assert {flags[key] for key in ("http-address", "grpc-address", "metrics-address")} == {"127.0.0.1"}

@@ -32,7 +32,8 @@ PICTURE = CHECKOUT / "model_repository" / "people" / "golden.jpg"
 GOLDEN = CHECKOUT / "model_repository" / "people" / "golden.json"
 IMAGE_URL = "http://127.0.0.1:8000/v2/models/{}/image"
 SIDECAR = [
-    *("--model-repository=/opt/penstock/model_repository", "--model-control-mode=explicit", "--allow-client-shm=true"),
+    *("--model-repository=/opt/penstock/model_repository", "--model-repository=/var/lib/penstock/models"),
+    *("--model-control-mode=explicit", "--allow-client-shm=true"),
     *("--http-address=127.0.0.1", "--http-port=9000", "--grpc-address=127.0.0.1", "--grpc-port=9001"),
     *("--metrics-address=127.0.0.1", "--metrics-port=9002", "--grpc-http2-max-ping-strikes=0"),
     "--backend-config=python,shm-region-prefix-name=triton-9000-",
@@ -143,12 +144,13 @@ def test_stack_from_its_image_finds_people_and_drains(pod: Pod) -> None:
     assert not any(pod.shm.iterdir())
 
 
-def test_gateway_and_triton_from_their_images_share_memory(pod: Pod) -> None:
-    """Side by side in one network with one /dev/shm: pictures are answered, and Triton reads the gateway's slab."""
+def test_gateway_and_triton_from_their_images_share_memory(pod: Pod, shared_dir: Path) -> None:
+    """Side by side in one network with one /dev/shm: pictures are answered, Triton reads the gateway's slab, and serves
+    what is pulled into the volume of both."""
     left = pod.shm / "triton-9000-of-one-that-was-killed"
     left.touch()
     os.chown(left, USER, USER)
-    triton = pod.start(IMAGES["triton"], name="triton", command=SIDECAR)
+    triton = pod.start(IMAGES["triton"], name="triton", command=SIDECAR, volume="gateway")
     wait_until(lambda: "200" in pod.curl("-w", "%{http_code}", "http://127.0.0.1:9000/v2/health/live"), triton)
     environ = {**OPEN, "PENSTOCK_ENGINE": "http://127.0.0.1:9000", "PENSTOCK_MODELS": "identity_fp32,people,street"}
     gateway = started(pod, "gateway", environ=environ)
@@ -157,6 +159,11 @@ def test_gateway_and_triton_from_their_images_share_memory(pod: Pod) -> None:
     wait_until(lambda: "_slab" in Path(f"/proc/{server.pid}/maps").read_text(), gateway)
     assert "penstock_slab_leased_bytes 0" in pod.curl("http://127.0.0.1:8002/metrics")
     assert not left.exists()
+    shutil.copy(shared_dir / "models" / "FastestDet.onnx", gateway.home)
+    pulled = gateway.enter("penstock", "models", "pull", "fastestdet", "--from", "/var/lib/penstock/FastestDet.onnx")
+    assert pulled.returncode == 0, pulled.stderr
+    picture = ("-H", "content-type: image/jpeg", "--data-binary", f"@{PICTURE}")
+    assert '"label":"person"' in pod.curl(*picture, IMAGE_URL.format("fastestdet")).replace(": ", ":")
     assert "--allow-client-shm=true" not in server.cmdline(), "2.51 does not know it"
     assert gateway.enter("test", "-e", "/opt/penstock/.venv-triton").returncode != 0
     assert_drains(pod, gateway)
