@@ -13,10 +13,21 @@ from tests.deploy.chart.value_sets import NAMES, SETS, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
 
-GATEWAY_PATHS = {"/v2/health/live", "/v2/health/ready"}
-VIDEO_PATHS = {"/health/live", "/health/ready"}
+CHECKOUT = CHART.parents[2]
+
+
+def routes(source: str, pattern: str) -> set[str]:
+    """The paths that a table of routes in our sources names."""
+    found = set(re.findall(pattern, (CHECKOUT / source).read_text()))
+    assert found, source
+    return found
+
+
+GATEWAY_PATHS = routes("server/rest/app.py", r'Row\(_GET, "(/v2/health/\w+)"')
+VIDEO_PATHS = routes("deepstream_pipeline/api/health.py", r'router\.get\("(/[\w/]+)"')
+METRICS_PATHS = routes("server/rest/exposition.py", r'Route\("(/[\w/]+)"') & VIDEO_PATHS
 PATHS = {"gateway": GATEWAY_PATHS, "triton": GATEWAY_PATHS, "video": VIDEO_PATHS, "mps": set()}
-IN_THE_IMAGE = {"/opt/penstock/deploy/mps/healthy.sh": CHART.parents[1] / "mps" / "healthy.sh"}
+IN_THE_IMAGE = {"/opt/penstock/deploy/mps/healthy.sh": CHECKOUT / "deploy" / "mps" / "healthy.sh"}
 LABELS = {
     *("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"),
     *("app.kubernetes.io/version", "app.kubernetes.io/managed-by", "app.kubernetes.io/part-of", "helm.sh/chart"),
@@ -217,3 +228,10 @@ def test_ingress_leads_to_the_gateways_http(name: str) -> None:
         port = backend["port"].get("number") or ports[backend["port"]["name"]]
         assert (rule["host"], port) == (wanted["host"], 8000)
         assert each["spec"]["tls"] == [{"hosts": [wanted["host"]], "secretName": wanted["tlsSecret"]}]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_service_monitors_ask_for_a_page_that_is_served(name: str) -> None:
+    """Prometheus is sent to the path that both programs have their metrics at."""
+    for monitor in rendered(name).of_kind("ServiceMonitor"):
+        assert {each.get("path", "/metrics") for each in monitor["spec"]["endpoints"]} <= METRICS_PATHS
