@@ -1,9 +1,9 @@
 """Clients that never pause for long and never try again: each answer is checked, each failure is kept.
 
-Plain ones, on kept-alive connections: `http.client`, and gRPC channels without a retry policy (what gRPC itself sends again
-is a call that provably reached no server; with `grpc.enable_retries=0` a call in a hundred ages of a connection is lost
-to GOAWAY, unseen by the server). A request is a picture in one
-colour; as a tensor it is the request's number, which no picture's colour reaches.
+Plain ones, on kept-alive connections: `http.client`, and gRPC channels without a retry policy. (What gRPC itself sends
+again is a call that no server has seen. With `grpc.enable_retries=0` it does not, and then one call in a hundred ages
+of a connection is lost to its GOAWAY.) A request is a picture in one colour; as a tensor it is the request's number,
+which no picture's colour reaches.
 """
 
 import http.client
