@@ -9,7 +9,7 @@ import yaml
 from tests.deploy.chart.objects import pods_of
 from tests.deploy.chart.rendering import CHART, Document, render
 from tests.deploy.chart.schemas_of import VERSIONS, faults
-from tests.deploy.chart.value_sets import NAMES, SETS, rendered
+from tests.deploy.chart.value_sets import NAMES, SETS, merged, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
 
@@ -128,9 +128,10 @@ def test_names_are_ones_that_the_api_server_takes(name: str) -> None:
         assert all(PORT_NAME.fullmatch(port) for port in pods.ports), pods.ports
 
 
-def test_releases_in_one_namespace_share_no_name() -> None:
-    """Two releases side by side do not write each other's objects."""
-    values = SETS["everything"]
+@pytest.mark.parametrize("name", NAMES)
+def test_releases_in_one_namespace_share_no_name(name: str) -> None:
+    """Two releases side by side do not write each other's objects; the plugin's config is one release's to make."""
+    values = merged(SETS[name], {"gpu": {"sharing": {"devicePlugin": {"createConfig": False}}}})
     one, other = (
         {(each["kind"], each["metadata"]["name"]) for each in render(values, release=release).objects}
         for release in ("one", "other")
