@@ -7,6 +7,7 @@ only) and a /dev/shm, as those of a pod do. There is no engine, no cgroup, no se
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,11 @@ class ImageStore:
         """Of all its files, layers together, not compressed."""
         manifest = json.loads(json.loads(self.buildah("inspect", "--type", "image", image))["Manifest"])
         return sum(float(layer["size"]) for layer in manifest["layers"]) / 1e6
+
+    def remove(self) -> None:
+        """All of it. The driver `overlay` mounts its folder onto itself."""
+        subprocess.run(["umount", "--quiet", self.folder / "root" / "overlay"], check=False)
+        shutil.rmtree(self.folder)
 
     def mounted(self, image: str) -> Path:
         """The file system of a new container of it."""

@@ -1,6 +1,6 @@
 """deploy/docker's images, built by buildah on local bases, and run as user 10001 on a read-only file system.
 
-Builds for five to ten minutes (8 GB in the tests' temporary folder). PENSTOCK_IMAGE_STORE=FOLDER keeps the images
+Builds for five to twenty minutes (8 GB in the tests' temporary folder). PENSTOCK_IMAGE_STORE=FOLDER keeps the images
 there and takes those that it finds; STORAGE_DRIVER=overlay is quicker and smaller than vfs where the kernel has it.
 """
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.deploy.containers import CHECKOUT, USER, Container, ImageStore, Pod, missing
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 IMAGES = {
     "gateway": "localhost/penstock-gateway",
     "stack": "localhost/penstock",
@@ -58,7 +58,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
         print(f"{image.partition('/')[2]}: {store.size_mb(image):.0f} MB, {time.monotonic() - began:.0f} s")  # noqa: T201
     yield store
     if kept is None:
-        shutil.rmtree(folder)
+        store.remove()
 
 
 @pytest.fixture
