@@ -30,7 +30,7 @@ from server.backends.replica import Engine, HeldStream, Replica
 from server.backends.replica_metrics import merged_pages
 from server.backends.retry_budget import RetryBudget
 from server.core.backend import GrpcStream
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotFound
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
@@ -43,6 +43,9 @@ _SICK_STATUSES = (500, 502)
 _BUSY_STATUS = 503
 _SICK_CODES = (2, 13)  # UNKNOWN, INTERNAL
 _BUSY_CODES = (8, 14)  # RESOURCE_EXHAUSTED, UNAVAILABLE
+_NOT_FOUND_STATUS, _NOT_FOUND_CODE = 404, 5
+# Triton's words for a model that it just unloads: while it ends, for every one of its models.
+_NO_VERSIONS = "has no available versions"
 
 
 class Standing(StrEnum):
@@ -65,11 +68,15 @@ class ReplicaStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """model, sequence: empty where they do not matter. may_repeat: asked only once a replica did not answer."""
+    """model, sequence: empty where they do not matter. may_repeat: asked only once a replica did not answer.
+
+    named: the model in any case, asked only once a replica has it no more.
+    """
 
     may_repeat: Callable[[], bool]
     model: str = ""
     sequence: str = ""
+    named: Callable[[], str] = str
 
 
 class Replicas:
@@ -125,7 +132,8 @@ class Replicas:
             return _worst(await self._tell_all(ask), lambda answer: answer.code)
         model = model_of_grpc(call) if self._names_matter() else ""
         sequence = sequence_of_grpc(call) if model in self._sequential else ""
-        return await self._ask(ask, _Question(partial(may_repeat_grpc, call), model, sequence), _grpc_verdict)
+        question = _Question(partial(may_repeat_grpc, call), model, sequence, partial(model_of_grpc, call))
+        return await self._ask(ask, question, _grpc_verdict)
 
     async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         replica = self._pick(self._http_question(call))
@@ -145,7 +153,7 @@ class Replicas:
 
     async def infer(self, request: InferRequest) -> InferResponse:
         sequence = request.parameters.get("sequence_id") or ""
-        question = _Question(lambda: not sequence, request.model_name, str(sequence))
+        question = _Question(lambda: not sequence, request.model_name, str(sequence), lambda: request.model_name)
         return await self._ask(lambda engine: engine.infer(request), question, lambda _: True)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
@@ -207,17 +215,23 @@ class Replicas:
     # who is asked
 
     async def _ask(self, ask: Ask[T], question: _Question, verdict: Callable[[T], bool | None] = lambda _: None) -> T:
-        """The answer of one replica, or of a second one where the first gave none.
+        """The answer of one replica, or of a second one where the first gave none or has just given the model up.
 
         verdict: whether an answer speaks for the replica's health, against it (False), or says nothing of it (None).
         """
         first = self._pick(question)
         try:
-            return await self._attempt(first, ask, verdict)
-        except BackendUnavailable:
+            answer = await self._attempt(first, ask, verdict)
+        except (BackendUnavailable, ModelNotFound) as error:
+            if isinstance(error, ModelNotFound) and not self._has_lost(str(error), first, question):
+                raise
             second = self._other(first, question)
             if second is None:
                 raise
+        else:
+            second = self._other(first, question) if self._has_lost(_not_found(answer), first, question) else None
+            if second is None:
+                return answer
         return await self._attempt(second, ask, verdict)
 
     async def _attempt(self, replica: Replica, ask: Ask[T], verdict: Callable[[T], bool | None]) -> T:
@@ -239,6 +253,14 @@ class Replicas:
     def _failed(self, replica: Replica) -> None:
         if self._outliers.failed(replica.index, time.monotonic()):
             log.warning("replica is left out for a while: it fails more than the others", replica=replica.name)
+
+    def _has_lost(self, words: str, replica: Replica, question: _Question) -> bool:
+        """Whether the replica says that it has the model no more, and another still has it: that one is to be asked."""
+        if _NO_VERSIONS not in words:
+            return False
+        model = question.named()
+        replica.models -= {model}
+        return any(model in other.models for other in self._passable() if other is not replica)
 
     def _other(self, first: Replica, question: _Question) -> Replica | None:
         if not question.may_repeat() or not any(replica is not first for replica in self._passable()):
@@ -287,7 +309,7 @@ class Replicas:
     def _http_question(self, call: HttpCall) -> _Question:
         model = model_of_http(call) if self._names_matter() else ""
         sequence = sequence_of_http(call) if model in self._sequential else ""
-        return _Question(partial(may_repeat_http, call), model, sequence)
+        return _Question(partial(may_repeat_http, call), model, sequence, partial(model_of_http, call))
 
     # all of them
 
@@ -316,6 +338,13 @@ def _answers(outcomes: list[T | BaseException]) -> list[T]:
 
 def _worst(answers: list[T], grade: Callable[[T], int]) -> T:
     return max(answers, key=grade)
+
+
+def _not_found(answer: object) -> str:
+    """What an answer says of a model that is not there; empty for any other answer."""
+    if isinstance(answer, HttpAnswer) and answer.status == _NOT_FOUND_STATUS:
+        return answer.body.decode("utf-8", "replace")
+    return answer.details if isinstance(answer, GrpcAnswer) and answer.code == _NOT_FOUND_CODE else ""
 
 
 def _http_verdict(answer: HttpAnswer) -> bool | None:

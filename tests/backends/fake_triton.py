@@ -41,6 +41,7 @@ class Mode(StrEnum):
     LATE_IN_QUEUE = "late_in_queue"
     LOADING = "loading"
     GAVE_UP = "gave_up"
+    ENDING = "ending"  # both: it took SIGTERM, and its models go before it does
     OUT_OF_MEMORY = "out_of_memory"
     HALF = "half"  # HTTP: half of the announced body, then the end
     CHUNKED = "chunked"
@@ -50,6 +51,7 @@ class Mode(StrEnum):
     STALE = "stale"  # HTTP: closes a connection at its second request
 
 
+NO_VERSIONS = "Request for unknown model: 'double' has no available versions"
 GRPC_STATUS = {
     Mode.ERROR: (
         grpc.StatusCode.INTERNAL,
@@ -59,6 +61,7 @@ GRPC_STATUS = {
     Mode.QUEUE_FULL: (grpc.StatusCode.UNAVAILABLE, "[request id: 1] Exceeds maximum queue size"),
     Mode.LATE_IN_QUEUE: (grpc.StatusCode.UNAVAILABLE, "Request timeout expired"),
     Mode.LOADING: (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'double' version 1 is not at ready state"),
+    Mode.ENDING: (grpc.StatusCode.NOT_FOUND, NO_VERSIONS),
     Mode.OUT_OF_MEMORY: (
         grpc.StatusCode.INTERNAL,
         "onnx runtime error 6: Non-zero status code returned while running Mul node. Name:'Mul_8702' Status Message: "
@@ -229,6 +232,11 @@ def _http_answer(mode: Mode, *, is_head: bool) -> bytes:
     body = b"" if is_head else JSON_BODY
     if mode is Mode.ERROR:
         return b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 16\r\n\r\n{"error":"boom"}'
+    if mode is Mode.ENDING:
+        return b'HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n{"error":"%s"}' % (
+            len(NO_VERSIONS) + 12,
+            NO_VERSIONS.encode(),
+        )
     if mode is Mode.GARBAGE:
         return b"\x00\x01garbage\r\n\r\n"
     if mode is Mode.HALF:

@@ -23,7 +23,7 @@ from server.backends.replica_metrics import merged_pages
 from server.backends.replicas import Replicas, Standing
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton import TritonBackend
-from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, OutOfMemory
+from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, OutOfMemory
 from server.core.infer import InferRequest, Parameter
 from server.core.relay import GrpcCall, HttpCall
 from server.core.tensor import Datatype, Tensor
@@ -301,6 +301,38 @@ async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
         failed = [outcome for outcome in outcomes if isinstance(outcome, BackendUnavailable)]
         assert failed
         assert infers([two.fake]) == [8 - len(failed)]
+
+
+@pytest.mark.parametrize("way", ["tensors", "relayed gRPC", "relayed HTTP"])
+async def test_replica_that_ends_gives_its_models_up_and_nobody_is_told(way: str) -> None:
+    """Triton unloads its models before it goes, and says 404 meanwhile: another replica has them, and is asked."""
+
+    async def ask(replicas: Replicas) -> int:
+        if way == "tensors":
+            return len((await replicas.infer(infer_request())).outputs)
+        if way == "relayed gRPC":
+            return (await replicas.grpc(infer_call(), deadline=None)).code + 1
+        return (await replicas.http(HTTP_INFER, deadline=None)).status // 200
+
+    async with group(2) as (replicas, fakes):
+        fakes[0].mode = Mode.ENDING
+        assert await asyncio.gather(*(ask(replicas) for _ in range(8))) == [1] * 8
+        asked = infers(fakes)[0] + len(fakes[0].http_requests)
+        assert asked
+        assert [await ask(replicas) for _ in range(20)] == [1] * 20
+        assert infers(fakes)[0] + len(fakes[0].http_requests) == asked
+
+
+async def test_model_that_every_replica_has_given_up_is_not_found() -> None:
+    """What all say is the answer, and they are not asked in turn for ever."""
+    async with group(2) as (replicas, fakes):
+        for fake in fakes:
+            fake.mode = Mode.ENDING
+        for _ in range(10):
+            with pytest.raises(ModelNotFound, match="has no available versions"):
+                await replicas.infer(infer_request())
+            assert (await replicas.http(HTTP_INFER, deadline=None)).status == 404
+        assert sum(infers(fakes)) == 11
 
 
 async def test_retries_are_a_tenth_even_when_every_call_is_broken() -> None:
