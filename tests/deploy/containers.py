@@ -5,6 +5,7 @@ with tini first; the image's user, without capabilities, not to be gained again.
 only) and a /dev/shm, as those of a pod do. There is no engine, no cgroup, no seccomp filter, and no image registry.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -129,6 +130,13 @@ class Container:
         self.first.send_signal(signal.SIGTERM)
         return self.process.wait(grace_s)
 
+    def kill(self) -> None:
+        """With its process 1 all of them go. They outlive `unshare`: who changes his user sheds its --kill-child."""
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            self.first.kill()
+        self.process.kill()
+        self.process.wait()
+
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
@@ -196,8 +204,7 @@ class Pod:
     def close(self) -> None:
         """Ends what is left of it."""
         for container in self.containers:
-            container.process.kill()
-            container.process.wait()
+            container.kill()
         self._holder.kill()
         self._holder.wait()
         subprocess.run(["umount", str(self.shm)], check=True)
