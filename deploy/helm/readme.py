@@ -14,6 +14,10 @@ import yaml
 
 CHART = Path(__file__).resolve().parent / "penstock"
 TABLE_BEGINS, TABLE_ENDS = "<!-- values -->\n", "<!-- /values -->\n"
+_AS_KUBERNETES_HAS_IT = {
+    *("nodeSelector", "tolerations", "affinity", "priorityClassName", "podAnnotations", "podLabels", "annotations"),
+    *("requests", "limits", "maxUnavailable"),
+}
 _INDENTED = 3  # blanks after the #: a list in a comment, a line for each of its items
 
 
@@ -43,7 +47,7 @@ def table(values: Sequence[Value]) -> str:
             section = first
             lines += ["", f"## {section}", "", "| value | default | what |", "|---|---|---|"]
         default = f"`{value.default}`" if value.default else ""
-        lines.append(f"| `{value.key}` | {_cell(default)} | {_cell(value.comment)} |")
+        lines.append(f"| `{value.key}` | {_cell(default)} | {_cell(value.comment or _usual(value.key))} |")
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -90,6 +94,10 @@ def _item(text: str) -> str:
 
 def _as_json(node: yaml.Node) -> str:
     return json.dumps(yaml.SafeLoader("").construct_object(node, deep=True), ensure_ascii=False)
+
+
+def _usual(key: str) -> str:
+    return "As Kubernetes has it." if key.rpartition(".")[2] in _AS_KUBERNETES_HAS_IT else ""
 
 
 def _cell(text: str) -> str:

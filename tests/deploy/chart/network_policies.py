@@ -47,8 +47,8 @@ def _allows(policies: list[Document], pod: Peer, other: Peer, *, port: tuple[Pee
     if not isolating:
         return True
     end = "from" if direction == "ingress" else "to"
-    rules = [(spec, rule) for spec in isolating for rule in spec.get(direction) or []]
-    return any(_takes_peer(rule.get(end), other, pod.namespace) and _takes_port(rule, *port) for _, rule in rules)
+    rules = [rule for spec in isolating for rule in spec.get(direction) or []]
+    return any(_takes_peer(rule.get(end), other, pod.namespace) and _takes_port(rule, *port) for rule in rules)
 
 
 def _isolates(policy: Document, pod: Peer, direction: str) -> bool:
@@ -65,10 +65,10 @@ def _takes_peer(peers: list[dict[str, Any]] | None, other: Peer, namespace: str)
 def _is_peer(entry: Mapping[str, Any], other: Peer, namespace: str) -> bool:
     if "ipBlock" in entry:
         block = entry["ipBlock"]
-        inside = [ipaddress.ip_network(block["cidr"])]
         outside = [ipaddress.ip_network(each) for each in block.get("except") or []]
         address = ipaddress.ip_address(other.address) if other.address else None
-        return address is not None and address in inside[0] and not any(address in each for each in outside)
+        is_inside = address is not None and address in ipaddress.ip_network(block["cidr"])
+        return is_inside and not any(address in each for each in outside)
     if other.address:
         return False
     by_namespace = entry.get("namespaceSelector")

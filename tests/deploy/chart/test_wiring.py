@@ -116,7 +116,7 @@ def test_disruption_budgets_and_spreads_select_pods(name: str) -> None:
 
 def test_budgets_are_there_for_every_component_with_replicas() -> None:
     """A drained node takes one replica of a kind at a time."""
-    (result,) = (rendered("everything"),)
+    result = rendered("everything")
     covered = {
         pods.component
         for pods in pods_of(result)
