@@ -5,6 +5,7 @@
 {{- include "penstock.validate.external" . -}}
 {{- include "penstock.validate.models" . -}}
 {{- include "penstock.validate.gateway" . -}}
+{{- include "penstock.validate.memory" . -}}
 {{- include "penstock.validate.network" . -}}
 {{- include "penstock.gpu.validate" . -}}
 {{- if has .Values.topology (list "sidecar" "separate") -}}
@@ -83,6 +84,20 @@
 {{- end -}}
 {{- end -}}
 
+{{/* A memory-backed /dev/shm counts to the limit of who fills it. */}}
+{{- define "penstock.validate.memory" -}}
+{{- $names := list "gateway" -}}
+{{- if eq .Values.topology "separate" }}{{ $names = append $names "triton" }}{{ end -}}
+{{- if .Values.video.enabled }}{{ $names = append $names "video" }}{{ end -}}
+{{- range $name := $names -}}
+{{- $values := get $.Values $name -}}
+{{- $limit := dig "limits" "memory" "" $values.resources | toString -}}
+{{- if and (regexMatch `^[0-9]+([KMGT]i?)?$` $limit) (ge (include "penstock.bytes" $values.shmSize | int64) (include "penstock.bytes" $limit | int64)) -}}
+{{- fail (printf "%s.shmSize is %s and %s.resources.limits.memory is %s: what lies in /dev/shm counts to that limit, so that the container would be killed before it is full; set the one lower or the other higher" $name $values.shmSize $name $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What the policy would cut off without a word. */}}
 {{- define "penstock.validate.network" -}}
 {{- $policy := .Values.networkPolicy -}}
@@ -96,6 +111,9 @@
 {{- end -}}
 {{- with and .Values.video.enabled (not $policy.egress) (include "penstock.validate.cameras" .) -}}
 {{- fail (printf "video.config reads %s and networkPolicy.egress is empty: no camera could be reached; allow them, such as {to: [{ipBlock: {cidr: 10.20.0.0/16}}]}" .) -}}
+{{- end -}}
+{{- if and .Values.video.enabled .Values.video.gatewayUrl (not $policy.egress) -}}
+{{- fail (printf "video.gatewayUrl is %s and networkPolicy.egress is empty: only the gateway of this release could be reached; allow that one, such as {to: [{ipBlock: {cidr: 10.20.0.0/16}}], ports: [{port: 8000}, {port: 8001}]}" .Values.video.gatewayUrl) -}}
 {{- end -}}
 {{- if and (has .Values.models.source (list "objectStore" "git")) (not $policy.egress) -}}
 {{- fail (printf "models.source is %s and networkPolicy.egress is empty: the models could not be fetched; allow it, such as {ports: [{port: 443}]}" .Values.models.source) -}}
