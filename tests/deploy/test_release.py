@@ -17,6 +17,7 @@ from deploy.release.notes import NoNotesError, notes_of
 from deploy.release.sbom import PYTHON, TRITON_VERSION, bill_of, components_of
 from deploy.release.versions import CHECKOUT, disagreements, project_version, versions
 from server.gpu import images as advice
+from tests.deploy.test_container import inherited, stages
 
 CHANGELOG = """# Changelog
 
@@ -229,21 +230,14 @@ def test_bills_are_written_for_every_image_at_the_time_that_is_told(tmp_path: Pa
     assert {bill["metadata"]["timestamp"] for bill in written.values()} == {"2026-11-18T11:06:40+00:00"}
 
 
-def stages() -> dict[str, tuple[str, str]]:
-    """Of each stage of the Dockerfile what it is made from, and its text without comments."""
-    text = re.sub(r"^#.*\n", "", (CHECKOUT / "deploy" / "docker" / "Dockerfile").read_text(), flags=re.MULTILINE)
-    found = re.split(r"^FROM (\S+) AS (\S+)\n", text, flags=re.MULTILINE)[1:]
-    return {name: (origin, body) for origin, name, body in zip(found[::3], found[1::3], found[2::3], strict=True)}
-
-
 def locks_installed(target: str) -> set[str]:
     """Every lock that the stage, those it is made from and those it copies our folder from install into it."""
     if target not in stages():
         return set()
-    origin, body = stages()[target]
-    installed = set(re.findall(r"uv pip install[^&;]*? -r requirements/([\w-]+\.txt)", body.replace("\\\n", " ")))
-    copied = re.findall(r"^COPY --from=(\S+) /opt/penstock", body, re.MULTILINE)
-    return installed.union(*(locks_installed(stage) for stage in [origin, *copied]))
+    stage = stages()[target]
+    installed = re.findall(r"uv pip install[^&;]*? -r requirements/([\w-]+\.txt)", "\n".join(stage.get("RUN", [])))
+    copied = [found[1] for words in stage.get("COPY", []) if (found := re.match(r"--from=(\S+) /opt/penstock", words))]
+    return set(installed).union(*(locks_installed(stage) for stage in [*stage["FROM"], *copied]))
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.target)
@@ -254,9 +248,7 @@ def test_locks_of_an_image_are_those_that_the_dockerfile_installs(image: Image) 
 
 def test_images_are_those_of_the_dockerfile_for_its_python() -> None:
     """Every target is a stage, every stage that starts a program is a target, and the Python is the base's."""
-    assert {image.target for image in IMAGES} == {
-        name for name, (_, body) in stages().items() if "ENTRYPOINT" in body
-    } | {name for name, (origin, _) in stages().items() if "ENTRYPOINT" in stages().get(origin, ("", ""))[1]}
+    assert {image.target for image in IMAGES} == {name for name in stages() if inherited(name, "ENTRYPOINT")}
     dockerfile = (CHECKOUT / "deploy" / "docker" / "Dockerfile").read_text()
     assert f"ARG BASE=docker.io/library/python:{PYTHON}-slim" in dockerfile
 
