@@ -1,144 +1,31 @@
 """Several fake Tritons as one engine: who is asked, who is left out, what is sent again."""
 
 import asyncio
-import json
 import signal
-import sys
 import time
-from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import AsyncExitStack
 
-import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2
 
 from server.backends import replica
 from server.backends.outliers import OutlierOptions, Outliers
-from server.backends.patience import Patience
 from server.backends.replica_metrics import merged_pages
 from server.backends.replicas import Replicas, Standing
-from server.backends.retry_budget import RetryBudget
-from server.backends.triton import TritonBackend
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, ModelNotFound, OutOfMemory
-from server.core.infer import InferRequest, Parameter
-from server.core.relay import GrpcCall, HttpCall
-from server.core.tensor import Datatype, Tensor
 from tests.backends.dark_proxy import DarkProxy
 from tests.backends.fake_triton import FakeTriton, Mode
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
-HTTP_INFER = HttpCall("POST", b"/v2/models/double/infer", (), b"{}")
-X = Tensor("x", Datatype.FP32, (1, 1), memoryview(np.ones(1, np.float32).tobytes()))
-
-
-def infer_request(deadline: float | None = None, **parameters: Parameter) -> InferRequest:
-    return InferRequest("double", (X,), parameters=parameters, deadline=deadline)
-
-
-def infer_call() -> GrpcCall:
-    request = service_pb2.ModelInferRequest(model_name="double", id="7")
-    request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
-    request.raw_input_contents.append(bytes(4))
-    return GrpcCall(METHOD, request.SerializeToString())
-
-
-class Turns:
-    """In place of chance: the next replica each time."""
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def __call__(self) -> float:
-        self._turn += 1
-        return self._turn * 0.381966 % 1.0  # spread evenly, whatever the number of replicas
-
-
-def connected(addresses: dict[str, str], *, outliers: Outliers | None = None) -> Replicas:
-    """addresses: gRPC's by HTTP's."""
-    budget = RetryBudget()
-    patience = Patience(control_s=1.0, connect_s=0.5)
-    engines = {
-        url: TritonBackend(http_url=url, grpc_address=grpc, max_connections=8, patience=patience, budget=budget)
-        for url, grpc in addresses.items()
-    }
-    return Replicas(engines, budget=budget, outliers=outliers, uniform=Turns())
-
-
-@asynccontextmanager
-async def group(count: int, *, outliers: Outliers | None = None) -> AsyncIterator[tuple[Replicas, list[FakeTriton]]]:
-    """So many fakes and what stands before them, looked at once as the watch does."""
-    async with AsyncExitStack() as stack:
-        fakes = [await stack.enter_async_context(FakeTriton().running()) for _ in range(count)]
-        replicas = connected({fake.http_url: fake.grpc_address for fake in fakes}, outliers=outliers)
-        assert await replicas.ready()
-        await replicas.repository_index()
-        try:
-            yield replicas, fakes
-        finally:
-            await replicas.aclose()
-
-
-@asynccontextmanager
-async def child_triton() -> AsyncIterator[tuple[Process, str, str]]:
-    """A fake in a process of its own, its HTTP and its gRPC address."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.backends.fake_triton", "normal", stdout=asyncio.subprocess.PIPE, cwd=CHECKOUT
-    )
-    assert process.stdout is not None
-    ports = json.loads(await process.stdout.readline())
-    try:
-        yield process, f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}"
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A fake in a process of its own, which a test may kill or stop, beside one in this process."""
-
-    replicas: Replicas
-    process: Process
-    grpc_port: int
-    fake: FakeTriton
-
-    async def kill(self) -> None:
-        self.process.kill()
-        await self.process.wait()
-
-
-@asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
-    """Looked at once as the watch does."""
-    async with child_triton() as (process, url, address), FakeTriton().running() as fake:
-        replicas = connected({url: address, fake.http_url: fake.grpc_address})
-        assert await replicas.ready()
-        await replicas.repository_index()
-        try:
-            yield Pair(replicas, process, int(address.rpartition(":")[2]), fake)
-        finally:
-            await replicas.aclose()
-
-
-def infers(fakes: list[FakeTriton]) -> list[int]:
-    return [fake.grpc_methods.count("ModelInfer") for fake in fakes]
-
-
-def standings(replicas: Replicas) -> list[str]:
-    return [row.standing for row in replicas.statistics()]
-
-
-async def until(condition: object, timeout_s: float = 10.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+from tests.backends.replica_groups import (
+    HTTP_INFER,
+    connected,
+    group,
+    infer_call,
+    infer_request,
+    infers,
+    pair,
+    standings,
+    until,
+)
 
 
 async def test_calls_are_spread_over_all_and_go_to_the_least_busy() -> None:
@@ -303,24 +190,25 @@ async def test_step_of_a_sequence_is_not_done_by_another_replica() -> None:
         assert infers([two.fake]) == [8 - len(failed)]
 
 
-@pytest.mark.parametrize("way", ["tensors", "relayed gRPC", "relayed HTTP"])
-async def test_replica_that_ends_gives_its_models_up_and_nobody_is_told(way: str) -> None:
+async def test_replica_that_ends_gives_its_models_up_and_nobody_is_told() -> None:
     """Triton unloads its models before it goes, and says 404 meanwhile: another replica has them, and is asked."""
-
-    async def ask(replicas: Replicas) -> int:
-        if way == "tensors":
-            return len((await replicas.infer(infer_request())).outputs)
-        if way == "relayed gRPC":
-            return (await replicas.grpc(infer_call(), deadline=None)).code + 1
-        return (await replicas.http(HTTP_INFER, deadline=None)).status // 200
-
     async with group(2) as (replicas, fakes):
         fakes[0].mode = Mode.ENDING
-        assert await asyncio.gather(*(ask(replicas) for _ in range(8))) == [1] * 8
-        asked = infers(fakes)[0] + len(fakes[0].http_requests)
-        assert asked
-        assert [await ask(replicas) for _ in range(20)] == [1] * 20
-        assert infers(fakes)[0] + len(fakes[0].http_requests) == asked
+        relayed = (replicas.http(HTTP_INFER, deadline=None) for _ in range(6))
+        assert [answer.status for answer in await asyncio.gather(*relayed)] == [200] * 6
+        asked = len(fakes[0].http_requests)
+        assert 0 < asked < 6
+        for _ in range(6):
+            assert (await replicas.http(HTTP_INFER, deadline=None)).status == 200
+            assert (await replicas.grpc(infer_call(), deadline=None)).code == 0
+            assert (await replicas.infer(infer_request())).outputs
+        assert (len(fakes[0].http_requests), infers(fakes)) == (asked, [0, 12])
+        await replicas.repository_index()  # lists it still: each way it is asked again, and once
+        assert [(await replicas.grpc(infer_call(), deadline=None)).code for _ in range(4)] == [0] * 4
+        assert infers(fakes)[0] == 1
+        await replicas.repository_index()
+        assert all([(await replicas.infer(infer_request())).outputs for _ in range(4)])
+        assert infers(fakes)[0] == 2
 
 
 async def test_model_that_every_replica_has_given_up_is_not_found() -> None:
