@@ -4,7 +4,7 @@
 # be of the same user. In containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility brings the driver's two programs along.
 #
 #   CUDA_MPS_PIPE_DIRECTORY             where clients find it [/run/penstock/mps]; they need the same variable
-#   CUDA_MPS_LOG_DIRECTORY              control.log and server.log [logs in that directory]
+#   CUDA_MPS_LOG_DIRECTORY              for drivers that write files; 580 tells all on standard output [logs in that directory]
 #   CUDA_MPS_ACTIVE_THREAD_PERCENTAGE   of a card's threads for a client, 1 to 100; empty or 0: no limit. From Volta on
 #   CUDA_MPS_PINNED_DEVICE_MEM_LIMIT    of a card's memory for a client: 4G, or by card 0=4G,1=2G; empty: no limit. From Volta on
 #   MPS_QUIT_SECONDS                    that clients get to end before they are cut off [10]
@@ -94,7 +94,7 @@ until_it_answers() {
     tries=$((start_seconds * 5))
     until is_running; do
         tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || fail "$control did not answer within $start_seconds s; see $logs/control.log"
+        [ "$tries" -gt 0 ] || fail "$control did not answer within $start_seconds s; its lines above say why, or those in $logs"
         if [ -n "$asked" ] || ! is_alive; then return 0; fi
         sleep 0.2
     done
@@ -127,4 +127,4 @@ wait "$daemon" 2>/dev/null || code=$?
 daemon=
 remove_stale
 if [ -n "$asked" ]; then exit 0; fi
-fail "$control ended by itself with code $code; see $logs/control.log"
+fail "$control ended by itself with code $code; its lines above say why, or those in $logs"

@@ -1,8 +1,9 @@
 """Stands in for nvidia-cuda-mps-control: what deploy/mps's scripts can see of it, as it was seen on an H200.
 
 `-f` is the daemon: it binds `control` in CUDA_MPS_PIPE_DIRECTORY, leaves it there when it is killed, ends on SIGTERM
-or `quit`. Without arguments it hands the lines of standard input to the daemon and prints the answers. FAKE_MPS_SICK
-names what is wrong with it: deaf (SIGTERM and quit do nothing), slow (it starts late), dead (it ends at once).
+or `quit`, and tells of each command on standard output; for the tests also in the file `said`. Without arguments it
+hands the lines of standard input to the daemon and prints the answers. FAKE_MPS_SICK names what is wrong with it: deaf
+(SIGTERM and quit do nothing), slow (it starts late), dead (it ends at once).
 """
 
 import os
@@ -17,13 +18,18 @@ SICK = os.environ.get("FAKE_MPS_SICK", "")
 FILES = ("control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.pid")
 
 
+def tell(words: str) -> None:
+    sys.stdout.write(f"[Control {os.getpid()}] {words}\n")
+    sys.stdout.flush()
+
+
 def daemon() -> int:
     if SICK == "dead":
         return 3
     if SICK == "slow":
         time.sleep(1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if SICK == "deaf" else lambda *_: sys.exit(0))
-    log = Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "control.log")
+    log = Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "said")
     limits = {name: os.environ[name] for name in os.environ if name.endswith(("_PERCENTAGE", "_MEM_LIMIT"))}
     log.write_text(f"environment {limits}\n")
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -31,6 +37,7 @@ def daemon() -> int:
     for name in FILES:
         (PIPES / name).write_text(str(os.getpid()))
     door.listen()
+    tell(f"Starting control daemon using socket {PIPES}/control")
     threads = 100.0
     while True:
         caller, _ = door.accept()
@@ -38,6 +45,7 @@ def daemon() -> int:
             words = caller.recv(4096).decode().split()
             with log.open("a") as lines:
                 lines.write(" ".join(words) + "\n")
+            tell(f"Cmd:{' '.join(words)}")
             if words[0] == "quit" and SICK != "deaf":
                 caller.send(b"0 ")
                 return 0
