@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from server.backends.reaper import region_prefix
 from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, triton_arguments
 from server.backends.triton_runtime import find_triton
@@ -17,6 +16,7 @@ from tests.integration.living import wait_for
 from tests.integration.web import call
 from tests.tiny_models import write_model
 
+EXIT_TIMEOUT_S = 5  # which Triton takes whole while its clients are connected
 VALUES = CHECKOUT / "deploy" / "helm" / "penstock" / "values.yaml"
 BRIGHTNESS = '''"""How bright pictures are, as the score of a class; writes down each that it is asked for."""
 import time
@@ -145,63 +145,89 @@ class Replica:
 
 
 @dataclass
-class SidecarReplica(Replica):
-    """A pod of topology `sidecar`: a Triton beside the gateway, begun before it and ended after it."""
+class BareTriton:
+    """One that nobody supervises, always on the same three ports, with the model `brightness`."""
 
-    triton: subprocess.Popen[bytes] | None = None
-    engine_ports: tuple[int, ...] = ()
+    folder: Path
+    ports: tuple[int, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.engine_ports = pick_free_ports("127.0.0.1", 3)
-        http, grpc, _ = self.engine_ports
-        url, address = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
-        self.arguments += ("--engine", url, "--engine-grpc", address, "--models", "brightness")
+        self.ports = pick_free_ports("127.0.0.1", 3)
         source = BRIGHTNESS.format(ledger=str(self._ledger))
         write_model(self.folder / "models", "brightness", source, BRIGHTNESS_CONFIG)
         self._ledger.touch()
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """HTTP's URL, and gRPC's address."""
+        return f"http://127.0.0.1:{self.ports[0]}", f"127.0.0.1:{self.ports[1]}"
 
     @property
     def _ledger(self) -> Path:
         return self.folder / "ledger"
 
     def computed(self) -> list[float]:
-        """The brightness of each picture that its Triton was asked for, in all its lives."""
+        """The brightness of each picture that it was asked for, in all its lives."""
         return [float(line) for line in self._ledger.read_text().split()]
 
-    def regions(self) -> list[str]:
-        """Of its Triton's models, in shared memory."""
-        return [path.name for path in Path("/dev/shm").glob(f"{region_prefix(self._engine_id)}*")]
-
-    @property
-    def _engine_id(self) -> str:
-        return f"{self.engine_ports[0]:012x}"
-
     def begin(self) -> None:
+        """Start it; its client waits until it is ready."""
         run_dir = self.folder / f"run-{time.monotonic_ns()}"
         run_dir.mkdir()
         launch = find_triton(environment=CHECKOUT / ".venv-triton", search_path="").prepare(run_dir)
-        http, grpc, metrics = self.engine_ports
-        options = TritonOptions(self._engine_id, (self.folder / "models",), http, grpc, metrics)
+        http, grpc, metrics = self.ports
+        options = TritonOptions(
+            f"{http:012x}", (self.folder / "models",), http, grpc, metrics, exit_timeout_s=EXIT_TIMEOUT_S
+        )
         with (self.folder / "triton.log").open("ab") as log:
             argv = [*launch.argv, *triton_arguments(options, launch.python_backends)]
-            self.triton = subprocess.Popen(argv, stdout=log, stderr=log, env=launch.env, cwd=run_dir)
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=launch.env, cwd=run_dir)
+
+    def end(self) -> None:
+        """SIGTERM, and it ends by itself; with what code is its own affair (2.51 dies of its clients at times)."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(40)
+
+    def bury(self) -> None:
+        """What is left of it."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class SidecarReplica(Replica):
+    """A pod of topology `sidecar`: a Triton beside the gateway, begun before it and ended after it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.triton = BareTriton(self.folder)
+        url, address = self.triton.addresses
+        self.arguments += ("--engine", url, "--engine-grpc", address, "--models", "brightness")
+
+    def computed(self) -> list[float]:
+        """The brightness of each picture that its Triton was asked for, in all its lives."""
+        return self.triton.computed()
+
+    def begin(self) -> None:
+        self.triton.begin()
         super().begin()
 
     def end(self, drain: Drain) -> None:
         """Then Triton, once the gateway is gone: a native sidecar."""
         super().end(drain)
-        assert self.triton is not None
-        assert self.triton.poll() is None, "Triton ends after the gateway"
-        self.triton.terminate()
-        assert self.triton.wait(30) == 0
+        assert self.triton.process is not None
+        assert self.triton.process.poll() is None, "Triton ends after the gateway"
+        self.triton.end()
 
     def kill(self) -> None:
         super().kill()
-        if self.triton is not None:
-            self.triton.terminate()
+        if self.triton.process is not None:
+            self.triton.process.terminate()
 
     def bury(self) -> None:
         super().bury()
-        if self.triton is not None:
-            self.triton.wait(30)
+        if self.triton.process is not None:
+            self.triton.process.wait(30)
