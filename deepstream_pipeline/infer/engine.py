@@ -96,7 +96,7 @@ class Engine:
             why = self._failure.message if self._failure is not None else "its thread did not begin"
             raise InferFailed(f"no engine at {self._place.name}: {why}")
         try:
-            asyncio.run_coroutine_threadsafe(life.line.until_up(), life.loop).result(timeout_s)
+            asyncio.run_coroutine_threadsafe(self._first_answer(life), life.loop).result(timeout_s)
         except TimeoutError as error:
             reason = life.line.reason
             self.close()
@@ -174,7 +174,6 @@ class Engine:
         self._life = life
         self._begun.set()
         running, stopped = asyncio.create_task(line.run()), asyncio.create_task(stop.wait())
-        telling = asyncio.create_task(tell_outages(line, self._place.title))
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if running.done():
@@ -182,7 +181,12 @@ class Engine:
         finally:
             with self._lock:
                 self._life = None
-            await self._end(life, (telling, running, stopped))
+            await self._end(life, (running, stopped))
+
+    async def _first_answer(self, life: _Loop) -> None:
+        """From here on outages are told, also one that follows at once."""
+        await life.line.until_up()
+        life.tasks.add(asyncio.create_task(tell_outages(life.line, self._place.title)))
 
     async def _end(self, life: _Loop, tasks: Sequence["asyncio.Task[object]"]) -> None:
         for task in (*life.tasks, *tasks):

@@ -15,11 +15,10 @@ log = structlog.get_logger(component="video")
 
 
 async def tell_outages(line: Line, engine: str) -> None:
-    """Looks, from its first answer on, for ever; ends by cancellation. engine: which it is, in words.
+    """Looks for ever, begun when it has answered; ends by cancellation. engine: which it is, in words.
 
     What is over by the next look is not told: a core that is started again is back in a moment.
     """
-    await line.until_up()
     while True:
         await _until(line, is_up=False)
         gone_at = time.monotonic()

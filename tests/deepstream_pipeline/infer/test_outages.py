@@ -48,9 +48,6 @@ class Blinking:
             return look
         raise _Over
 
-    async def until_up(self) -> None:
-        """It is."""
-
 
 LOOKS = {"back by the next look": ([True, False, True, True], []), "away": ([False, False, False, True], [GONE, BACK])}
 
