@@ -1,14 +1,16 @@
 """What one object says of another is true: labels, ports, names, probes, targets."""
 
 import re
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.deploy.chart.objects import Pods, pods_of, selects
 from tests.deploy.chart.pod_security import Spec
-from tests.deploy.chart.rendering import CHART, NAMESPACE, Document, Rendered
+from tests.deploy.chart.rendering import CHART, NAMESPACE, Document, Rendered, render
 from tests.deploy.chart.value_sets import NAMES, SETS, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
@@ -133,16 +135,30 @@ def target_of(each: Document) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_autoscalers_scale_a_workload_that_says_no_replicas(name: str) -> None:
-    """The target exists and leaves its count to the autoscaler; without one it says its count."""
+def test_autoscalers_scale_a_workload_that_starts_with_the_fewest(name: str) -> None:
+    """The target exists and says a number: left out, the upgrade that turns autoscaling on would leave one replica."""
     scalers = rendered(name).of_kind("HorizontalPodAutoscaler", "ScaledObject")
     workloads = {(each["kind"], each["metadata"]["name"]): each for each in rendered(name).of_kind("Deployment")}
     for each in scalers:
         target = workloads[target_of(each).get("kind", "Deployment"), target_of(each)["name"]]
-        assert "replicas" not in target["spec"]
+        fewest = each["spec"].get("minReplicas") or each["spec"]["minReplicaCount"]
+        assert target["spec"]["replicas"] == fewest
     assert len(scalers) == (SETS[name].get("autoscaling", {}).get("mode", "none") != "none")
-    if not scalers:
-        assert all("replicas" in each["spec"] for each in workloads.values())
+    assert all("replicas" in each["spec"] for each in workloads.values())
+
+
+@pytest.mark.parametrize("name", ["hpa", "keda"])
+def test_upgrade_under_an_autoscaler_keeps_the_present_number(name: str, tmp_path: Path) -> None:
+    """What the cluster would answer to the template's lookup is what is sent again; the engine has no cluster here."""
+    chart = tmp_path / "penstock"
+    shutil.copytree(CHART, chart)
+    template = chart / "templates" / "autoscaling" / "_autoscaling.tpl"
+    asked = 'lookup "apps/v1" "Deployment" .Release.Namespace $name'
+    text = template.read_text()
+    assert asked in text
+    template.write_text(text.replace(asked, '(dict "spec" (dict "replicas" 5))'))
+    (gateways,) = render(SETS[name], chart=chart).of_kind("Deployment")
+    assert gateways["spec"]["replicas"] == 5
 
 
 def handlers(container: Spec) -> dict[str, dict[str, Any]]:

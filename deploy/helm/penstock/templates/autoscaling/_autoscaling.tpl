@@ -1,6 +1,20 @@
 {{/* How many gateways: by requests in flight and by time in the queue, never by how busy a GPU is. Called with the root. */}}
 
 {{/*
+The gateways' number. Under an autoscaler the one that there is: left out, the API server would take 1 on the upgrade that turns
+it on, and another number would undo what it did. Where nothing can be looked up (`helm template`), or is there: the fewest.
+*/}}
+{{- define "penstock.gateway.replicas" -}}
+{{- if eq .Values.autoscaling.mode "none" -}}
+{{ .Values.gateway.replicas }}
+{{- else -}}
+{{- $name := include "penstock.componentName" (dict "root" . "component" "gateway") -}}
+{{- $present := lookup "apps/v1" "Deployment" .Release.Namespace $name -}}
+{{ dig "spec" "replicas" .Values.autoscaling.minReplicas ($present | default dict) }}
+{{- end -}}
+{{- end -}}
+
+{{/*
 Series of this release's gateways, however Prometheus found them: by the namespace, and by the names that a Deployment
 gives its pods.
 */}}
