@@ -42,22 +42,36 @@ def test_every_pod_is_isolated_both_ways(name: str) -> None:
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_gateway_is_reached_by_those_who_may_call_it(name: str) -> None:
-    """Pods of the namespace by default, else who the values name; metrics by Prometheus, wherever it is."""
-    gateway, listed = peers(name)["gateway"], SETS[name].get("networkPolicy", {}).get("gatewayFrom")
+    """Pods of the namespace, unless the values say otherwise; metrics by Prometheus, wherever it is."""
+    gateway, of_namespace = (
+        peers(name)["gateway"],
+        SETS[name].get("networkPolicy", {}).get("gatewayFromNamespace", True),
+    )
     for port in (8000, 8001):
-        assert may_reach(policies(name), NEIGHBOUR, gateway, port) is not bool(listed)
+        assert may_reach(policies(name), NEIGHBOUR, gateway, port) is of_namespace
         assert not may_reach(policies(name), STRANGER, gateway, port)
     assert may_reach(policies(name), PROMETHEUS, gateway, 8002)
     assert not may_reach(policies(name), PROMETHEUS, gateway, 9000)
 
 
 def test_gateway_is_reached_by_whom_the_values_name() -> None:
-    """networkPolicy.gatewayFrom stands in place of the namespace's pods, metricsFrom in place of everybody."""
+    """networkPolicy.gatewayFrom adds to who may call, metricsFrom stands in place of everybody."""
     gateway = peers("everything")["gateway"]
     named = Peer({}, "shop", namespace_labels={"team": "shop"})
     assert may_reach(policies("everything"), named, gateway, 8000)
     assert not may_reach(policies("everything"), named, gateway, 8002)
     assert not may_reach(policies("everything"), STRANGER, gateway, 8002)
+
+
+def test_ingress_controller_that_is_named_takes_nobodys_place() -> None:
+    """Who adds an Ingress keeps the callers of the namespace, and is told so."""
+    ingress = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
+    result = render(merged(SETS["t4"], {"networkPolicy": {"gatewayFrom": ingress}}))
+    found, gateway = result.of_kind("NetworkPolicy"), peers("t4")["gateway"]
+    assert may_reach(found, Peer({"app": "controller"}, "ingress-nginx"), gateway, 8000)
+    assert may_reach(found, NEIGHBOUR, gateway, 8000)
+    assert not may_reach(found, STRANGER, gateway, 8000)
+    assert "pods of namespace ml, and from whom networkPolicy.gatewayFrom names" in result.notes
 
 
 @pytest.mark.parametrize("name", [name for name in GUARDED if SETS[name].get("topology") == "separate"])

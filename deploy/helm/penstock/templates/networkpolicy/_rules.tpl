@@ -9,12 +9,25 @@
 
 {{/* Who may call the gateway. Those of this release always. */}}
 {{- define "penstock.policy.callers" -}}
-{{- if .Values.networkPolicy.gatewayFrom -}}
-{{ toYaml .Values.networkPolicy.gatewayFrom }}
+{{- if .Values.networkPolicy.gatewayFromNamespace -}}
+- podSelector: {}
+{{- else -}}
 {{ include "penstock.policy.pods" (dict "root" . "component" "video") }}
 {{ include "penstock.policy.pods" (dict "root" . "component" "test") }}
+{{- end -}}
+{{- with .Values.networkPolicy.gatewayFrom }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The same for NOTES. */}}
+{{- define "penstock.policy.callersInWords" -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- if not $policy.enabled -}}
+whatever reaches its pods
 {{- else -}}
-- podSelector: {}
+{{- if not $policy.gatewayFromNamespace }}this release's {{ end -}}
+pods of namespace {{ .Release.Namespace }}{{ if $policy.gatewayFrom }}, and from whom networkPolicy.gatewayFrom names{{ end }}
 {{- end -}}
 {{- end -}}
 
