@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from server.backends.reaper import ENGINE_ID_VARIABLE, reap
 from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, triton_arguments
 from server.backends.triton_runtime import find_triton
@@ -178,11 +179,12 @@ class BareTriton:
         launch = find_triton(environment=CHECKOUT / ".venv-triton", search_path="").prepare(run_dir)
         http, grpc, metrics = self.ports
         options = TritonOptions(
-            f"{http:012x}", (self.folder / "models",), http, grpc, metrics, exit_timeout_s=EXIT_TIMEOUT_S
+            self._engine_id, (self.folder / "models",), http, grpc, metrics, exit_timeout_s=EXIT_TIMEOUT_S
         )
         with (self.folder / "triton.log").open("ab") as log:
             argv = [*launch.argv, *triton_arguments(options, launch.python_backends)]
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=launch.env, cwd=run_dir)
+            environ = launch.env | {ENGINE_ID_VARIABLE: self._engine_id}
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=environ, cwd=run_dir)
 
     def end(self) -> None:
         """SIGTERM, and it ends by itself; with what code is its own affair (2.51 dies of its clients at times)."""
@@ -191,10 +193,14 @@ class BareTriton:
         self.process.wait(40)
 
     def bury(self) -> None:
-        """What is left of it."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        """What is left of it, its models' processes and regions too: it may have ended without them."""
+        reap(self._engine_id)
+        if self.process is not None:
+            self.process.wait(10)
+
+    @property
+    def _engine_id(self) -> str:
+        return f"{self.ports[0]:012x}"
 
 
 @dataclass
@@ -229,5 +235,4 @@ class SidecarReplica(Replica):
 
     def bury(self) -> None:
         super().bury()
-        if self.triton.process is not None:
-            self.triton.process.wait(30)
+        self.triton.bury()
