@@ -28,11 +28,15 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """index: what the gateway has; None where none answers. shapes: given for inputs whose dimensions vary."""
+    """index: what the gateway has; None where none can be asked. shapes: given for inputs whose dimensions vary.
+
+    is_chosen: whether a person named this gateway, so that nothing else is checked in its place.
+    """
 
     gateway: Gateway
     index: Sequence[IndexRow] | None
     shapes: Shapes
+    is_chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Answered:
 
 
 def way_to(files: ModelFiles, around: Surroundings, notes: list[str]) -> AbstractAsyncContextManager[Way]:
-    """The gateway where it serves the model, this process where it does not and can run it.
+    """The gateway where it serves the model; this process where it does not and can run it, and nobody named a gateway.
 
     Raises CannotRun where the gateway tried and failed, NotJudged where nothing here can run it.
     """
@@ -71,8 +75,10 @@ def way_to(files: ModelFiles, around: Surroundings, notes: list[str]) -> Abstrac
         raise CannotRun(f"{url} cannot serve it: {failure}")
     is_answered = around.index is not None
     if files.obstacle:
-        where = f"it is not loaded at {url}" if is_answered else f"nothing answers at {url}"
+        where = f"it is not loaded at {url}" if is_answered else f"no gateway is asked at {url}"
         raise NotJudged(f"{where}, and {files.obstacle}")
+    if around.is_chosen:
+        raise NotJudged(f"it is not loaded at {url}: load it there, or leave out --url to check it in this process")
     if is_answered:
         notes.append(f"it is not loaded at {url}: checked in this process")
     return in_process(files.folder.parent, name)

@@ -34,6 +34,10 @@ class NothingAnswers(GatewayError):
     """No gateway listens there."""
 
 
+class NotAllowed(GatewayError):
+    """The gateway does not know who asks, or they have not the role for it."""
+
+
 class UnknownModel(GatewayError):
     """The engine has no version of the model to ask. refusal: the engine's own words."""
 
@@ -242,7 +246,9 @@ def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, nam
     if response.status == http.HTTPStatus.NOT_FOUND:
         return UnknownModel(text)
     if response.status == http.HTTPStatus.UNAUTHORIZED:
-        return GatewayError(f"{url} asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY")
+        return NotAllowed(f"{url} asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY")
+    if response.status == http.HTTPStatus.FORBIDDEN:
+        return NotAllowed(text)
     wait_s = response.headers.get("retry-after")
     return GatewayError(f"{text} (retry after {wait_s} s)" if wait_s else text)
 

@@ -18,7 +18,7 @@ from server.catalogue.errors import CatalogueError
 from server.catalogue.installed import InstalledModel
 from server.catalogue.placing import repository_of
 from server.commands.defaults import ApiKey, gateway_of, settings_or_fail
-from server.commands.gateway import Gateway, GatewayError, NothingAnswers
+from server.commands.gateway import Gateway, GatewayError, NotAllowed
 from server.commands.local_models import installed_models, unknown_model
 from server.commands.terminal import fail, say_failure, stoppable, table_console
 from server.core.errors import InferenceError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # they import ONNX Runtime, which `penstock models list` need
     from server.commands.model_verdict import CheckRow, OutputRow, Subject
 
 COLORS = {"ok": "green", "differs": "red", "cannot run": "red", "not judged": "yellow"}
+KEY_WANTED = "a check wants a key with the roles infer and read"
 
 
 def check(
@@ -50,9 +51,10 @@ def check(
 ) -> None:
     """Send a known input through each model and compare what comes back.
 
-    Through the running gateway where one answers, in this process otherwise (ONNX models). Compared with the model's
-    golden.json, and an ONNX model also with plain ONNX Runtime on the same file. The exit code is 1 where a model
-    differs or cannot run.
+    Through the gateway at --url, with a key that has the roles infer and read. Without --url through the one that runs
+    here, and in this process (ONNX models) where none can be asked. Compared with the model's golden.json, and an ONNX
+    model also with plain ONNX Runtime on the same file. The exit code is 1 where a model differs or cannot run, and
+    where the gateway at --url cannot be asked.
     """
     settings = settings_or_fail(home)
     configure_logs(LogFormat.TEXT, "error")
@@ -60,7 +62,7 @@ def check(
     if record and not names:
         fail("--record wants the names of the models whose answers are right today")
     subjects = _subjects(names or [], settings)
-    around = _surroundings(gateway_of(url, api_key), shapes)
+    around = _surroundings(gateway_of(url, api_key), shapes, is_chosen=url is not None)
     with stoppable("no model was changed"):
         rows = asyncio.run(_check_all(subjects, around, is_recording=record))
     if as_json:
@@ -105,15 +107,17 @@ def _subjects(names: list[str], settings: Settings) -> "list[Subject]":
     ]
 
 
-def _surroundings(gateway: Gateway, shapes: dict[str, tuple[int, ...]]) -> "Surroundings":
+def _surroundings(gateway: Gateway, shapes: dict[str, tuple[int, ...]], *, is_chosen: bool) -> "Surroundings":
+    """What a person named must answer: a check of something else would pass for a check of that."""
     from server.commands.check_question import Surroundings
 
     try:
-        return Surroundings(gateway, gateway.repository_index(), shapes)
-    except NothingAnswers:
-        return Surroundings(gateway, None, shapes)
+        return Surroundings(gateway, gateway.repository_index(), shapes, is_chosen=is_chosen)
     except GatewayError as error:
-        say_failure(f"no gateway is asked: {error}")
+        way_out = f" ({KEY_WANTED})" if isinstance(error, NotAllowed) else ""
+        if is_chosen:
+            fail(f"no model was checked, since {error}{way_out}", code=1)
+        say_failure(f"models are checked in this process, since {error}{way_out}")
         return Surroundings(gateway, None, shapes)
 
 

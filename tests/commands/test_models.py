@@ -73,7 +73,7 @@ def test_list_shows_the_owner_that_settings_or_config_name(
     rows = listed(penstock, stand_in.url)
     assert [rows[name]["owner"] for name in ("mine", "said", "twice")] == ["gateway", "gateway", ""]
     assert "two batchers in series add two delays" in str(rows["twice"]["reason"])
-    assert "two batchers in series" in penstock("models", "check", "twice", "--json", "--url", NOBODY).stdout
+    assert "two batchers in series" in penstock("models", "check", "twice", "--json", "--url", stand_in.url).stdout
 
 
 def test_list_believes_the_gateway_of_who_forms_a_served_models_batches(penstock: Call, stand_in: StandIn) -> None:

@@ -21,7 +21,7 @@ NOBODY = "http://127.0.0.1:9"
 
 def check(home: Path, *words: str, repository: Path | None = None) -> tuple[int, dict[str, Any]]:
     """The exit code of `penstock models check --json`, and its rows by name."""
-    environ = os.environ | {"PENSTOCK_HOME": str(home)}
+    environ = os.environ | {"PENSTOCK_HOME": str(home), "PENSTOCK_HTTP_PORT": "9"}  # nobody's
     if repository is not None:
         environ["PENSTOCK_MODEL_REPOSITORY"] = str(repository)
     command = [sys.executable, "-m", "server.cli", "models", "check", "--json", *words]
@@ -68,7 +68,7 @@ def test_check_of_a_tensor_model_of_the_stack_passes_its_answer_through(stack: R
 
 def test_check_without_a_gateway_runs_fastestdet_in_the_command(pulled: Path) -> None:
     """The embedded engine gives the recorded answers, tensors and picture; people needs Triton and fails nobody."""
-    code, rows = check(pulled, "--url", NOBODY)
+    code, rows = check(pulled)
     assert code == 0
     row = rows["fastestdet"]
     assert (row["verdict"], row["ran"]) == ("ok", "in-process"), row
@@ -84,13 +84,13 @@ def test_check_catches_other_weights_and_a_damaged_file(pulled: Path) -> None:
         if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 4:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.05, tensor.name))
     onnx.save(model, file)
-    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    code, rows = check(pulled, "fastestdet")
     told = rows["fastestdet"]
     assert (code, told["verdict"]) == (1, "differs")
     assert "the catalogue says 31cb14c017fc…" in told["reasons"][0]
     assert any("(by golden.json)" in reason for reason in told["reasons"])
     file.write_bytes(file.read_bytes()[:500_000])
-    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    code, rows = check(pulled, "fastestdet")
     assert (code, rows["fastestdet"]["verdict"]) == (1, "cannot run")
     assert "SHA-256" in rows["fastestdet"]["reasons"][0]
 
@@ -99,7 +99,7 @@ def test_check_catches_a_config_that_names_the_wrong_output(pulled: Path) -> Non
     """As the engine says it: the config's name, and the names that the file has."""
     config = pulled / "models" / "fastestdet" / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "758"', 'name: "759"'))
-    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    code, rows = check(pulled, "fastestdet")
     assert (code, rows["fastestdet"]["verdict"]) == (1, "cannot run")
     assert "names output '759', the ONNX file's outputs are '758'" in rows["fastestdet"]["reasons"][0]
 
@@ -109,7 +109,7 @@ def test_check_catches_a_card_that_scales_pixels_wrongly(pulled: Path) -> None:
     config = pulled / "models" / "fastestdet" / "config.pbtxt"
     scale = 'key: "net-scale-factor" value { string_value: "0.00392156862745098" }'
     config.write_text(config.read_text().replace(scale, scale.replace("0.0039", "0.0005")))
-    code, rows = check(pulled, "fastestdet", "--url", NOBODY)
+    code, rows = check(pulled, "fastestdet")
     assert (code, rows["fastestdet"]["verdict"]) == (1, "differs")
     assert len(rows["fastestdet"]["reasons"]) == 1
     assert rows["fastestdet"]["reasons"][0].startswith("golden.jpg: class 0 at ")
@@ -120,7 +120,7 @@ def test_record_of_a_users_model_holds_for_the_engine_too(stack: RunningStack, p
     folder = tmp_path / "mine" / "fastestdet"
     shutil.copytree(pulled / "models" / "fastestdet", folder)
     (folder / "golden.json").unlink()
-    code, rows = check(tmp_path, "fastestdet", "--record", "--url", NOBODY, repository=folder.parent)
+    code, rows = check(tmp_path, "fastestdet", "--record", repository=folder.parent)
     assert (code, rows["fastestdet"]["verdict"]) == (0, "ok")
     code, rows = check(tmp_path, "fastestdet", "--url", stack.http_url, repository=folder.parent)
     assert (code, rows["fastestdet"]["verdict"], rows["fastestdet"]["ran"]) == (0, "ok", "gateway")

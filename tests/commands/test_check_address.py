@@ -1,0 +1,65 @@
+"""`penstock models check` and the gateway that it is told to ask."""
+
+import json
+
+import pytest
+
+from tests.commands.conftest import Call, StandIn
+from tests.commands.test_model_check import only_ours, save
+
+__all__ = ["only_ours"]  # a fixture: no shipped models, and nobody at the usual address
+
+NOBODY = "http://127.0.0.1:1"
+KEY_WANTED = "(a check wants a key with the roles infer and read)"
+NO_KEY = (401, '{"error": "this needs an API key"}', {})
+NO_ROLE = (403, '{"error": "\'ci\' has not the role read, which this needs (it has: admin); use another key"}', {})
+
+
+def test_check_of_a_named_address_where_nobody_listens_is_a_failure(penstock: Call) -> None:
+    """One sentence and no table: the file on this machine says nothing of that gateway."""
+    save()
+    answer = penstock("models", "check", "m", "--url", NOBODY)
+    assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
+    assert answer.stderr.startswith(f"penstock: no model was checked, since nothing answers at {NOBODY}: ")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why"),
+    [(NO_KEY, "asks for an API key: give one that it knows"), (NO_ROLE, "'ci' has not the role read")],
+)
+def test_check_of_a_gateway_that_lets_nobody_ask_is_a_failure(
+    penstock: Call, stand_in: StandIn, refusal: tuple[int, str, dict[str, str]], why: str
+) -> None:
+    """Without a key, or without the role; the sentence says which roles a check wants."""
+    save()
+    stand_in.refusals["/index"] = refusal
+    answer = penstock("models", "check", "m", "--url", stand_in.url)
+    assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
+    assert why in answer.stderr
+    assert answer.stderr.endswith(f"{KEY_WANTED}\n")
+
+
+def test_check_of_a_model_that_a_named_gateway_has_not_loaded_is_a_failure(penstock: Call, stand_in: StandIn) -> None:
+    """Who asks that gateway for that model is not told of another; a look at everything passes over it, and says so."""
+    save()
+    for words, code, verdict in ((("m",), 1, "cannot run"), ((), 0, "not judged")):
+        answer = penstock("models", "check", *words, "--json", "--url", stand_in.url)
+        (row,) = json.loads(answer.stdout)
+        assert (answer.exit_code, row["verdict"], row["ran"]) == (code, verdict, "")
+        assert row["reasons"][0].startswith(f"it is not loaded at {stand_in.url}: load it there")
+
+
+@pytest.mark.parametrize("refusal", [None, NO_KEY])
+def test_check_without_an_address_runs_here_and_says_so(
+    penstock: Call, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, refusal: tuple[int, str, dict[str, str]] | None
+) -> None:
+    """Nobody at the usual address, or somebody who wants a key: the model is checked in this process."""
+    save()
+    if refusal is not None:
+        stand_in.refusals["/index"] = refusal
+        monkeypatch.setenv("PENSTOCK_HTTP_PORT", stand_in.url.rpartition(":")[2])
+    answer = penstock("models", "check", "m")
+    assert answer.exit_code == 0
+    assert "in-process" in answer.stdout
+    assert answer.stderr.startswith("penstock: models are checked in this process, since ")
+    assert (KEY_WANTED in answer.stderr) == (refusal is not None)
