@@ -62,12 +62,17 @@ class EngineChoice:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises CannotStart where strangers could do everything, and where the keys cannot be read."""
+    """Raises CannotStart where strangers could do everything or nobody anything, and where keys cannot be read."""
     if settings.is_exposed:
         raise CannotStart(
             f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
             "keys new NAME --file access.toml` and give --access-file access.toml, or say what all may do with "
             "--anonymous infer,read"
+        )
+    if not settings.has_keys and not settings.anonymous_roles:
+        raise CannotStart(
+            "nobody may do anything: --anonymous is none and there are no API keys; set PENSTOCK_API_KEYS to "
+            "NAME:ROLE+ROLE:SECRET (PENSTOCK_API_KEY, without an S, is what a client sends), or give --access-file"
         )
     try:
         rules = read_access_file(settings.access_file) if settings.access_file is not None else AccessRules()

@@ -56,7 +56,7 @@ def test_door_stands_where_somebody_may_less_than_everything(
         ("", {}, None, False),
         ("0.0.0.0", KEYS, None, True),
         ("0.0.0.0", {}, ("infer", "read"), True),
-        ("0.0.0.0", {}, ("none",), True),
+        ("0.0.0.0", KEYS, ("none",), True),
     ],
 )
 def test_start_beyond_loopback_needs_keys_or_a_word_on_who_may(
@@ -69,6 +69,14 @@ def test_start_beyond_loopback_needs_keys_or_a_word_on_who_may(
         return
     with pytest.raises(CannotStart, match="there are no API keys: make one with `penstock keys new NAME --file"):
         check_access(chosen)
+
+
+@pytest.mark.parametrize("environ", [{}, {"PENSTOCK_API_KEYS": ""}, {"PENSTOCK_API_KEY": SECRET}])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_start_where_nobody_may_do_anything_is_refused(host: str, environ: dict[str, str]) -> None:
+    """No role without a key, and no keys: the sentence names the variable that is one letter from the clients'."""
+    with pytest.raises(CannotStart, match=r"nobody may do anything: .*set PENSTOCK_API_KEYS to NAME:ROLE\+ROLE:SECRET"):
+        check_access(settings(environ | {"PENSTOCK_ANONYMOUS": "none"}, host=host))
 
 
 def test_key_of_the_environment_may_not_stand_in_the_file_too(tmp_path: Path) -> None:
