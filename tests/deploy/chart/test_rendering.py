@@ -8,7 +8,7 @@ import pytest
 
 from tests.deploy.chart.golden import golden_path, golden_text
 from tests.deploy.chart.rendering import CHART, lint, package, render
-from tests.deploy.chart.value_sets import NAMES, PRESETS, SETS, VALUES, rendered
+from tests.deploy.chart.value_sets import NAMES, PRESETS, SETS, VALUES, merged, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
 
@@ -71,3 +71,27 @@ def test_notes_say_how_to_ask_it(name: str) -> None:
     """After the installation the user is told where it answers."""
     assert "penstock" in rendered(name).notes
     assert "8000" in rendered(name).notes or "ingress" in rendered(name).notes.lower()
+
+
+NEEDS_KEY = ' -H "x-api-key: $KEY"'
+ANONYMOUS = "callers without one may still infer, read"
+
+
+@pytest.mark.parametrize(
+    ("over", "values", "said", "unsaid"),
+    [
+        ("cpu", {}, ["/v2/models/street/image"], ["$KEY", "repository/index", ANONYMOUS]),
+        ("cpu", {"gateway": {"models": ["people"]}}, ["/v2/models/people/image"], ["street"]),
+        ("models-pvc", {}, ["-X POST localhost:8000/v2/repository/index", "/v2/models/NAME/image"], ["street", "$KEY"]),
+        ("external", {}, ["repository/index", "/v2/models/NAME/image"], ["street"]),
+        ("cpu", {"gateway": {"auth": {"existingSecret": "k"}}}, [ANONYMOUS, "/v2/models/street"], ["$KEY"]),
+        ("cpu", {"gateway": {"auth": {"anonymous": [], "existingSecret": "k"}}}, [f"jpeg'{NEEDS_KEY}"], [ANONYMOUS]),
+    ],
+)
+def test_notes_first_question_can_be_asked(
+    over: str, values: dict[str, object], said: list[str], unsaid: list[str]
+) -> None:
+    """A model that there is, a key where one is wanted, and a warning where keys are given and not wanted."""
+    notes = render(merged(SETS[over], values)).notes
+    assert [each for each in said if each not in notes] == [], notes
+    assert [each for each in unsaid if each in notes] == [], notes
