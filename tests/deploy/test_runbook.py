@@ -1,5 +1,6 @@
 """What the runbook tells people to type exists: commands, containers, values, queries, links."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.deploy.promql import complaints
 
 CHART = CHECKOUT / "deploy" / "helm" / "penstock"
 PAGES = sorted(MONITORING.glob("RUNBOOK*.md"))
-PROGRAMS = ("kubectl", "curl", "penstock", "nvidia-smi", "dmesg")
+PROGRAMS = ("kubectl", "docker", "curl", "penstock", "nvidia-smi", "dmesg")
 
 
 def shown(page: Path) -> Iterator[str]:
@@ -35,7 +36,7 @@ def test_query_of_the_runbook_asks_for_what_exists(query: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_the_runbook_are_commands_of_ours(page: Path) -> None:
     """Each `penstock …` is a command, with the options that it is given."""
-    said = re.findall(r"(?:^    |`)penstock ((?:[a-z]+ ?)+)(.*?)(?:`|$)", page.read_text(), re.MULTILINE)
+    said = re.findall(r"(?:^    |`|-- |exec \w+ )penstock ((?:[a-z]+ ?)+)(.*?)(?:`|$)", page.read_text(), re.MULTILINE)
     assert said
     for words, rest in said:
         command = typer.main.get_command(build_app(words.split()))
@@ -58,6 +59,28 @@ def test_values_and_containers_of_the_runbook_are_the_charts(page: Path) -> None
     templates = "".join(file.read_text() for file in (CHART / "templates").rglob("*") if file.is_file())
     for container in set(re.findall(r" -c (\w+)", page.read_text())):
         assert re.search(rf"- name: {container}$", templates, re.MULTILINE), container
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_compose_services_of_the_runbook_are_those_of_the_files(page: Path) -> None:
+    """Each service whose log is read, that is asked or started anew is in a Compose file; so is each file there."""
+    text = page.read_text()
+    services = {
+        name for file in CHECKOUT.glob("compose*.yaml") for name in yaml.safe_load(file.read_text())["services"]
+    }
+    said = re.findall(r"docker compose (?:logs --since 1h|exec|restart) ([\w-]+)", text)
+    assert said
+    assert set(said) <= services
+    assert all((CHECKOUT / name).is_file() for name in re.findall(r"`(compose[\w.]*\.yaml)`", text))
+
+
+@pytest.mark.parametrize("topology", ["bundled", "sidecar", "separate"])
+def test_topologies_of_the_chart_are_in_the_runbooks_table(topology: str) -> None:
+    """Each kind of deployment has its row: whose log is where."""
+    rows = re.findall(rf"^\| chart, `topology: {topology}`.*\|$", (MONITORING / "RUNBOOK.md").read_text(), re.MULTILINE)
+    assert len(rows) == 1
+    enum = json.loads((CHART / "values.schema.json").read_text())["properties"]["topology"]["enum"]
+    assert topology in enum
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
