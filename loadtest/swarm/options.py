@@ -1,5 +1,6 @@
 """What locust is told beside its own options, on the command line and in the form of its web page."""
 
+import os
 from argparse import ArgumentParser, Namespace
 from urllib.parse import urlsplit
 
@@ -9,6 +10,7 @@ from loadtest.clients.client import Endpoint
 from loadtest.scenario_files import ScenarioError, scenario_names
 
 DEFAULT_MODEL = "street"
+KEY_VARIABLE = "PENSTOCK_API_KEY"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     images: str = ""
     grpc: str = ""
+    api_key: str = ""
     scenario: str = ""
     capacity: float | None = None
     slo_p99_ms: float | None = None
@@ -27,7 +30,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         url = urlsplit(host)
         default_port = 443 if url.scheme == "https" else 80
         grpc_address = self.grpc or f"{url.hostname}:{(url.port or default_port) + 1}"
-        return Endpoint(http_url=host.rstrip("/"), grpc_address=grpc_address)
+        headers = (("x-api-key", self.api_key),) if self.api_key else ()
+        return Endpoint(http_url=host.rstrip("/"), grpc_address=grpc_address, headers=headers)
 
 
 class Suggestions(list[str]):
@@ -66,6 +70,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--grpc", default="", metavar="HOST:PORT", help="host:port of gRPC; empty: the host, one port above HTTP"
     )
+    api_key = parser.add_argument(
+        "--api-key",
+        default=os.environ.get(KEY_VARIABLE, ""),
+        metavar="KEY",
+        help=f"of a server that asks for one, as the header x-api-key [{KEY_VARIABLE}]",
+    )
+    api_key.include_in_web_ui = False  # type: ignore[attr-defined]  # locust's: its page would hold the key
     parser.add_argument(
         "--slo-p99-ms",
         dest="slo",
@@ -84,7 +95,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def read_options(given: Namespace) -> Options:
     """Ours among all. Raises ScenarioError for a number that is none."""
     values = vars(given)
-    texts = {name: str(values[name] or "") for name in ("model", "images", "grpc", "scenario")}
+    texts = {name: str(values.get(name) or "") for name in ("model", "images", "grpc", "scenario", "api_key")}
     return Options(
         **texts,
         capacity=_number("--capacity", values["capacity"]),

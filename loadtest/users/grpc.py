@@ -7,8 +7,8 @@ from functools import partial
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from loadtest.clients.client import Endpoint
-from loadtest.clients.grpc_port import CHANNEL_OPTIONS
+from loadtest.clients.client import Endpoint, TargetError
+from loadtest.clients.grpc_port import CHANNEL_OPTIONS, metadata_of
 from loadtest.clients.replies import short
 from loadtest.clients.tensors import make_grpc_request
 from loadtest.scenario import Ask
@@ -25,6 +25,7 @@ class GrpcAsker:
         self._line = line
         self._request = request
         self._channel = open_channel(line.endpoint)
+        self._headers = metadata_of(line.endpoint)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def send(self, name: str) -> None:
@@ -32,7 +33,8 @@ class GrpcAsker:
         began_s = time.perf_counter()
         size_bytes, error = 0, None
         try:
-            size_bytes = self._stub.ModelInfer(self._request, timeout=self._line.timeout_s).ByteSize()
+            answer = self._stub.ModelInfer(self._request, timeout=self._line.timeout_s, metadata=self._headers)
+            size_bytes = answer.ByteSize()
         except grpc.RpcError as raised:
             error = raised
         took_s = time.perf_counter() - began_s
@@ -55,10 +57,13 @@ def request_for(ask: Ask, endpoint: Endpoint, timeout_s: float) -> service_pb2.M
     with open_channel(endpoint) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            metadata = stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=ask.model), timeout=timeout_s)
+            wanted = service_pb2.ModelMetadataRequest(name=ask.model)
+            metadata = stub.ModelMetadata(wanted, timeout=timeout_s, metadata=metadata_of(endpoint))
             return make_grpc_request(metadata, batch=ask.batch, sizes=ask.sizes, seed=SEED)
         except grpc.RpcError as error:
             raise CannotAsk(f"{endpoint.grpc_address} says nothing of the model {ask.model}: {reason(error)}") from None
+        except TargetError as error:
+            raise CannotAsk(str(error)) from None
         except ValueError as error:
             raise CannotAsk(f"model {ask.model}: {error}") from None
 

@@ -31,12 +31,14 @@ class HttpAsker:
         self._requests = itertools.cycle((*requests[first:], *requests[:first]))
         self._complaint = complaint
         self._line = line
+        self._headers = {**PLAIN, **dict(line.endpoint.headers)}
 
     def send(self, name: str) -> None:
         """One POST, one answer."""
         request = next(self._requests)
         began_s = time.perf_counter()
-        answer = self._line.session.post(str(request.url), data=request.body, headers={**request.headers, **PLAIN})
+        headers = {**request.headers, **self._headers}
+        answer = self._line.session.post(str(request.url), data=request.body, headers=headers)
         took_s = time.perf_counter() - began_s
         try:
             body = answer.content or b""

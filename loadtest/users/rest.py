@@ -33,7 +33,8 @@ def prepare(ask: Ask, endpoint: Endpoint, session: HttpSession) -> Callable[[Lin
 
     Raises CannotAsk where the server knows no such model, or nothing here can fill its inputs.
     """
-    answer = session.get(f"{endpoint.http_url}/v2/models/{quote(ask.model, safe='')}")
+    url = f"{endpoint.http_url}/v2/models/{quote(ask.model, safe='')}"
+    answer = session.get(url, headers=dict(endpoint.headers))
     if not is_good(answer.status_code):
         why = f"{answer.status_code} {reason_of(answer.content or b'')}" if answer.status_code else "no answer"
         raise CannotAsk(f"{endpoint.http_url} says nothing of the model {ask.model}: {why}")

@@ -10,6 +10,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from loadtest.clients.client import Endpoint
+from loadtest.clients.grpc_port import GrpcMetadata, metadata_of
 from loadtest.clients.replies import short
 from loadtest.scenario import Ask
 from loadtest.users.grpc import failure_of, open_channel, request_for
@@ -33,7 +34,7 @@ class StreamAsker:
         """One request; complete with its first response."""
         began_s = time.perf_counter()
         if self._stream is None:
-            self._stream = _Stream(self._stub)
+            self._stream = _Stream(self._stub, metadata_of(self._line.endpoint))
         failure, size_bytes = self._stream.ask(self._request, self._line.timeout_s)
         took_s = time.perf_counter() - began_s
         if failure:
@@ -55,10 +56,10 @@ class StreamAsker:
 class _Stream:
     """One call of ModelStreamInfer. A greenlet reads, so that a silent server can be given up on."""
 
-    def __init__(self, stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    def __init__(self, stub: service_pb2_grpc.GRPCInferenceServiceStub, headers: GrpcMetadata) -> None:
         self._outgoing: gevent.queue.Queue = gevent.queue.Queue(1)
         self._incoming: gevent.queue.Queue = gevent.queue.Queue(1)
-        self._call = stub.ModelStreamInfer(iter(self._outgoing.get, None))
+        self._call = stub.ModelStreamInfer(iter(self._outgoing.get, None), metadata=headers)
         self._reader = gevent.spawn(self._read)
 
     def ask(self, request: service_pb2.ModelInferRequest, timeout_s: float) -> tuple[str, int]:

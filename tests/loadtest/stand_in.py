@@ -22,6 +22,7 @@ class StandIn:
     image_body: dict[str, object] = field(default_factory=lambda: {"results": [{"detections": []}]})
     images: list[tuple[str, str | None, bytes]] = field(default_factory=list)
     tensors: list[service_pb2.ModelInferRequest] = field(default_factory=list)
+    keys: set[tuple[str, str | None]] = field(default_factory=set)  # what was asked, and with which API key
 
 
 @contextmanager
@@ -52,12 +53,23 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, stand_in: StandIn) -> None:
         self._stand_in = stand_in
 
+    def _note_key(self, call, context):
+        self._stand_in.keys.add((call, dict(context.invocation_metadata()).get("x-api-key")))
+
+    def ModelStreamInfer(self, requests, context):
+        self._note_key("stream", context)
+        for request in requests:
+            answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+            yield service_pb2.ModelStreamInferResponse(infer_response=answer)
+
     def ModelMetadata(self, request, context):
+        self._note_key("metadata", context)
         answer = service_pb2.ModelMetadataResponse(name=request.name)
         answer.inputs.add(name="x", datatype="FP32", shape=[-1, 2, -1])
         return answer
 
     def ModelInfer(self, request, context):
+        self._note_key("infer", context)
         self._stand_in.tensors.append(request)
         if request.model_name == "broken":
             context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is down")
@@ -71,7 +83,14 @@ def _handler_of(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["content-length"]))
             stand_in.images.append((self.path, self.headers["content-type"], content))
-            body = json.dumps(stand_in.image_body).encode()
+            stand_in.keys.add((self.path.rpartition("/")[2], self.headers["x-api-key"]))
+            self._answer(json.dumps(stand_in.image_body).encode())
+
+        def do_GET(self) -> None:
+            stand_in.keys.add(("model", self.headers["x-api-key"]))
+            self._answer(json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}).encode())
+
+        def _answer(self, body: bytes) -> None:
             self.send_response(stand_in.image_status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
