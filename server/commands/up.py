@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from server.commands.defaults import API_KEY_VARIABLE
 from server.commands.terminal import fail
 from server.logs import LogFormat, configure_logs
 from server.settings import KEYS_VARIABLE, SettingsError, read_settings
@@ -119,7 +120,8 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
         flags[name] = tuple(flags[name]) if flags[name] else None
     settings = read_settings(flags, file=config)
     configure_logs(settings.log_format, settings.log_level)
-    os.environ.pop(KEYS_VARIABLE, None)  # no child needs it, and models can read theirs
+    for secret in (KEYS_VARIABLE, API_KEY_VARIABLE):
+        os.environ.pop(secret, None)  # no child needs it, and models can read theirs
     check_access(settings)
     allow_open_files()
     choice = choose_engine(settings)

@@ -1,12 +1,14 @@
 """`penstock up` before it starts anything."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from server.commands import up
 from server.commands.up import announce
-from server.stack import Announcement
+from server.stack import Announcement, CannotStart
 from tests.conftest import CHECKOUT
 
 RAISES = """
@@ -51,3 +53,18 @@ def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
         capsys.readouterr().out.splitlines()[-1]
         == f"ready: REST http://a:1  gRPC a:2  metrics http://a:3/metrics{told}"
     )
+
+
+def test_keys_of_the_environment_are_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the gateway's nor the one with which commands beside it ask: Triton's Python models could read them."""
+
+    def stop(*_: object) -> None:
+        raise CannotStart("here")
+
+    monkeypatch.setenv("PENSTOCK_API_KEYS", "ops:admin:" + "x" * 20)
+    monkeypatch.setenv("PENSTOCK_API_KEY", "x" * 20)
+    monkeypatch.setattr(up, "check_access", stop)
+    monkeypatch.setattr(up, "configure_logs", lambda *_: None)
+    with pytest.raises(CannotStart):
+        up._serve({"models": None, "anonymous": None, "batching": None, "model_repository": None}, None)
+    assert not [name for name in os.environ if name.startswith("PENSTOCK_API_KEY")]
