@@ -16,7 +16,7 @@ from tests.deploy.promql import complaints
 
 CHART = CHECKOUT / "deploy" / "helm" / "penstock"
 PAGES = sorted(MONITORING.glob("RUNBOOK*.md"))
-PROGRAMS = ("kubectl", "docker", "curl", "penstock", "nvidia-smi", "dmesg")
+PROGRAMS = ("kubectl", "helm", "docker", "curl", "penstock", "nvidia-smi", "dmesg")
 
 
 def shown(page: Path) -> Iterator[str]:
@@ -51,7 +51,7 @@ def test_commands_of_the_runbook_are_commands_of_ours(page: Path) -> None:
 def test_values_and_containers_of_the_runbook_are_the_charts(page: Path) -> None:
     """Whoever follows it finds the value to change and the container to read."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    for path in re.findall(rf"`((?:{'|'.join(values)})\.[A-Za-z.]+)`", page.read_text()):
+    for path in re.findall(rf"(?:`|--set )((?:{'|'.join(values)})\.[A-Za-z.]+)[`=]", page.read_text()):
         found = values
         for part in path.split("."):
             assert part in found, path
@@ -59,6 +59,8 @@ def test_values_and_containers_of_the_runbook_are_the_charts(page: Path) -> None
     templates = "".join(file.read_text() for file in (CHART / "templates").rglob("*") if file.is_file())
     for container in set(re.findall(r" -c (\w+)", page.read_text())):
         assert re.search(rf"- name: {container}$", templates, re.MULTILINE), container
+    for claim in set(re.findall(r"patch pvc (\w+)-POD", page.read_text())):
+        assert re.search(rf"volumeClaimTemplates:\n(.*\n){{1,4}} +name: {claim}$", templates, re.MULTILINE), claim
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
