@@ -24,7 +24,7 @@
 
 {{/* NVIDIA's release, such as 26.07: as said, else as the tag says, else the newest that the card takes and we know. */}}
 {{- define "penstock.triton.release" -}}
-{{- .Values.triton.release | default (include "penstock.triton.tagRelease" .) | default (include "penstock.triton.newest" .) -}}
+{{- .Values.triton.release | toString | default (include "penstock.triton.tagRelease" .) | default (include "penstock.triton.newest" .) -}}
 {{- end -}}
 
 {{/* The release that the tag ends with, -py3 or not; empty where it names none. */}}

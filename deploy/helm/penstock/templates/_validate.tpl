@@ -1,6 +1,7 @@
 {{/* Pairs of values that cannot be. Each refusal is a sentence: what, with which value, what to do. Called by validate.yaml. */}}
 
 {{- define "penstock.validate" -}}
+{{- include "penstock.validate.images" . -}}
 {{- include "penstock.validate.topology" . -}}
 {{- include "penstock.validate.external" . -}}
 {{- include "penstock.validate.models" . -}}
@@ -14,6 +15,17 @@
 {{- end -}}
 {{- include "penstock.video.validate" . -}}
 {{- include "penstock.autoscaling.validate" . -}}
+{{- end -}}
+
+{{/* The kubelet takes no other reference: InvalidImageName. A host and its port may be as they like. */}}
+{{- define "penstock.validate.images" -}}
+{{- $registry := .Values.image.registry -}}
+{{- $path := regexReplaceAll `^[^/]*` $registry "" -}}
+{{- if contains "://" $registry -}}
+{{- fail (printf "image.registry is %s: an image's name has no scheme; leave out what stands before the host" $registry) -}}
+{{- else if ne $path (lower $path) -}}
+{{- fail (printf "image.registry is %s: behind the host an image's name has no capitals; write it small, and push it so" $registry) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "penstock.validate.topology" -}}
@@ -41,6 +53,11 @@
 {{- fail (printf "external.grpc names %d addresses for %d urls; give one for each, in the same order, or none" $grpc $urls) -}}
 {{- else if ne $urls (len (uniq .Values.external.urls)) -}}
 {{- fail "external.urls names an address twice; every Triton has an address of its own" -}}
+{{- end -}}
+{{- range .Values.external.urls -}}
+{{- if not (regexMatch `^https?://` .) -}}
+{{- fail (printf "external.urls names %s without a scheme: write http://%s" . .) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,5 +1,6 @@
 {{/* Fails with one sentence where gpu asks for what no card, plugin or daemon gives; the topology is looked at before. Called with the root. */}}
 {{- define "penstock.gpu.validate" -}}
+{{- include "penstock.gpu.validateResources" . -}}
 {{- if include "penstock.gpu.isUsed" . -}}
 {{- include "penstock.gpu.validateMig" . -}}
 {{- include "penstock.gpu.validateShares" . -}}
@@ -7,6 +8,19 @@
 {{- include "penstock.gpu.validateOwnMps" . -}}
 {{- else -}}
 {{- include "penstock.gpu.validateNoGpu" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A card that is asked for there would be gpu.count's, or taken from Triton. */}}
+{{- define "penstock.gpu.validateResources" -}}
+{{- range $component := list "gateway" "triton" "video" -}}
+{{- range $kind, $amounts := get (get $.Values $component) "resources" -}}
+{{- range $name, $amount := $amounts -}}
+{{- if or (hasPrefix "nvidia.com/" $name) (eq $name $.Values.gpu.resourceName) -}}
+{{- fail (printf "%s.resources.%s has %s: cards are Triton's, as gpu says; set gpu.generation and gpu.count (gpu.mig.profile for a slice) and leave it out" $component $kind $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -17,6 +17,9 @@
 
 {{- define "penstock.validate.release" -}}
 {{- $triton := .Values.triton -}}
+{{- if not (kindIs "string" $triton.release) -}}
+{{- fail (printf "triton.release is %v, a number, of which YAML drops a last 0 (26.10 is 26.1): put it into quotes" $triton.release) -}}
+{{- end -}}
 {{- $ofTag := include "penstock.triton.tagRelease" . -}}
 {{- if and $triton.image.digest (not $triton.release) (not $ofTag) -}}
 {{- fail "triton.image.digest is set and says no release; set triton.release to the one that it is of" -}}

@@ -36,6 +36,23 @@
 {{- fail (printf "video.graceSeconds is %d, but the program takes up to 15 s to finish what was decoded and then closes its sinks: set it to 20 or more" (int $video.graceSeconds)) -}}
 {{- end -}}
 {{- include "penstock.video.validateAccess" . -}}
+{{- include "penstock.video.validateVariables" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a Secret holds the chart cannot know; without one it knows every variable that there is. */}}
+{{- define "penstock.video.validateVariables" -}}
+{{- $known := list "PENSTOCK_VIDEO_API_KEY" "PENSTOCK_SHARD" "PENSTOCK_SHARDS" -}}
+{{- range .Values.video.extraEnv -}}
+{{- $known = append $known .name -}}
+{{- end -}}
+{{- if not .Values.video.existingSecret -}}
+{{- range regexFindAll `\$\{[A-Za-z_][A-Za-z0-9_]*\}` (toYaml .Values.video.config) -1 -}}
+{{- $name := trimAll "${}" . -}}
+{{- if not (has $name $known) -}}
+{{- fail (printf "video.config names ${%s}, which no variable of the pod is: name a Secret in video.existingSecret whose key %s has it, or set it in video.extraEnv" $name $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
