@@ -1,6 +1,7 @@
 """compose.monitoring.yaml and what it mounts: files that are there, at the paths that the programs are told."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -74,6 +75,33 @@ def test_prometheus_takes_the_config(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(list((MONITORING / 'rules').glob('*.yaml')))} rule files found" in done.stdout
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
+
+
+def test_alertmanager_in_the_comment_is_taken(tmp_path: Path) -> None:
+    """Whoever takes away the signs of comment has an `alerting` that Prometheus understands."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: Debian's package prometheus has it")
+    text = re.sub(r"^# (?=alerting:|  )", "", (MONITORING / "prometheus.yml").read_text(), flags=re.MULTILINE)
+    (manager,) = yaml.safe_load(text)["alerting"]["alertmanagers"]
+    assert manager == {"static_configs": [{"targets": ["alertmanager:9093"]}]}
+    (tmp_path / "prometheus.yml").write_text(text)
+    command = [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sed_of_the_readme_gives_each_alert_an_address(tmp_path: Path) -> None:
+    """Beside `runbook` each alert has a `runbook_url`, which ends as it does; nothing else changes."""
+    (command,) = re.findall(r"^    (sed .+) deploy/monitoring/rules/", (MONITORING / "README.md").read_text(), re.M)
+    for file in (MONITORING / "rules").glob("*.yaml"):
+        copy = Path(shutil.copy(file, tmp_path))
+        subprocess.run([*shlex.split(command), copy], check=True)
+        before, after = yaml.safe_load(file.read_text()), yaml.safe_load(copy.read_text())
+        for rule in (rule for group in before["groups"] for rule in group["rules"] if "alert" in rule):
+            address = f"https://git.example.com/penstock/blob/main/{rule['annotations']['runbook']}"
+            rule["annotations"]["runbook_url"] = address
+        assert after == before
 
 
 def test_prometheus_gets_the_key_of_the_video_program(tmp_path: Path) -> None:
