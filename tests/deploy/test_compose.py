@@ -6,6 +6,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ruamel.yaml import YAML
 
 from server.gpu.images import NAME, advise
 from server.settings import read_settings
+from server.stack import check_access
 from tests.deploy.test_container import CHECKOUT, inherited, stages
 
 CPU, GPU, MPS = "compose.yaml", "compose.gpu.yaml", "compose.mps.yaml"
@@ -89,12 +91,48 @@ def test_service_is_confined(stack: str, name: str) -> None:
 def test_service_publishes_on_loopback_alone(stack: str, name: str) -> None:
     """Nothing is reachable from outside the host unless its user says so; who shares a network publishes nothing."""
     service = services(stack)[name]
-    ports = service.get("ports", [])
+    ports = [filled(port) for port in service.get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert all(port.split(":")[1] == port.split(":")[2] for port in ports), "the same number outside as in the image"
     assert not (ports and service.get("network_mode"))
     if target := target_of(service):
         exposed = " ".join(inherited(target, "EXPOSE")).split()
         assert [port.rsplit(":", 1)[1] for port in ports] in ([], exposed)
+
+
+def test_ports_of_the_host_are_the_users_to_choose() -> None:
+    """Address and each number by a variable, told apart; what the program listens on stays."""
+    chosen = {"ADDRESS": "192.0.2.1", "HTTP": "1", "GRPC": "2", "METRICS": "3", "VIDEO": "4"}
+    variables = {f"PUBLISH_{name}": value for name, value in chosen.items()}
+    ports = [filled(port, **variables) for name in ("penstock", "video") for port in services("cpu")[name]["ports"]]
+    assert ports == [f"192.0.2.1:{port}" for port in ("1:8000", "2:8001", "3:8002", "4:8010")]
+    head = (CHECKOUT / CPU).read_text().partition("\nname:")[0]
+    assert all(name in head for name in variables)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_whoever_asks_the_gateway_is_handed_the_key(stack: str) -> None:
+    """Load, video, and the service in which `docker compose exec penstock penstock models pull` runs; the gateway the
+    keys that it takes."""
+    found = services(stack)
+    for name in ("penstock", "load", "video"):
+        assert found[name]["environment"]["PENSTOCK_API_KEY"] == "${PENSTOCK_API_KEY:-}"
+    gateway = found["gateway" if "gateway" in found else "penstock"]["environment"]
+    assert gateway["PENSTOCK_API_KEYS"] == "${PENSTOCK_API_KEYS:-}"
+
+
+def test_block_with_keys_in_the_readme_makes_keys_that_the_gateway_takes() -> None:
+    """As it stands there: a shell's exports, whose key has every role that load, video and `models pull` want."""
+    text = (CHECKOUT / "deploy" / "docker" / "README.md").read_text()
+    (block,) = re.findall(r"^    (export KEY=.*\n(?:    export .*\n)+)", text, re.MULTILINE)
+    shell = ["sh", "-c", f"{block}\nenv"]
+    shown = subprocess.run(shell, capture_output=True, text=True, timeout=10, check=True).stdout
+    environ = dict(line.partition("=")[::2] for line in shown.splitlines() if line.startswith("PENSTOCK_"))
+    chosen = read_settings({"host": "0.0.0.0"}, environ=environ)
+    check_access(chosen)
+    (key,) = chosen.api_keys
+    assert key.split(":")[1:] == ["infer+read+admin", sha256(environ["PENSTOCK_API_KEY"].encode()).hexdigest()]
+    assert chosen.anonymous_roles == frozenset()
 
 
 @pytest.mark.parametrize(("stack", "name"), every_service())
