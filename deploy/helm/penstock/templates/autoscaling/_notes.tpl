@@ -11,6 +11,9 @@ Autoscaling: {{ $gateway }} has {{ $auto.minReplicas }} to {{ $auto.maxReplicas 
   {{- end }}
   {{- if eq $auto.mode "hpa" }}
   It needs prometheus-adapter with deploy/monitoring/prometheus-adapter.yaml; until then the HPA says FailedGetPodsMetric.
+  {{- if not .Values.monitoring.serviceMonitor.enabled }}
+  monitoring.serviceMonitor.enabled is false: what scrapes the gateways has to give their series the labels namespace and pod.
+  {{- end }}
   {{- else }}
   It needs KEDA; Prometheus has to scrape the gateways with the labels namespace and pod.
   {{- end }}
