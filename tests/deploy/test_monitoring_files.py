@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import yaml
 
 from tests.deploy.metric_tables import MONITORING, external_rows
+from tests.deploy.test_compose import document, filled, merged
 
 CHECKOUT = MONITORING.parents[1]
 COMPOSE = CHECKOUT / "compose.monitoring.yaml"
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
 EACH_SERVICE = pytest.mark.parametrize("name", SERVICES)
+STACKS = {"cpu": ["compose.yaml"], "gpu": ["compose.yaml", "compose.gpu.yaml"]}
 
 
 def mounts(name: str) -> dict[str, tuple[str, str]]:
@@ -55,6 +58,56 @@ def test_services_are_pinned_confined_bounded_and_probed(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
+def stack(below: str) -> dict[str, Any]:
+    """The files of that stack with compose.monitoring.yaml over them, as Compose puts them together."""
+    whole: dict[str, Any] = {}
+    for name in [*STACKS[below], COMPOSE.name]:
+        whole = merged(whole, document(name))
+    return whole
+
+
+def named(service: dict[str, Any], kind: str) -> set[str]:
+    """The networks, volumes, configs or secrets that a service takes by a name; paths are none."""
+    entries = service.get(kind, [])
+    names = (entry if isinstance(entry, str) else entry.get("source", "") for entry in entries)
+    sources = {filled(name).split(":")[0] for name in names}
+    return {source for source in sources if source and not source.startswith((".", "/", "~"))}
+
+
+@pytest.mark.parametrize("below", STACKS)
+def test_services_beside_the_stack_publish_ports_of_their_own(below: str) -> None:
+    """No two of all the files want one port of the host."""
+    ports = [
+        filled(port).rsplit(":", 2)[1]
+        for service in stack(below)["services"].values()
+        for port in service.get("ports", [])
+    ]
+    assert len(ports) >= 6
+    assert [port for port, times in Counter(ports).items() if times > 1] == []
+
+
+@pytest.mark.parametrize("below", STACKS)
+def test_services_beside_the_stack_name_what_is_there(below: str) -> None:
+    """Whom a service waits for is a service, and each network, volume, config and secret is declared."""
+    whole = stack(below)
+    for name, service in whole["services"].items():
+        assert set(service.get("depends_on", ())) <= set(whole["services"]), name
+        assert named(service, "networks") <= {"default", *whole.get("networks", ())}, name
+        for kind in ("volumes", "configs", "secrets"):
+            assert named(service, kind) <= set(whole.get(kind, ())), (name, kind)
+    assert {"home", "prometheus", "grafana"} <= set().union(
+        *(named(one, "volumes") for one in whole["services"].values())
+    )
+
+
+@pytest.mark.parametrize("below", STACKS)
+def test_services_of_monitoring_change_none_of_the_stack(below: str) -> None:
+    """A name is taken once: the file adds services and volumes, and leaves those below it as they are."""
+    for name in STACKS[below]:
+        for kind in ("services", "volumes"):
+            assert not set(document(name).get(kind) or ()) & set(document(COMPOSE.name)[kind]), (name, kind)
+
+
 def test_prometheus_takes_the_config(tmp_path: Path) -> None:
     """promtool reads it from a folder that is laid out as in the container, and finds every file of rules."""
     promtool = shutil.which("promtool")
@@ -86,7 +139,7 @@ def test_alertmanager_in_the_comment_is_taken(tmp_path: Path) -> None:
     (manager,) = yaml.safe_load(text)["alerting"]["alertmanagers"]
     assert manager == {"static_configs": [{"targets": ["alertmanager:9093"]}]}
     (tmp_path / "prometheus.yml").write_text(text)
-    command = [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"]
+    command = [promtool, "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
