@@ -80,12 +80,13 @@ def _append(file: Path, table: str) -> None:
     if file.exists():
         read_access_file(file)
         before = file.read_text().rstrip("\n") + "\n\n"
-    mode = file.stat().st_mode & 0o777 if before else 0o600
+    replaced = file.stat() if before else None
     handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "w") as stream:
             stream.write(before + table)
-        os.chmod(draft, mode)
+        if replaced is not None:
+            _keep_owner(draft, file, replaced)
         try:
             read_access_file(Path(draft))
         except AccessFileError as error:
@@ -93,3 +94,13 @@ def _append(file: Path, table: str) -> None:
         os.replace(draft, file)
     finally:
         Path(draft).unlink(missing_ok=True)
+
+
+def _keep_owner(draft: str, file: Path, replaced: os.stat_result) -> None:
+    """Owner and mode as the file has them that the draft replaces: a gateway of another user goes on reading it."""
+    try:
+        os.chown(draft, replaced.st_uid, replaced.st_gid)
+    except PermissionError:
+        says = "let it read the file (chmod 644, where hashes are all that it holds), or it keeps the keys that it has"
+        typer.echo(f"{file} is yours now: where the gateway is another user's, {says}", err=True)
+    os.chmod(draft, replaced.st_mode & 0o777)

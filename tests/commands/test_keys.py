@@ -1,6 +1,7 @@
 """`penstock keys new`: a key is shown once, its hash is kept; and commands that show a key to the gateway."""
 
 import http.server
+import os
 import re
 import shlex
 import tomllib
@@ -66,6 +67,49 @@ def test_second_key_goes_behind_the_first_and_what_stood_there_stays(tmp_path: P
     assert f"{file}: not valid TOML: Cannot declare ('keys', 'ops') twice" in told
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_file_that_a_gateway_of_another_user_reads_stays_that_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode 644 as made for a container, and owner and group, before it takes the old file's place."""
+    file = tmp_path / "access.toml"
+    keys("first", "--file", str(file))
+    file.chmod(0o644)
+    given: list[tuple[bool, int, int]] = []
+    stat = file.stat()
+    monkeypatch.setattr(
+        os, "chown", lambda path, user, group: given.append((Path(path) != file, user, group)), raising=True
+    )
+    assert keys("second", "--file", str(file))[0] == 0
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert given == [(True, stat.st_uid, stat.st_gid)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_file_of_the_containers_user_stays_that_users_where_root_adds_a_key(tmp_path: Path) -> None:
+    """So a gateway of user 10001 goes on reading a file that is nobody else's to read."""
+    file = tmp_path / "access.toml"
+    keys("first", "--file", str(file))
+    os.chown(file, 10001, 10001)
+    assert keys("second", "--file", str(file))[0] == 0
+    stat = file.stat()
+    assert (stat.st_uid, stat.st_gid, stat.st_mode & 0o777) == (10001, 10001, 0o600)
+
+
+def test_owner_that_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key is made all the same; whose the file is now, and what a gateway of another user needs, stands below."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    file = tmp_path / "access.toml"
+    keys("first", "--file", str(file))
+    monkeypatch.setattr(os, "chown", refuse)
+    code, shown, told = keys("second", "--file", str(file))
+    assert (code, shown.count("\n")) == (0, 1)
+    assert f"{file} is yours now" in told
+    assert [key.name for key in read_access_file(file).keys] == ["first", "second"]
 
 
 @pytest.mark.parametrize(
