@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def versions(checkout: Path = CHECKOUT) -> list[tuple[str, str]]:
     chart = yaml.safe_load((checkout / "deploy/helm/penstock/Chart.yaml").read_text(encoding="utf-8"))
     found = [
         ("pyproject.toml, version", project_version(checkout)),
+        ("server/__init__.py, VERSION", _version_of_the_program(checkout)),
         ("Chart.yaml, version", str(chart["version"])),
         ("Chart.yaml, appVersion", str(chart["appVersion"])),
     ]
@@ -35,6 +37,13 @@ def versions(checkout: Path = CHECKOUT) -> list[tuple[str, str]]:
     return found
 
 
+def _version_of_the_program(checkout: Path) -> str:
+    """What `penstock --version` and the server's metadata say; empty where none is found."""
+    text = (checkout / "server/__init__.py").read_text(encoding="utf-8")
+    stated = re.search(r'^VERSION = "(.*?)"', text, re.M)
+    return stated[1] if stated else ""
+
+
 def _tag(image: str) -> str | None:
     """The version in the tag of one of our images; None where it states none (`latest`), and of others' images."""
     named = re.fullmatch(r"(?:.*/)?penstock(?:-[a-z]+)?:(?:\$\{\w+:-)?(\d+\.\d+\.\d+).*", image)
@@ -47,7 +56,7 @@ def disagreements(wanted: str, checkout: Path = CHECKOUT) -> list[str]:
 
 
 def main() -> None:
-    """Ends with exit code 1 and one line for each place that disagrees with the tag, or with pyproject.toml."""
+    """Says the one version; exit code 1 and a line for each place that disagrees with the tag, or pyproject.toml."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tag", help="such as v0.1.0; without it, the places are held against pyproject.toml")
     chosen = parser.parse_args()
@@ -56,6 +65,7 @@ def main() -> None:
     wanted = chosen.tag.removeprefix("v") if chosen.tag else project_version()
     if found := disagreements(wanted):
         raise SystemExit("\n".join([*found, "set them all to one version, commit, and tag that commit"]))
+    sys.stdout.write(f"all {wanted}\n")
 
 
 if __name__ == "__main__":

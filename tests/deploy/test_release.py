@@ -92,7 +92,7 @@ def test_versions_of_this_repository_agree() -> None:
     """The project, the chart, its application, the Dockerfile and the compose files say the same version."""
     assert disagreements(project_version()) == []
     places = {place.partition(",")[0] for place, _ in versions()}
-    assert {"pyproject.toml", "Chart.yaml", "Dockerfile"} <= places
+    assert {"pyproject.toml", "server/__init__.py", "Chart.yaml", "Dockerfile"} <= places
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,7 @@ def test_versions_of_this_repository_agree() -> None:
             "Chart.yaml, version is 2.0.0, not 1.2.3",
         ),
         ("deploy/helm/penstock/Chart.yaml", "appVersion: 1.2.3", 'appVersion: "1.2"', "appVersion is 1.2, not 1.2.3"),
+        ("server/__init__.py", '"1.2.3"', '"1.2.2"', "server/__init__.py, VERSION is 1.2.2, not 1.2.3"),
         ("deploy/docker/Dockerfile", "VERSION=1.2.3", "VERSION=1.2.2", "Dockerfile, ARG VERSION is 1.2.2, not 1.2.3"),
         ("compose.gpu.yaml", "penstock-triton:1.2.3", "penstock-triton:1.2.1", "image tag is 1.2.1, not 1.2.3"),
         ("compose.gpu.yaml", "${TAG:-1.2.3}", "${TAG:-1.1.1}", "image tag is 1.1.1, not 1.2.3"),
@@ -117,6 +118,7 @@ def test_version_that_disagrees_is_named_with_its_place(
     """Any one place that was forgotten is told; the rest is taken as it is, other people's images too."""
     files = {
         "pyproject.toml": '[project]\nversion = "1.2.3"\n',
+        "server/__init__.py": '"""Ours."""\n\nVERSION = "1.2.3"  # as pyproject.toml has it\n',
         "deploy/helm/penstock/Chart.yaml": "version: 1.2.3\nappVersion: 1.2.3\n",
         "deploy/docker/Dockerfile": "ARG BASE=x\nARG VERSION=1.2.3\nARG VERSION=1.2.3\n",
         "compose.yaml": "services: {a: {image: 'penstock:latest'}, b: {image: 'prom/prometheus:v3'}, c: {build: .}}\n",
@@ -137,7 +139,9 @@ def test_version_that_disagrees_is_named_with_its_place(
 @pytest.mark.parametrize(("tag", "code"), [(f"v{project_version()}", 0), ("v99.0.0", 1), ("0.1", 2)])
 def test_tag_is_held_against_the_version(tag: str, code: int) -> None:
     """The tag that fits is taken; another, and what is none, is refused."""
-    assert run("deploy.release.versions", "--tag", tag).returncode == code
+    answer = run("deploy.release.versions", "--tag", tag)
+    assert answer.returncode == code
+    assert answer.stdout == ("" if code else f"all {project_version()}\n")
 
 
 @pytest.fixture(scope="module")
