@@ -1,7 +1,7 @@
 """values.yaml, its schema and its table say the same; presets and settings are what the programs know."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
@@ -10,7 +10,8 @@ import yaml
 
 from deploy.helm.readme import CHART, read_values, table, with_table
 from server.settings import Settings
-from tests.deploy.chart.value_sets import PRESETS, preset
+from tests.deploy.chart.rendering import render
+from tests.deploy.chart.value_sets import PRESETS, SETS, merged, preset
 
 pytestmark = pytest.mark.xdist_group("chart")
 
@@ -138,3 +139,24 @@ def test_schema_is_one_and_takes_the_defaults(schema: dict[str, Any]) -> None:
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
     assert list(validator(schema).iter_errors(yaml.safe_load(VALUES.read_text()))) == []
+
+
+@pytest.mark.parametrize("name", ["cpu", "mps-own"])
+def test_pull_secrets_are_taken_as_names_and_as_a_pod_has_them(name: str) -> None:
+    """Both ways of writing them say the same to every pod, the DaemonSet's too."""
+
+    def texts(secrets: list[object]) -> Mapping[str, str]:
+        return render(merged(SETS[name], {"image": {"pullSecrets": secrets}})).texts
+
+    assert texts(["a", {"name": "b"}]) == texts(["a", "b"]) != texts([])
+
+
+@pytest.mark.parametrize("over", [{"source": "pvc", "pvc": {"claimName": "m"}}, SETS["everything"]["models"]])
+def test_models_folder_may_begin_with_a_slash(over: dict[str, Any]) -> None:
+    """The folder is in the claim or the repository, however it is written."""
+
+    def texts(path: str) -> Mapping[str, str]:
+        values = merged(SETS["t4"], {"models": over, "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]}})
+        return render(merged(values, {"models": {over["source"]: {"path": path}}})).texts
+
+    assert texts("/a/repo") == texts("a/repo") != texts("")

@@ -6,7 +6,7 @@
 {{- if eq $models.source "objectStore" -}}
 {{ $models.objectStore.url }}
 {{- else if eq $models.source "pvc" -}}
-{{ printf "/models/%s" $models.pvc.path | trimSuffix "/" }}
+{{ printf "/models/%s" (trimPrefix "/" $models.pvc.path) | trimSuffix "/" }}
 {{- else if has $models.source (list "ociImage" "git") -}}
 /models/repository
 {{- end -}}
@@ -82,7 +82,7 @@
     - {name: GIT_ALLOW_PROTOCOL, value: https}
     - {name: GIT_REPOSITORY, value: {{ .Values.models.git.repository | quote }}}
     - {name: GIT_REF, value: {{ .Values.models.git.ref | toString | quote }}}
-    - {name: GIT_PATH, value: {{ .Values.models.git.path | quote }}}
+    - {name: GIT_PATH, value: {{ .Values.models.git.path | trimPrefix "/" | quote }}}
     {{- with .Values.models.git.existingSecret }}
     - {name: GIT_USERNAME, valueFrom: {secretKeyRef: {name: {{ . }}, key: username}}}
     - {name: GIT_PASSWORD, valueFrom: {secretKeyRef: {name: {{ . }}, key: password}}}

@@ -45,14 +45,21 @@ app.kubernetes.io/part-of: penstock
 serviceAccountName: {{ include "penstock.serviceAccountName" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
+{{- with include "penstock.pullSecrets" . }}
+{{ . }}
 {{- end }}
 securityContext:
   {{- include "penstock.podSecurityContext" . | nindent 2 }}
+{{- end -}}
+
+{{/* Names, or {name: …} as a pod has them. */}}
+{{- define "penstock.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ if kindIs "map" . }}{{ .name }}{{ else }}{{ . }}{{ end }}
+  {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "penstock.podSecurityContext" -}}
