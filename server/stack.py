@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from server.access.keys import KeyRefused, KeyRing, key_of_hashed
-from server.access.rules import AccessFileError, AccessRules, read_access_file
+from server.access.rules import AccessFileError, AccessRules, NoKeysYet, read_access_file
 from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
 from server.backends.shell_paths import is_special, plain_paths
 from server.backends.triton_ports import pick_free_ports
@@ -75,10 +75,19 @@ def check_access(settings: Settings) -> None:
             "NAME:ROLE+ROLE:SECRET (PENSTOCK_API_KEY, without an S, is what a client sends), or give --access-file"
         )
     try:
-        rules = read_access_file(settings.access_file) if settings.access_file is not None else AccessRules()
+        rules = _rules_at_start(settings.access_file) if settings.access_file is not None else AccessRules()
         KeyRing((*map(key_of_hashed, settings.api_keys), *rules.keys))
     except (AccessFileError, KeyRefused) as error:
         raise CannotStart(str(error)) from error
+
+
+def _rules_at_start(file: Path) -> AccessRules:
+    """The file's; none of a file that waits for its first key, which counts once it is in. Raises AccessFileError."""
+    try:
+        return read_access_file(file)
+    except NoKeysYet as error:
+        log.warning(f"nobody has a key: {error}")
+        return AccessRules()
 
 
 def choose_engine(settings: Settings) -> EngineChoice:

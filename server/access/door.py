@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from server.access.keys import ApiKey, KeyRefused, KeyRing
 from server.access.quotas import Quotas, with_share
-from server.access.rules import AccessFileError, AccessRules, read_access_file
+from server.access.rules import AccessFileError, AccessRules, NoKeysYet, read_access_file
 from server.core.caller import Caller, Quota, Role
 from server.core.errors import AccessUnavailable, PermissionDenied, Unauthenticated
 from server.logs import get_logger
@@ -143,6 +143,8 @@ class Door:
         self._signature = _signature_of(file)
         try:
             self._take(read_access_file(file))
+        except NoKeysYet:
+            self._take(AccessRules())
         except AccessFileError as error:
             self._complain(error)
 

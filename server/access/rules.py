@@ -21,6 +21,10 @@ class AccessFileError(Exception):
     """The access file cannot be read or used. One sentence: where, what, and what to do; never a secret."""
 
 
+class NoKeysYet(AccessFileError):
+    """The access file is one, and nobody stands in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """Which JSON web tokens are believed.
@@ -99,7 +103,7 @@ def _rules_of(path: Path) -> AccessRules:
     KeyRing(keys)  # refuses a secret that is there twice
     tokens = _token_rules(file.tokens, path.parent) if file.tokens is not None else None
     if not keys and tokens is None:
-        raise KeyRefused("it has neither keys nor [tokens]; `penstock keys new NAME --file …` adds a key")
+        raise NoKeysYet(f"{path}: it has neither keys nor [tokens]; `penstock keys new NAME --file …` adds a key")
     return AccessRules(keys, tokens)
 
 

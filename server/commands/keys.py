@@ -3,13 +3,14 @@
 import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from server.access.keys import KeyRefused, checked_name, digest_of, new_secret, roles_of
-from server.access.rules import AccessFileError, read_access_file
+from server.access.rules import AccessFileError, NoKeysYet, read_access_file
 from server.commands.terminal import fail
 from server.core.caller import Role
 
@@ -78,7 +79,8 @@ def _append(file: Path, table: str) -> None:
     """The file with the table at its end, in one step and only where the whole can be read. Raises AccessFileError."""
     before = ""
     if file.exists():
-        read_access_file(file)
+        with suppress(NoKeysYet):
+            read_access_file(file)
         before = file.read_text().rstrip("\n") + "\n\n"
     replaced = file.stat() if before else None
     handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")

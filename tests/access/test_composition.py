@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from server.access.keys import new_secret
 from server.core.caller import Role
@@ -77,6 +78,20 @@ def test_start_where_nobody_may_do_anything_is_refused(host: str, environ: dict[
     """No role without a key, and no keys: the sentence names the variable that is one letter from the clients'."""
     with pytest.raises(CannotStart, match=r"nobody may do anything: .*set PENSTOCK_API_KEYS to NAME:ROLE\+ROLE:SECRET"):
         check_access(settings(environ | {"PENSTOCK_ANONYMOUS": "none"}, host=host))
+
+
+def test_start_with_an_empty_access_file_warns_since_keys_may_come_later(tmp_path: Path) -> None:
+    """Nobody is let in by it; what is no access file at all is refused as ever."""
+    file = tmp_path / "access.toml"
+    file.write_text("# none yet\n")
+    with capture_logs() as logs:
+        check_access(settings({}, access_file=file, anonymous=("none",), host="0.0.0.0"))
+    assert [(entry["log_level"], "neither keys nor [tokens]" in entry["event"]) for entry in logs] == [
+        ("warning", True)
+    ]
+    file.write_text("[keys")
+    with pytest.raises(CannotStart, match="not valid TOML"):
+        check_access(settings({}, access_file=file))
 
 
 def test_key_of_the_environment_may_not_stand_in_the_file_too(tmp_path: Path) -> None:

@@ -142,6 +142,20 @@ async def test_broken_file_keeps_the_old_keys_and_is_told_once(tmp_path: Path, c
     await ours.admit([OPS], Role.INFER)
 
 
+async def test_file_without_a_key_from_the_start_lets_others_in_and_then_its_first(tmp_path: Path) -> None:
+    """The environment's keys open meanwhile, strangers are refused as such, and nothing failed to be read."""
+    file = tmp_path / "access.toml"
+    file.write_text("")
+    ours = door(AccessOptions(file, (ApiKey("ops", digest_of(OPS), frozenset(Role)),)))
+    assert (await ours.admit([OPS], Role.ADMIN)).key_name == "ops"
+    with pytest.raises(Unauthenticated):
+        await ours.admit(["stranger" * 4], Role.INFER)
+    assert ours.failed_reads == 0
+    rewrite(file, key_text("camera", CAMERA, "infer"))
+    await ours.look_again()
+    assert (await ours.admit([CAMERA], Role.INFER)).key_name == "camera"
+
+
 async def test_file_broken_from_the_start_lets_nobody_in_by_a_key(tmp_path: Path) -> None:
     """503 and not 200, nor a 401 that would have people throw good keys away; mended, it counts."""
     ours, path = file_door(tmp_path, "[keys", anonymous=frozenset((Role.READ,)))
