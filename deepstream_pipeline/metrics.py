@@ -73,15 +73,6 @@ TABLE = (
     Declaration("sink_dropped_total", _C, "Results and messages that a sink lost.", ("sink",)),
     Declaration("sink_errors_total", _C, "Times that a sink failed.", ("sink",)),
 )
-# By the library, of this program's own process; decode processes, one a source, are not in them.
-PROCESS_METRICS = (
-    "process_virtual_memory_bytes",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-    "process_cpu_seconds_total",
-    "process_open_fds",
-    "process_max_fds",
-)
 _Metric = Counter | Gauge | Histogram | Summary
 
 
@@ -172,7 +163,7 @@ class VideoMetrics:
         self._summaries: dict[str, Summary] = {}
         for row in TABLE:
             self._declare(row)
-        ProcessCollector(registry=self._registry)
+        ProcessCollector(registry=self._registry)  # of this process: decode processes, one a source, are not in it
         self._all: dict[str, _Metric] = {
             **self._counters,
             **self._gauges,

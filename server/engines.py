@@ -28,6 +28,7 @@ from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
 from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
+from server.grpc.server import GrpcLimits
 from server.local.guests import with_guest_room
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
@@ -211,6 +212,13 @@ def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimit
     known = own if open_files < 0 else min(own, open_files * 3 // 4)
     return ConnectionLimits(
         max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
+    )
+
+
+def grpc_limits(settings: Settings) -> GrpcLimits:
+    """Of the gRPC port."""
+    return GrpcLimits(
+        max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
     )
 
 

@@ -22,8 +22,16 @@ from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
 from server.batching.declared import DeclaredOptions
 from server.core.address import authority
-from server.engines import Engine, compose_door, compose_engine, compose_tracer, connection_limits, until_stopped
-from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
+from server.engines import (
+    Engine,
+    compose_door,
+    compose_engine,
+    compose_tracer,
+    connection_limits,
+    grpc_limits,
+    until_stopped,
+)
+from server.grpc.server import GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import ControlLine, FrontReady, GatewayServes
 from server.local.core_link import CoreLink
@@ -174,11 +182,8 @@ async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
     listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
     rest = _rest(front, listener)
     address = authority(settings.host, settings.grpc_port)
-    limits = GrpcLimits(
-        max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
-    )
     share = Share(front.core)
-    grpc_server = await serve(front.plane, limits, address, front.metrics, door=front.door, share=share)
+    grpc_server = await serve(front.plane, grpc_limits(settings), address, front.metrics, door=front.door, share=share)
     rest.start()
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()

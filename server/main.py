@@ -36,12 +36,13 @@ from server.engines import (
     compose_tracer,
     connection_limits,
     describe_engine,
+    grpc_limits,
     standing_readers,
     until_stopped,
     watch_options,
 )
 from server.grpc.errors import status_of
-from server.grpc.server import GrpcLimits, GrpcServer, Share, serve
+from server.grpc.server import GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
@@ -342,14 +343,12 @@ async def _open_doors(
     )
     pages = create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics, lambda: gateway.watch.is_up)
     exposition = HttpListener(pages, metrics_socket)
-    grpc_limits = GrpcLimits(
-        max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
-    )
+    of_grpc = grpc_limits(settings)
     share, address = None, authority(settings.host, settings.grpc_port)
     if run_dir is not None:
-        grpc_limits = replace(grpc_limits, max_connection_age_s=0.0)  # its fronts have nowhere else to go
+        of_grpc = replace(of_grpc, max_connection_age_s=0.0)  # its fronts have nowhere else to go
         share, address = Share(core=None), f"unix:{run_dir / GRPC_SOCKET}"
-    grpc_server = await serve(gateway.plane, grpc_limits, address, gateway.metrics, door=gateway.door, share=share)
+    grpc_server = await serve(gateway.plane, of_grpc, address, gateway.metrics, door=gateway.door, share=share)
     return _Doors(rest, grpc_server, exposition)
 
 

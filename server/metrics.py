@@ -169,7 +169,7 @@ TABLE = (
     ),
     Declaration("build_info", Kind.READ_GAUGE, "Always 1; which version serves.", ("version",)),
 )
-# By the library, of the process that has the page: the gateway, or the core where there are fronts.
+# By the library, of the process that has the page: the gateway, or the core where there are fronts. Video has them too.
 PROCESS_METRICS = (
     "process_virtual_memory_bytes",
     "process_resident_memory_bytes",

@@ -255,7 +255,10 @@ class Replicas:
             log.warning("replica is left out for a while: it fails more than the others", replica=replica.name)
 
     def _has_lost(self, words: str, replica: Replica, question: _Question) -> bool:
-        """Whether the replica says that it has the model no more, and another still has it: that one is to be asked."""
+        """Whether the replica says that it has the model no more, and another still has it: that one is to be asked.
+
+        The replica gets no more calls for it where others have it, until it is looked at again.
+        """
         if _NO_VERSIONS not in words:
             return False
         model = question.named()

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from deepstream_pipeline.metrics import PROCESS_METRICS, TABLE, VideoMetrics
+from deepstream_pipeline.metrics import TABLE, VideoMetrics
 from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
+from server.metrics import PROCESS_METRICS
 
 
 def fill(metrics: VideoMetrics, source: str) -> None:

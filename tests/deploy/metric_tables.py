@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
-from deepstream_pipeline.metrics import PROCESS_METRICS as OF_VIDEOS_PROCESS
 from deepstream_pipeline.metrics import TABLE as VIDEO_TABLE
-from server.metrics import PROCESS_METRICS as OF_GATEWAYS_PROCESS
+from server.metrics import PROCESS_METRICS
 from server.metrics import TABLE as GATEWAY_TABLE
 from tests.deploy.promql import labels_of, parsed
 
@@ -94,8 +93,7 @@ def _either(one: Known, other: Known) -> Known:
 def exported_metrics() -> list[Known]:
     """Every series that a program exports: ours and other people's."""
     ours = _declared("penstock_", "gateway", GATEWAY_TABLE) + _declared("penstock_video_", "video", VIDEO_TABLE)
-    processes = {*OF_GATEWAYS_PROCESS, *OF_VIDEOS_PROCESS}
-    return ours + [_of_process(name) for name in sorted(processes)] + _external()
+    return ours + [_of_process(name) for name in sorted(PROCESS_METRICS)] + _external()
 
 
 def _of_process(name: str) -> Known:

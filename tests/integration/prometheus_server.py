@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from server.backends.triton_ports import pick_free_ports
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "monitoring" / "rules"
 READY_TIMEOUT_S = 30.0
@@ -54,21 +55,19 @@ def scrape(job: str, target: str, path: str = "/metrics", **labels: str) -> dict
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, *scrapes: Mapping[str, Any], rules: Path = RULES) -> Iterator[Prometheus]:
-    """One with our rules. scrapes: what of, as in its configuration. rules: the folder that they are read from."""
+def prometheus(folder: Path, *scrapes: Mapping[str, Any], rules: Path | None = RULES) -> Iterator[Prometheus]:
+    """One with our rules. scrapes: what of, as in its configuration. rules: their folder; None for none."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no prometheus here: Debian's package prometheus has it")
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"},
-        "rule_files": [str(rules / "*.yaml")],
+        "rule_files": [str(rules / "*.yaml")] if rules is not None else [],
         "scrape_configs": list(scrapes),
     }
     folder.mkdir(exist_ok=True)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = pick_free_ports("127.0.0.1", 1)
     listen = f"--web.listen-address=127.0.0.1:{port}"
     command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", listen]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:

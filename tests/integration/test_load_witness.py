@@ -1,11 +1,7 @@
 """The load test's witnesses against the real stack: its metrics, its statistics, a real Prometheus, its processes."""
 
 import asyncio
-import json
 import os
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +23,8 @@ from loadtest.witness.process_cpu import meter_of_server
 from loadtest.witness.triton_statistics import fetch_statistics
 from loadtest.witness.witness import Witnesses, open_witnesses
 from tests.conftest import RunningStack
+from tests.integration import prometheus_server
+from tests.integration.prometheus_server import scrape
 from tests.integration.web import call, post_json
 
 pytestmark = pytest.mark.xdist_group("load")
@@ -97,36 +95,11 @@ def assert_agree(client: RequestSummary, witness: Witness) -> None:
 
 @pytest.fixture
 def prometheus(stack: RunningStack, tmp_path: Path) -> Iterator[str]:
-    """A real server that scrapes the stack once a second: its address."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("no Prometheus here: Debian's package prometheus has it")
+    """A real server that scrapes the stack once a second, and has: its address."""
     target = stack.metrics_url.removeprefix("http://").removesuffix("/metrics")
-    jobs = [{"job_name": "penstock", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}]
-    (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": jobs}))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    where = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"]
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([program, *where, f"--web.listen-address={address}"], stdout=log, stderr=log)
-    try:
-        _wait_for_a_scrape(f"http://{address}", tmp_path / "log")
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _wait_for_a_scrape(url: str, log: Path) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            if json.loads(call("GET", f"{url}/api/v1/query?query=penstock_ready").body)["data"]["result"]:
-                return
-        except (OSError, ValueError, KeyError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"Prometheus has scraped nothing within a minute; its log:\n{log.read_text()}")
+    with prometheus_server.prometheus(tmp_path / "prometheus", scrape("penstock", target), rules=None) as server:
+        server.wait_for("penstock_ready", 60)
+        yield server.url
 
 
 async def test_prometheus_and_client_count_the_same_answers(stack: RunningStack, prometheus: str) -> None:

@@ -1,7 +1,6 @@
 """Batches: how large, why they closed, what waits and how long, what the engine takes, and what Triton itself says."""
 
 from deploy.monitoring.build.board import (
-    BLUE,
     GREEN,
     ORANGE,
     Board,
@@ -28,7 +27,6 @@ AT_A_GLANCE = Row(
             "Engine calls a second that the gateway formed.",
             "ops",
             one(f"sum(rate(penstock_batches_total{{{MODEL}}}{RATE}))", "batches"),
-            steps=((None, BLUE),),
         ),
         figure(
             "Mean batch",
@@ -40,21 +38,18 @@ AT_A_GLANCE = Row(
                 "rows",
             ),
             decimals=1,
-            steps=((None, BLUE),),
         ),
         figure(
             "Waiting now",
             "Requests that wait for a batch.",
             "short",
             one(f"sum(penstock_batch_queue_requests{{{MODEL}}})", "waiting"),
-            steps=((None, BLUE),),
         ),
         figure(
             "Longest predicted answer",
             "Until a request of one row that came now would be answered: the worst model of the fullest gateway.",
             "s",
             one(f"max(penstock_batch_wait_seconds{{{MODEL}}})", "predicted"),
-            steps=((None, BLUE),),
         ),
         figure(
             "Given up by the queue",
@@ -68,7 +63,6 @@ AT_A_GLANCE = Row(
             "Batches that the engine has. A model has as many slots as instances, and one more.",
             "short",
             one(f"sum(penstock_batch_calls{{{MODEL}}})", "calls"),
-            steps=((None, BLUE),),
         ),
     ),
 )

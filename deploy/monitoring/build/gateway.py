@@ -1,7 +1,6 @@
 """The gateway: what comes in, what goes wrong, how long it takes, how full it is, whether it is well."""
 
 from deploy.monitoring.build.board import (
-    BLUE,
     GREEN,
     ORANGE,
     RED,
@@ -53,7 +52,6 @@ AT_A_GLANCE = Row(
             "Inference requests answered a second, whatever the answer.",
             "reqps",
             one(f"sum(rate(penstock_requests_total{{{MODEL}}}{RATE}))", "requests"),
-            steps=((None, BLUE),),
         ),
         figure(
             "Failed requests",
@@ -72,7 +70,6 @@ AT_A_GLANCE = Row(
                 quantile(0.99, "penstock_request_seconds_bucket", MODEL),
                 "p99",
             ),
-            steps=((None, BLUE),),
         ),
         figure(
             "In flight, of the limit",

@@ -52,7 +52,6 @@ AT_A_GLANCE = Row(
             "Cameras and files that send frames now.",
             "short",
             one(f'sum(penstock_video_state{{{SOURCE}, state="running"}})', "running"),
-            steps=((None, BLUE),),
         ),
         figure(
             "Sources in trouble",
@@ -69,7 +68,6 @@ AT_A_GLANCE = Row(
             "Decoded a second, of the chosen sources.",
             "cps",
             one(f"sum(rate(penstock_video_frames_total{{{SOURCE}}}{RATE}))", "frames"),
-            steps=((None, BLUE),),
         ),
         figure(
             "Frames given up",
@@ -90,7 +88,6 @@ AT_A_GLANCE = Row(
                 quantile(0.99, "penstock_video_glass_to_event_seconds_bucket", SOURCE),
                 "p99",
             ),
-            steps=((None, BLUE),),
         ),
         figure(
             "Lost by sinks",
