@@ -1,9 +1,8 @@
-"""Every metric of the gateway, declared in one table, and the one object that the other rooms record with."""
+"""The one object that other rooms record the gateway's metrics with; server.core.metric_table declares them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from prometheus_client import (
@@ -19,156 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from server.core.infer import Timings
+from server.core.metric_table import TABLE, Kind
 
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-
-
-class Kind(Enum):
-    """How a metric's value comes about: counted or observed as it happens, or read when somebody scrapes."""
-
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-    READ_GAUGE = "gauge, read at the scrape"
-    READ_COUNTER = "counter, read at the scrape"
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """One row of the table. Names get the prefix penstock_; buckets are the histogram's upper bounds in its unit."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
-TABLE = (
-    Declaration(
-        "requests_total",
-        Kind.COUNTER,
-        "Inference requests answered, by final status: HTTP's, or gRPC's for the protocols grpc and guest.",
-        ("model", "protocol", "code"),
-    ),
-    Declaration(
-        "request_seconds",
-        Kind.HISTOGRAM,
-        "From the head of an inference request to its answer.",
-        ("model", "protocol"),
-        SECONDS,
-    ),
-    Declaration("decode_seconds", Kind.HISTOGRAM, "Decoding an image.", ("model",), SECONDS),
-    Declaration("preprocess_seconds", Kind.HISTOGRAM, "Resizing and normalising a decoded image.", ("model",), SECONDS),
-    Declaration(
-        "queue_seconds", Kind.HISTOGRAM, "Waiting in the gateway, for a decoder or an engine.", ("model",), SECONDS
-    ),
-    Declaration("infer_seconds", Kind.HISTOGRAM, "The call to the engine.", ("model",), SECONDS),
-    Declaration("postprocess_seconds", Kind.HISTOGRAM, "From output tensors to results.", ("model",), SECONDS),
-    Declaration("batch_size", Kind.HISTOGRAM, "Rows of an engine call that the gateway formed.", ("model",), ROWS),
-    Declaration(
-        "rejected_total", Kind.COUNTER, "Requests that the gateway refused or failed itself, by reason.", ("reason",)
-    ),
-    Declaration("inferences_accepted_total", Kind.COUNTER, "Inferences that got a place in flight."),
-    Declaration(
-        "inferences_answered_total",
-        Kind.COUNTER,
-        "Of these, those that came to an answer: a model's, or the engine's own refusal, handed on.",
-    ),
-    Declaration(
-        "inferences_failed_total", Kind.COUNTER, "Of these, those that the gateway failed, by reason.", ("reason",)
-    ),
-    Declaration(
-        "inferences_cancelled_total",
-        Kind.COUNTER,
-        "Of these, those whose caller left, by where they were: decode, queue, batch, engine, stream.",
-        ("stage",),
-    ),
-    Declaration(
-        "decode_errors_total", Kind.COUNTER, "Images that could not be decoded or were not taken.", ("codec", "reason")
-    ),
-    Declaration("cancelled_total", Kind.COUNTER, "Requests whose client went away, by transport.", ("protocol",)),
-    Declaration("inflight_requests", Kind.READ_GAUGE, "Requests in flight now."),
-    Declaration(
-        "inflight_bytes",
-        Kind.READ_GAUGE,
-        "Bytes of the requests in flight now, and of answers that nobody has read yet.",
-    ),
-    Declaration("max_inflight_requests", Kind.READ_GAUGE, "How many requests may be in flight."),
-    Declaration("max_inflight_bytes", Kind.READ_GAUGE, "How many bytes of them."),
-    Declaration("receiving_bytes", Kind.READ_GAUGE, "Bytes of HTTP bodies that are still on their way."),
-    Declaration("http_connections", Kind.READ_GAUGE, "Connections to the REST port."),
-    Declaration("queue_depth", Kind.READ_GAUGE, "Jobs waiting in a queue now.", ("queue",)),
-    Declaration("batch_queue_requests", Kind.READ_GAUGE, "Requests that wait for a batch now.", ("model",)),
-    Declaration("batch_queue_bytes", Kind.READ_GAUGE, "Bytes of the tensors that wait for a batch now.", ("model",)),
-    Declaration("batch_calls", Kind.READ_GAUGE, "Batches that the engine has now.", ("model",)),
-    Declaration(
-        "batch_wait_seconds",
-        Kind.READ_GAUGE,
-        "Until a request of one row that came now would be answered, as predicted.",
-        ("model",),
-    ),
-    Declaration("batches_total", Kind.READ_COUNTER, "Batches formed, by why they closed.", ("model", "reason")),
-    Declaration(
-        "batch_refused_total", Kind.READ_COUNTER, "Requests that the queue gave up, by reason.", ("model", "reason")
-    ),
-    Declaration("decoder_restarts_total", Kind.READ_COUNTER, "Decoder processes that were replaced."),
-    Declaration("engine_up", Kind.READ_GAUGE, "1 while the engine answers and its canary inference succeeds."),
-    Declaration("engine_restarts_total", Kind.READ_COUNTER, "Restarts of the engine since the stack started."),
-    Declaration(
-        "engine_stalls_total", Kind.READ_COUNTER, "Times that calls and a probe went unanswered: the circuit opened."
-    ),
-    Declaration("engine_retries_total", Kind.READ_COUNTER, "Calls that were sent to the engine a second time."),
-    Declaration(
-        "replica_up",
-        Kind.READ_GAUGE,
-        "1 for a replica of the engine that gets calls, 0 for one left out.",
-        ("replica",),
-    ),
-    Declaration(
-        "replica_ejections_total",
-        Kind.READ_COUNTER,
-        "Times that a replica was left out for failing more than the others.",
-        ("replica",),
-    ),
-    Declaration("gateway_restarts_total", Kind.READ_COUNTER, "Restarts of the gateway since the stack started."),
-    Declaration("fronts", Kind.READ_GAUGE, "Fronts that the core serves now; 0 where one process does all."),
-    Declaration("guests", Kind.READ_GAUGE, "Other programs of this host that the core serves now, such as video."),
-    Declaration("front_restarts_total", Kind.READ_COUNTER, "Restarts of fronts since the stack started."),
-    Declaration("access_keys", Kind.READ_GAUGE, "API keys that let a caller in now."),
-    Declaration("access_failed_reads_total", Kind.READ_COUNTER, "Changes of the access file that were not taken."),
-    Declaration(
-        "key_inflight_requests",
-        Kind.READ_GAUGE,
-        "Requests in flight now by API key; of all tokens as `tokens`, of all callers without a key as `none`.",
-        ("key",),
-    ),
-    Declaration("spans_dropped_total", Kind.READ_COUNTER, "Spans that the collector of traces did not get."),
-    Declaration(
-        "slab_leased_bytes", Kind.READ_GAUGE, "Bytes of the memory shared with the engine that are in use now."
-    ),
-    Declaration("shared_memory_regions", Kind.READ_GAUGE, "Regions of memory that clients share with the engine now."),
-    Declaration("shared_memory_bytes", Kind.READ_GAUGE, "Bytes of the regions that clients share now."),
-    Declaration(
-        "shared_memory_expired_total",
-        Kind.READ_COUNTER,
-        "Regions that went without being unregistered: unused for their lease, or their client's connection gone.",
-        ("reason",),
-    ),
-    Declaration("ready", Kind.READ_GAUGE, "1 while the gateway says that it is ready."),
-    Declaration(
-        "model_ready",
-        Kind.READ_GAUGE,
-        "1 for a model that serves, 0 for one that failed or is refused; none for one that nobody wants loaded.",
-        ("model",),
-    ),
-    Declaration(
-        "mps_up",
-        Kind.READ_GAUGE,
-        "1 while an MPS daemon listens in CUDA_MPS_PIPE_DIRECTORY, as seen in the last 30 s; only where that is set.",
-    ),
-    Declaration("build_info", Kind.READ_GAUGE, "Always 1; which version serves.", ("version",)),
-)
 # By the library, of the process that has the page: the gateway, or the core where there are fronts. Video has them too.
 PROCESS_METRICS = (
     "process_virtual_memory_bytes",

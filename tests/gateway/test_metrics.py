@@ -12,7 +12,8 @@ from server.batching.queue import QueueStatistics
 from server.batching.readings import queue_readers
 from server.core.batching import CloseReason
 from server.core.infer import Timings
-from server.metrics import PROCESS_METRICS, TABLE, Metrics
+from server.core.metric_table import TABLE
+from server.metrics import PROCESS_METRICS, Metrics
 
 QUEUE = QueueStatistics(
     depth=3,
