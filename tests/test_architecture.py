@@ -25,9 +25,13 @@ IN_TRITONS_ENVIRONMENT = (
     "model_repository/",
     "server/backends/triton_backends/",
     "server/backends/ort_serving/",
+    "server/backends/torch_serving/",
 )
-TRITONS_ENVIRONMENT = {"numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving"}
-UNDER_TWO_NAMES = "server/backends/ort_serving/"  # `ort_serving` beside Triton's model.py: its imports are relative
+TRITONS_ENVIRONMENT = {
+    *("numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving"),
+    *("torch", "torchvision", "triton", "torch_serving"),  # of `make gpu`: only the backend torch has them
+}
+UNDER_TWO_NAMES = "server/backends/(ort|torch)_serving/"  # beside Triton's model.py, too: its imports are relative
 MODEL_FILES = r"config\.pbtxt|MODEL\.md|labels\w*\.txt|golden\.(json|jpg)"
 WELL_KNOWN_FOLDERS = {Path(p) for p in ("/", "/tmp", "/var/tmp", "/opt", "/srv", "/home", "/root", "/usr/src", "/app")}
 

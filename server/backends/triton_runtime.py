@@ -10,7 +10,7 @@ from pathlib import Path
 
 MIN_GLIBC = (2, 35)
 _OUR_BACKENDS = Path(__file__).resolve().parent / "triton_backends"
-_BESIDE_OUR_MODEL_PY = Path(__file__).resolve().parent / "ort_serving"
+_BESIDE_OUR_MODEL_PY = {"onnxruntime": "ort_serving", "torch": "torch_serving"}
 _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
 # One thread an instance and library: instances are what a model scales by, and each would else take every core.
@@ -226,7 +226,7 @@ def _executable(program: Path, run_dir: Path) -> Path:
 
 
 def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
-    """`<run_dir>/backends/{python,onnxruntime}`, made afresh.
+    """`<run_dir>/backends/{python,onnxruntime,torch}`, made afresh.
 
     Copies: for a Python-based backend Triton refuses a link to libtriton_python.so ("escapes backend directory").
     """
@@ -245,7 +245,8 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
         if (ours / "model.py").is_file():
             laid_out = backends / ours.name
             shutil.copytree(ours, laid_out, ignore=no_bytecode)
-            shutil.copytree(_BESIDE_OUR_MODEL_PY, laid_out / _BESIDE_OUR_MODEL_PY.name, ignore=no_bytecode)
+            beside = _BESIDE_OUR_MODEL_PY[ours.name]
+            shutil.copytree(_OUR_BACKENDS.parent / beside, laid_out / beside, ignore=no_bytecode)
     return backends
 
 

@@ -90,12 +90,14 @@ def test_prepare_lays_the_backends_out_as_files_of_its_own(tmp_path: Path, envir
         "python/triton_python_backend_stub",
         "onnxruntime/model.py",
         "onnxruntime/ort_serving/session.py",
+        "torch/model.py",
+        "torch/torch_serving/program.py",
     } <= names
     assert not any("__pycache__" in name for name in names)
     assert not any(path.is_symlink() for path in backends.rglob("*"))
     assert os.access(backends / "python" / "triton_python_backend_stub", os.X_OK)
     assert os.access(run_dir / "tritonserver", os.X_OK)
-    assert launch.python_backends == ("onnxruntime", "python")
+    assert launch.python_backends == ("onnxruntime", "python", "torch")
 
 
 def test_prepare_leaves_the_wheel_as_it_is(tmp_path: Path, environment: Path) -> None:

@@ -1,0 +1,114 @@
+"""Where an instance runs, what it runs with, and whether it still can."""
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config, EngineSpec, instance_count
+from .errors import LoadError
+from .instance import Instance, Reader
+from .program import load_program
+from .runners import EagerRunner, GraphRunner, Runner
+from .staging import PinnedRegions
+
+_SECONDS_TO_ANSWER = 0.5  # for the answers of the batch that met the fault to reach Triton
+_BROKEN_CONTEXT_EXIT = 70
+# A cuBLAS handle's workspace on Hopper is 32 MiB by default: of 47 processes, 1.5 GiB for nothing.
+_SMALL_WORKSPACE = ":4096:2:16:8"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What Triton says of an instance."""
+
+    is_gpu: bool
+    device_id: int
+    config: Config
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An instance, what its user should know of it, and what stands in the log."""
+
+    instance: Instance
+    notes: tuple[str, ...]
+    facts: str
+
+
+def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opened:
+    """The instance of the program in a version's folder. Raises LoadError."""
+    device = _device(spec, placement)
+    loaded = load_program(folder / spec.file_name, spec, device)
+    runner: Runner
+    if spec.has_cuda_graphs:
+        pinned = PinnedRegions(_lock, _unlock)
+        runner = GraphRunner(loaded.program, spec, device, pinned=pinned, slots=1)
+    else:
+        runner = EagerRunner(loaded.program, spec, device)
+    return Opened(Instance(spec, runner, _reader(spec, device)), loaded.notes, _facts(spec, device))
+
+
+def _device(spec: EngineSpec, placement: Placement) -> Any:
+    if not placement.is_gpu:
+        torch.set_num_threads(max(1, available_cores() // instance_count(placement.config)))
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _SMALL_WORKSPACE)
+    if not torch.cuda.is_available():
+        raise LoadError("the instance is on a GPU and PyTorch sees none: KIND_CPU runs it on the CPU")
+    device = torch.device("cuda", placement.device_id)
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = spec.has_cudnn_benchmark
+    return device
+
+
+def _reader(spec: EngineSpec, device: Any) -> Reader | None:
+    if spec.pictures is None:
+        return None
+    from .pictures import PictureReader  # torchvision's: a second of import that only these models need
+
+    reader: Reader = PictureReader(spec.pictures, device)
+    return reader
+
+
+def _facts(spec: EngineSpec, device: Any) -> str:
+    how = "cuda-graphs" if spec.has_cuda_graphs else "eager"
+    return (
+        f"device={device} torch={torch.__version__} precision={spec.precision.value} run={how} "
+        f"channels_last={int(spec.is_channels_last)} buckets={';'.join(map(str, spec.buckets))} "
+        f"compile={spec.compiler.value} wait={'block' if spec.waits_blocking else 'spin'}"
+    )
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether the CUDA context is lost for good: then even waiting for the device fails."""
+    if not isinstance(error, RuntimeError) or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def end_after(seconds: float = _SECONDS_TO_ANSWER) -> None:
+    """Ends the process, without unwinding through a driver that answers nothing any more."""
+    threading.Timer(seconds, os._exit, (_BROKEN_CONTEXT_EXIT,)).start()
+
+
+def _lock(address: int, size: int) -> bool:
+    """Page-lock memory for the GPU to read; False where the driver refuses."""
+    return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0
+
+
+def _unlock(address: int, size: int) -> None:
+    del size
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -1,0 +1,94 @@
+"""One instance of a model: requests in, answers out; each request fails alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .batch import Group, groups
+from .config import EngineSpec
+from .errors import RequestError
+from .runners import Pending, Runner
+
+
+class Reader(Protocol):
+    """Encoded pictures to a network's input: pictures.PictureReader."""
+
+    def prepare(self, encoded: list[bytes], out: Any) -> list[str | None]:
+        """Fill out, (len(encoded), C, H, W); of each picture what is wrong with it, None where nothing is."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. tensors: its inputs in the spec's order; where the engine reads pictures, these, one a row."""
+
+    tensors: tuple[Any, ...] = ()
+    pictures: tuple[bytes, ...] = ()
+
+
+Outcome = tuple[Any, ...] | RequestError  # the outputs' rows in host memory, in the spec's order
+
+
+@dataclass(frozen=True)
+class _Run:
+    group: Group
+    pending: Pending
+    refused: dict[int, RequestError]
+
+
+class Instance:
+    """Not thread-safe: `begin` by the thread that made it, `finish` by any one at a time, in order."""
+
+    def __init__(self, spec: EngineSpec, runner: Runner, reader: Reader | None = None) -> None:
+        self._spec = spec
+        self._runner = runner
+        self._reader = reader
+
+    def answer(self, asks: Sequence[Ask]) -> list[Outcome]:
+        """One outcome a request, in order. Host memory that the next call overwrites."""
+        outcomes: dict[int, Outcome] = {}
+        for group in self._groups(asks):
+            run = self._begin(asks, group)
+            outcomes.update(_finish(run))
+        return [outcomes[place] for place in range(len(asks))]
+
+    def _groups(self, asks: Sequence[Ask]) -> list[Group]:
+        if self._reader is not None:
+            shapes: list[tuple[tuple[int, ...], ...]] = [((len(ask.pictures),),) for ask in asks]
+        else:
+            shapes = [tuple(tuple(tensor.shape) for tensor in ask.tensors) for ask in asks]
+        return groups(shapes, self._spec.max_batch_size)
+
+    def _begin(self, asks: Sequence[Ask], group: Group) -> _Run:
+        members = [asks[place] for place in group.places]
+        if self._reader is None:
+            columns = [[ask.tensors[number] for ask in members] for number in range(len(self._spec.inputs))]
+            return _Run(group, self._runner.begin(columns, group.row_count), {})
+        encoded = [picture for ask in members for picture in ask.pictures]
+        said = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
+        return _Run(group, self._runner.begin_pictures(group.row_count), _refusals(group, said))
+
+
+def _refusals(group: Group, said: Sequence[str | None]) -> dict[int, RequestError]:
+    """Of each request with a bad picture, the first one's sentence."""
+    refused: dict[int, RequestError] = {}
+    begin = 0
+    for place, rows in zip(group.places, group.rows, strict=True):
+        wrong = next((sentence for sentence in said[begin : begin + rows] if sentence is not None), None)
+        if wrong is not None:
+            refused[place] = RequestError(wrong)
+        begin += rows
+    return refused
+
+
+def _finish(run: _Run) -> dict[int, Outcome]:
+    outputs = run.pending.outputs()
+    if len(run.group.places) == 1:
+        place = run.group.places[0]
+        return {place: run.refused.get(place, outputs)}
+    answers: dict[int, Outcome] = {}
+    begin = 0
+    for place, rows in zip(run.group.places, run.group.rows, strict=True):
+        rows_of_it = tuple(output[begin : begin + rows] for output in outputs)
+        answers[place] = run.refused.get(place, rows_of_it)
+        begin += rows
+    return answers

@@ -1,0 +1,94 @@
+"""Triton's Python-based backend `torch`: programs of torch.export, on a GPU by CUDA graphs or on the CPU.
+
+Runs in Triton's own interpreter, one process per model instance: on a GPU one CUDA context, and one client of MPS. What
+serving takes is in torch_serving/, which triton_runtime lays beside this file; here stands what Triton's API needs.
+Tensors come and go by DLPack: nothing of numpy's stands between.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch_serving.config import Config, EngineSpec, engine_spec
+from torch_serving.device import Placement, available_cores, end_after, is_broken, open_instance
+from torch_serving.errors import LoadError, RequestError
+from torch_serving.instance import Ask, Outcome
+
+
+class TritonPythonModel:
+    """One instance of a model."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Triton's ModelConfig, checked; this backend completes nothing: a program does not tell its tensors' names."""
+        config = auto_complete_model_config.as_dict()
+        try:
+            engine_spec(config, is_gpu=False)
+        except LoadError as error:
+            raise _load_failure(config.get("name", ""), error) from None
+        return auto_complete_model_config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load, place and capture the program; raises with one sentence where it cannot be served as configured."""
+        self._name = args["model_name"]
+        try:
+            self._open(args)
+        except LoadError as error:
+            raise _load_failure(self._name, error) from None
+
+    def _open(self, args: dict[str, str]) -> None:
+        config: Config = json.loads(args["model_config"])
+        is_gpu = args["model_instance_kind"] == "GPU"
+        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu, cores=available_cores())
+        folder = Path(args["model_repository"], args["model_version"])
+        placement = Placement(is_gpu, int(args["model_instance_device_id"]), config)
+        opened = open_instance(folder, self._spec, placement)
+        self._instance = opened.instance
+        for note in opened.notes:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {note}")
+        instance = f"instance={args['model_instance_name']} version={args['model_version']}"
+        pb_utils.Logger.log_info(f"torch backend ready {instance} {opened.facts}")
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request, in order."""
+        try:
+            outcomes = self._instance.answer([self._ask(request) for request in requests])
+        except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
+            return self._failed(error, len(requests))
+        return [self._response(outcome) for outcome in outcomes]
+
+    def _ask(self, request: Any) -> Ask:
+        inputs = {tensor.name(): tensor for tensor in request.inputs()}
+        if self._spec.pictures is not None:
+            return Ask(pictures=tuple(inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()))
+        return Ask(tuple(from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
+
+    def _response(self, outcome: Outcome) -> Any:
+        if isinstance(outcome, RequestError):
+            return _error_response(f"model '{self._name}': {outcome}", pb_utils.TritonError.INVALID_ARG)
+        tensors = [
+            pb_utils.Tensor.from_dlpack(spec.name, to_dlpack(rows))
+            for spec, rows in zip(self._spec.outputs, outcome, strict=True)
+        ]
+        return pb_utils.InferenceResponse(tensors)
+
+    def _failed(self, error: Exception, count: int) -> list[Any]:
+        """Answers for all of a batch. Of a CUDA context that is lost, the process ends: Triton starts a new one."""
+        sentence = f"model '{self._name}': {type(error).__name__} in the torch backend, see the server's log"
+        pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
+        if is_broken(error):
+            pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this instance starts again")
+            end_after()
+        return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
+
+
+def _error_response(sentence: str, code: Any) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(sentence, code))
+
+
+def _load_failure(model_name: str, error: LoadError) -> Exception:
+    failure: Exception = pb_utils.TritonModelException(f"model '{model_name}': {error}")
+    return failure
