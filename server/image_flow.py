@@ -18,56 +18,21 @@ from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
 from server.core.result import VisionResult
 from server.core.slab import Lease, Slab
-from server.core.tensor import Array, Datatype, Place, Tensor, tensor_from_numpy
+from server.core.tensor import Array, Tensor, tensor_from_numpy
 from server.metrics import Metrics
 from server.tracing.trace import current_trace
 from server.vision.amounts import most_rows, refuse_too_large, refuse_too_many, wave_size
+from server.vision.asked import ImageModel, ImageRequest, ImageResponse, may_take_images
 from server.vision.card import VisionCard, card_from_config
 from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
 from server.vision.preparing import Preparing
+from server.vision.relayed import input_tensor, relayed
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 from server.vision.together import together
 
-
-@dataclass(frozen=True, slots=True)
-class ImageRequest:
-    """Encoded images for one model. deadline: monotonic seconds, None for the model's own.
-
-    client: whom the queue of a model that the gateway owns is fair to.
-    """
-
-    model_name: str
-    model_version: str
-    images: tuple[bytes, ...]
-    deadline: float | None
-    id: str = ""
-    client: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageResponse:
-    """One result an image, in the order asked. labels: by class_id; may be shorter than the ids that occur.
-
-    explanations: one an image, where the gateway formed the batches.
-    """
-
-    model_name: str
-    model_version: str
-    results: tuple[VisionResult, ...]
-    labels: tuple[str, ...]
-    timings: Timings
-    total_s: float
-    explanations: tuple[Explanation, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ImageModel:
-    """A model that says how it sees images."""
-
-    config: ModelConfig
-    card: VisionCard
+__all__ = ["ImageFlow", "ImageModel", "ImageRequest", "ImageResponse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +97,14 @@ class ImageFlow:
         Raises InvalidRequest where its config means to describe images and does it wrongly.
         """
         known = self._watch.models.get(model_name)
-        if known is None or not known.is_ready or known.config is None or not _may_take_images(known.config):
+        if known is None or not known.is_ready or known.config is None or not may_take_images(known.config):
             return None
         model = self._described(known.config)
         if model is None:
             return None
-        return ImageInput(model.card.input_name, model.card.prepare_spec.row_bytes)
+        card = model.card
+        row_bytes = 0 if card.is_relayed else card.prepare_spec.row_bytes
+        return ImageInput(card.input_name, row_bytes, is_encoded=card.is_relayed)
 
     async def tensor(self, request: ImageRequest, label: str) -> Tensor:
         """The images as the model's input, rows in the order given. Raises of the InferenceError tree.
@@ -216,7 +183,12 @@ class ImageFlow:
             max_batch_size=model.config.max_batch_size,
         )
         infer_started = time.monotonic()
-        responses = await self._infer_in_place(request, model, calls, label, prepared[0].lease)
+        lease = prepared[0].lease  # of the one image that there is then
+        name = model.card.input_name
+        tensors = [input_tensor(name, call.array, lease) for call in calls]
+        for call in calls:
+            self._metrics.batch(label, len(call.members))
+        responses = await self._infer_in_place(request, tensors, lease)
         parse_started = time.monotonic()
         results = _parse(model.card, prepared, calls, responses)
         timings = replace(
@@ -259,7 +231,7 @@ class ImageFlow:
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
         prepared = await self._prepare_owned(request, index, model)
         _trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
-        tensor = _row(model, prepared)
+        tensor = input_tensor(model.card.input_name, prepared.array[np.newaxis], prepared.lease)
         asked = InferRequest(
             request.model_name, (tensor,), request.model_version, request.id, deadline=request.deadline
         )
@@ -294,9 +266,11 @@ class ImageFlow:
             raise
 
     async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> Prepared:
-        data = request.images[index]
+        data, spec = request.images[index], model.card.prepare_spec
         try:
-            return await self._pool.prepare(data, model.card.prepare_spec, slab)
+            if model.card.is_relayed:
+                return await relayed(data, spec, self._pool.max_pixels, slab)
+            return await self._pool.prepare(data, spec, slab)
         except InvalidRequest as error:
             self._metrics.decode_error(codec_label(data), error.reason)
             if len(request.images) == 1:
@@ -304,37 +278,23 @@ class ImageFlow:
             raise type(error)(f"image {index + 1} of {len(request.images)}: {error}") from error
 
     async def _infer_in_place(
-        self, request: ImageRequest, model: ImageModel, calls: Sequence[Merged], label: str, lease: Lease | None
+        self, request: ImageRequest, tensors: Sequence[Tensor], lease: Lease | None
     ) -> list[InferResponse]:
         """lease: of the one image that there is then; given back."""
         if lease is None:
-            return await self._infer(request, model, calls, label)
+            return await self._infer(request, tensors)
         try:
-            responses = await self._infer(request, model, calls, label, lease.place)
+            responses = await self._infer(request, tensors)
         except BaseException:
             lease.release_later()  # a call that was given up may read on
             raise
         lease.release()
         return responses
 
-    async def _infer(
-        self,
-        request: ImageRequest,
-        model: ImageModel,
-        calls: Sequence[Merged],
-        label: str,
-        place: Place | None = None,
-    ) -> list[InferResponse]:
-        name = model.config.inputs[0].name
+    async def _infer(self, request: ImageRequest, tensors: Sequence[Tensor]) -> list[InferResponse]:
+        """An engine call for each."""
         base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
-        for call in calls:
-            self._metrics.batch(label, len(call.members))
-        return await together(
-            [
-                self._engine(replace(base, inputs=(replace(tensor_from_numpy(name, call.array), place=place),)))
-                for call in calls
-            ]
-        )
+        return await together([self._engine(replace(base, inputs=(tensor,))) for tensor in tensors])
 
     async def _engine(self, request: InferRequest) -> InferResponse:
         trace = current_trace.get()
@@ -350,12 +310,6 @@ class ImageFlow:
         return response
 
 
-def _row(model: ImageModel, prepared: Prepared) -> Tensor:
-    """The image as one row of the model's input, where it lies."""
-    tensor = tensor_from_numpy(model.card.input_name, prepared.array[np.newaxis])
-    return tensor if prepared.lease is None else replace(tensor, place=prepared.lease.place)
-
-
 def _trace_preparation(timings: Timings) -> None:
     _trace_stages(("queue", timings.queue), ("decode", timings.decode), ("preprocess", timings.preprocess))
 
@@ -364,11 +318,6 @@ def _trace_stages(*stages: tuple[str, float]) -> None:
     trace = current_trace.get()
     if trace is not None:
         trace.stages(stages)
-
-
-def _may_take_images(config: ModelConfig) -> bool:
-    """What is quickly said, so that requests of BYTES to other models lose no time."""
-    return "network-type" in config.parameters and all(spec.datatype is not Datatype.BYTES for spec in config.inputs)
 
 
 def _one_array(arrays: Sequence[Array], config: ModelConfig) -> Array:

@@ -92,6 +92,11 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
             f"model {config.name!r} does not say how it sees images: give its config.pbtxt a `network-type` parameter "
             "(server/vision/card.py lists the words), or choose an image model from `penstock models list`"
         )
+    if card.is_relayed:
+        raise ModelUnusable(
+            f"model {config.name!r} decodes encoded pictures itself (image-decoder engine), and video has frames: "
+            "choose its twin that takes pixels"
+        )
     spec = card.prepare_spec
     return Network(
         name=config.name,

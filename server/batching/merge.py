@@ -55,7 +55,9 @@ def merge_requests(requests: Sequence[InferRequest], slab: Slab | None = None) -
     """One call for requests of equal keys. Everything but the rows is the first request's; it carries no id.
 
     slab: what the engine reads from without being sent the bytes. Inputs that lie there side by side stay where they
-    are, which is what order is for; others that are large enough are copied into it, where it has room.
+    are, which is what order is for; others that are large enough are copied into it, where it has room. Of BYTES only
+    what the gateway laid there itself, pictures that the engine decodes: Triton reads lengths there, and clients' words
+    go to backends of which nobody knows what they make of a length that changes meanwhile.
     It has no deadline: each request's own is the caller's to keep, and the call's end is worth knowing after it.
     """
     if len(requests) == 1 and slab is None and requests[0].deadline is None:
@@ -98,7 +100,7 @@ def _one_request(requests: Sequence[InferRequest], inputs: tuple[Tensor, ...]) -
 
 def _one_tensor(tensors: Sequence[Tensor], slab: Slab | None, leases: list[Lease]) -> Tensor:
     first = tensors[0]
-    if slab is None or first.datatype is Datatype.BYTES:  # Triton reads lengths from a region: none may be overwritten
+    if slab is None or (first.datatype is Datatype.BYTES and all(tensor.place is None for tensor in tensors)):
         return first if len(tensors) == 1 else _concatenated(tensors)
     found = _side_by_side(tensors, slab, leases)
     if found is not None:

@@ -15,11 +15,13 @@ C = TypeVar("C", HttpCall, GrpcCall)
 class ImageInput:
     """The one input of a model that describes how it sees images.
 
-    row_bytes: of one image as a tensor, 0 where images keep their own size.
+    row_bytes: of one image as a tensor, 0 where images keep their own size. is_encoded: it takes nothing else, since
+    the engine decodes.
     """
 
     name: str
     row_bytes: int
+    is_encoded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

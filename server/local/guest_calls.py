@@ -11,6 +11,7 @@ from server.core.backend import Backend
 from server.core.contract import check_counts, check_shape, checked_name
 from server.core.errors import InferenceError, InvalidRequest
 from server.core.infer import InferRequest, InferResponse
+from server.core.tensor import Datatype
 from server.local.guests import MAX_DEADLINE_S
 from server.local.lent_slab import Lender
 from server.local.messages import Ask
@@ -136,3 +137,5 @@ def _check(request: InferRequest) -> None:
     check_counts(len(request.inputs), request.outputs)
     for tensor in request.inputs:
         check_shape(tensor.name, tensor.shape)
+        if tensor.place is not None and tensor.datatype is Datatype.BYTES:
+            raise InvalidRequest(f"tensor {tensor.name!r} is BYTES, which are sent, and not named by their place")

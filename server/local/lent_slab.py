@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from server.core.errors import BackendUnavailable, InvalidRequest
 from server.core.infer import InferRequest
 from server.core.slab import SLAB_FROM_BYTES, Lease, Slab
-from server.core.tensor import Datatype, Tensor
+from server.core.tensor import Datatype, Place, Tensor
 from server.local.guests import GuestRoom
 from server.local.slab import SharedSlab, SlabLease
 from server.local.slab_memory import Lent, lent_memory
@@ -14,6 +14,7 @@ from server.local.slab_registration import RegionReader
 from server.logs import get_logger
 
 _LEFT_OUT = memoryview(b"")
+_LENGTH_BYTES = 4  # before an element of BYTES
 log = get_logger("slab")
 
 
@@ -79,10 +80,18 @@ class Lender:
             return replace(tensor, place=None)  # the engine would read there, and not these bytes
         if self._slab.lease_of(place) is None:
             raise BackendUnavailable("the engine was restarted while the request was on its way; send it again")
-        size_bytes = tensor.element_count * (tensor.datatype.size_bytes or 0)
-        if part is None or not part.lease.holds(place.offset, size_bytes):
+        if part is None or not part.lease.holds(place.offset, size_bytes := self._size_bytes(tensor, place)):
             raise InvalidRequest(f"tensor {tensor.name!r} does not lie in the memory that its sender was lent")
         return replace(tensor, data=self._slab.window(place, size_bytes))
+
+    def _size_bytes(self, tensor: Tensor, place: Place) -> int:
+        """Of BYTES one element may lie there, an encoded picture, which says itself how long it is."""
+        element_bytes = tensor.datatype.size_bytes
+        if element_bytes is not None:
+            return tensor.element_count * element_bytes
+        if tensor.element_count != 1:
+            raise InvalidRequest(f"tensor {tensor.name!r} is BYTES: send its elements, or one by its place")
+        return _LENGTH_BYTES + int.from_bytes(self._slab.window(place, _LENGTH_BYTES), "little")
 
 
 class BorrowedSlab(SharedSlab):
@@ -134,16 +143,15 @@ def by_place(request: InferRequest, slab: Slab) -> tuple[InferRequest, list[Leas
 
 def _by_place(tensor: Tensor, slab: Slab, leases: list[Lease]) -> Tensor:
     size_bytes = tensor.data.nbytes
-    if size_bytes < SLAB_FROM_BYTES or tensor.datatype is Datatype.BYTES:
-        return tensor if tensor.place is None else replace(tensor, place=None)
     lease = slab.lease_of(tensor.place) if tensor.place is not None else None
     if lease is not None:
         lease.hold()
         leases.append(lease)
     else:
-        lease = slab.lease(size_bytes)
+        is_sent = size_bytes < SLAB_FROM_BYTES or tensor.datatype is Datatype.BYTES
+        lease = None if is_sent else slab.lease(size_bytes)
         if lease is None:
-            return replace(tensor, place=None)
+            return tensor if tensor.place is None else replace(tensor, place=None)
         leases.append(lease)
         lease.view[:size_bytes] = tensor.data
     return replace(tensor, data=_LEFT_OUT, place=lease.place)

@@ -51,7 +51,7 @@ def encoded_call(
 
 def is_raw_image(plain: bytes, place: ImageInput) -> bool:
     """Whether a raw binary body is an encoded image, and not, by its size, the tensor itself."""
-    return len(plain) != place.row_bytes and sniff(plain) is not None
+    return place.is_encoded or (len(plain) != place.row_bytes and sniff(plain) is not None)
 
 
 def _raw_call(head: InferHead, call: HttpCall, plain: bytes, place: ImageInput) -> EncodedCall[HttpCall] | None:

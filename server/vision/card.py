@@ -3,6 +3,11 @@
 A model is an image model when it says `network-type`. Booleans are 0 or 1, lists are separated by semicolons:
 
     network-type            0 or detector, 1 or classifier
+    image-decoder           engine: the model's one input takes encoded pictures (TYPE_STRING, dims [ 1 ]), which its
+                            own instances decode; the gateway looks at the header and relays the bytes. Then infer-dims
+                            says the network's size, and the words below hold for the instances, but for NHWC, max-side,
+                            scaled-decode and filters other than bilinear; ours                   default gateway
+    infer-dims              3;H;W (1;H;W for GRAY), nvinfer's word: needed with image-decoder engine
     model-color-format      0 or RGB, 1 or BGR, 2 or GRAY                           default RGB
     network-input-order     0 or NCHW, 1 or NHWC                                    default NCHW
     net-scale-factor        y = net-scale-factor * (x - offset) * channel-factor    default 1
@@ -40,6 +45,8 @@ from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFil
 
 _KEYS = (
     "network-type",
+    "image-decoder",
+    "infer-dims",
     "model-color-format",
     "network-input-order",
     "net-scale-factor",
@@ -65,6 +72,13 @@ _DEFAULT_CLASSES = 5
 _MOST_ENLARGED = 4  # a resize to more would cost much and leave less than a sixteenth of the picture
 
 
+class ImageDecoder(IntEnum):
+    """Who makes pixels of encoded pictures."""
+
+    GATEWAY = 0
+    ENGINE = 1
+
+
 class NetworkType(IntEnum):
     """nvinfer's network-type, as far as the gateway knows it."""
 
@@ -74,7 +88,10 @@ class NetworkType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VisionCard:
-    """An image model's facts. labels: by class id, may be empty. parser_name: a row of vision/parsers/__init__.py."""
+    """An image model's facts. labels: by class id, may be empty. parser_name: a row of vision/parsers/__init__.py.
+
+    is_relayed: its engine decodes; prepare_spec tells then what the engine makes of a picture.
+    """
 
     network_type: NetworkType
     input_name: str
@@ -82,6 +99,7 @@ class VisionCard:
     parser_name: str
     parser_options: ParserOptions
     labels: tuple[str, ...]
+    is_relayed: bool = False
 
 
 def card_from_config(config: ModelConfig) -> VisionCard | None:
@@ -95,14 +113,21 @@ def card_from_config(config: ModelConfig) -> VisionCard | None:
     if "network-type" not in config.parameters:
         return None
     network_type = parameters.choice("network-type", NetworkType, NetworkType.DETECTOR)
+    is_relayed = decoder_of(parameters) is ImageDecoder.ENGINE
     return VisionCard(
         network_type=network_type,
-        input_name=_image_input(parameters, config).name,
-        prepare_spec=_prepare_spec(parameters, config),
+        input_name=_image_input(parameters, config, is_relayed=is_relayed).name,
+        prepare_spec=_prepare_spec(parameters, config, is_relayed=is_relayed),
         parser_name=_parser_name(parameters, network_type),
         parser_options=_parser_options(parameters, network_type, config),
         labels=parameters.words("labels"),
+        is_relayed=is_relayed,
     )
+
+
+def decoder_of(parameters: Parameters) -> ImageDecoder:
+    """Who decodes the model's pictures, as far as it takes any. Raises InvalidRequest."""
+    return parameters.choice("image-decoder", ImageDecoder, ImageDecoder.GATEWAY)
 
 
 def _refuse_typo(parameters: Parameters, key: str) -> None:
@@ -114,11 +139,19 @@ def _refuse_typo(parameters: Parameters, key: str) -> None:
         raise parameters.refusal(key, f"is not a word of ours; {meant[0]!r} is")
 
 
-def _image_input(parameters: Parameters, config: ModelConfig) -> TensorSpec:
+def _image_input(parameters: Parameters, config: ModelConfig, *, is_relayed: bool) -> TensorSpec:
     if len(config.inputs) != 1:
         names = ", ".join(repr(spec.name) for spec in config.inputs) or "none"
         raise parameters.refusal("network-type", f"needs a model with exactly one input, the image (inputs: {names})")
     spec = config.inputs[0]
+    if is_relayed:
+        if spec.datatype is not Datatype.BYTES or spec.shape != (1,):
+            raise parameters.refusal(
+                "image-decoder",
+                f"needs an input of data_type TYPE_STRING and dims [ 1 ]; {spec.name!r} is {spec.datatype} of "
+                f"{list(spec.shape)}",
+            )
+        return spec
     if spec.datatype not in (Datatype.FP32, Datatype.FP16, Datatype.UINT8):
         raise parameters.refusal(
             "network-type", f"needs an input of type FP32, FP16 or UINT8; {spec.name!r} is {spec.datatype}"
@@ -126,8 +159,10 @@ def _image_input(parameters: Parameters, config: ModelConfig) -> TensorSpec:
     return spec
 
 
-def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
-    spec = _image_input(parameters, config)
+def _prepare_spec(parameters: Parameters, config: ModelConfig, *, is_relayed: bool) -> PrepareSpec:
+    spec = _image_input(parameters, config, is_relayed=is_relayed)
+    if is_relayed:
+        spec = _made_by_engine(parameters, spec.name)
     color = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB)
     layout = parameters.choice("network-input-order", Layout, Layout.NCHW)
     width, height = _network_size(parameters, spec, color, layout)
@@ -147,7 +182,7 @@ def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
         color=color,
         layout=layout,
         fit=fit,
-        filter=parameters.choice("scaling-filter", ScalingFilter, ScalingFilter.BILINEAR),
+        filter=_filter(parameters),
         datatype=spec.datatype,
         scale=scale,
         offsets=offsets,
@@ -156,6 +191,28 @@ def _prepare_spec(parameters: Parameters, config: ModelConfig) -> PrepareSpec:
         has_scaled_decode=parameters.flag("scaled-decode"),
         shorter_side=_shorter_side(parameters, max(width, height)) if fit is Fit.CROP else 0,
     )
+
+
+def _made_by_engine(parameters: Parameters, name: str) -> TensorSpec:
+    """What an instance that decodes makes of a picture. Raises InvalidRequest for what none does."""
+    beyond = {
+        "network-input-order": parameters.choice("network-input-order", Layout, Layout.NCHW) is Layout.NHWC,
+        "scaling-filter": _filter(parameters) is not ScalingFilter.BILINEAR,
+        "scaled-decode": parameters.flag("scaled-decode"),
+    }
+    for key, is_beyond in beyond.items():
+        if is_beyond:
+            raise parameters.refusal(key, "does not go with image-decoder engine; leave it out")
+    channels = parameters.choice("model-color-format", ColorFormat, ColorFormat.RGB).channels
+    sides = parameters.numbers("infer-dims", count=3, default=0.0)
+    if sides[0] != channels or any(side < 1 or side != int(side) for side in sides):
+        wanted = f"is not {channels};H;W, the network's size in pixels, which image-decoder engine needs"
+        raise parameters.refusal("infer-dims", wanted)
+    return TensorSpec(name, Datatype.FP32, tuple(int(side) for side in sides))
+
+
+def _filter(parameters: Parameters) -> ScalingFilter:
+    return parameters.choice("scaling-filter", ScalingFilter, ScalingFilter.BILINEAR)
 
 
 def _network_size(parameters: Parameters, spec: TensorSpec, color: ColorFormat, layout: Layout) -> tuple[int, int]:

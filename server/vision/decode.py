@@ -31,9 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from server.core.errors import TooLarge
 from server.vision.exif import upright
-from server.vision.header import Buffer, ImageFormat, ImageHeader, broken, read_header
+from server.vision.header import Buffer, ImageFormat, ImageHeader, broken, header_within
 from server.vision.spec import ColorFormat
 
 Image = npt.NDArray[np.uint8]
@@ -64,15 +63,12 @@ def decode(
 
     Raises UnsupportedMedia, TooLarge and UndecodableImage, each saying what is wrong.
     """
-    header = read_header(data)
-    if (pixels := header.width * header.height) > max_pixels:
-        raise TooLarge(f"the image has {header.width} x {header.height} = {pixels} pixels (limit {max_pixels})")
+    header = header_within(data, max_pixels)
     if header.format is ImageFormat.JPEG:
         stored = _decode_jpeg(data, color, _reduction(header, at_least), header)
     else:
         stored = _decode_with_opencv(data, color, header)
-    width, height = (header.height, header.width) if header.is_sideways else (header.width, header.height)
-    return Decoded(upright(stored, header.orientation), width, height)
+    return Decoded(upright(stored, header.orientation), *header.upright_size)
 
 
 def _reduction(header: ImageHeader, at_least: tuple[int, int] | None) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from server.core.errors import UndecodableImage, UnsupportedMedia
+from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
 from server.vision.exif import orientation_of_tiff
 
 Buffer = bytes | memoryview
@@ -40,6 +40,11 @@ class ImageHeader:
     def is_sideways(self) -> bool:
         """Whether width and height change places for a person who looks at it."""
         return self.orientation >= 5
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(width, height) as a person sees it."""
+        return (self.height, self.width) if self.is_sideways else (self.width, self.height)
 
 
 # What else turns up where an image is expected, by its first bytes, to be named in the refusal.
@@ -102,6 +107,14 @@ def read_header(data: Buffer) -> ImageHeader:
         return _READERS[image_format](data)
     except (struct.error, IndexError):
         raise broken(image_format, f"it ends inside its header, after {len(data)} bytes") from None
+
+
+def header_within(data: Buffer, max_pixels: int) -> ImageHeader:
+    """As read_header. Raises TooLarge, too, for more pixels than that."""
+    header = read_header(data)
+    if (pixels := header.width * header.height) > max_pixels:
+        raise TooLarge(f"the image has {header.width} x {header.height} = {pixels} pixels (limit {max_pixels})")
+    return header
 
 
 def broken(image_format: ImageFormat, what: str) -> UndecodableImage:

@@ -63,7 +63,7 @@ class DecodePool:
         self._worker_count = workers
         self._job_timeout_s = job_timeout_s
         self._max_waiting = max_waiting
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
         # Progressive coefficients, the pixels, a turned copy and one float32 array, with room to spare.
         self._memory_limit_bytes = (512 << 20) + 24 * max_pixels
         self._idle: list[Decoder] = []
@@ -163,7 +163,7 @@ class DecodePool:
         prepared: Prepared | None = None
         try:
             async with asyncio.timeout(self._job_timeout_s):
-                prepared = await decoder.prepare(data, spec, self._max_pixels, lease)
+                prepared = await decoder.prepare(data, spec, self.max_pixels, lease)
             return prepared
         except TimeoutError:
             decoder.kill()

@@ -1,6 +1,7 @@
 """Rows that lie where the engine reads them are not copied; others are, where it pays."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,21 @@ def test_words_are_never_put_into_the_slab() -> None:
     """Their lengths are read by the engine: it must never find others there."""
     bench = Bench()
     assert assert_own_rows([tensor_from_bytes("IN", [bytes(SLAB_FROM_BYTES)])] * 2, bench).place is None
+
+
+def test_pictures_that_the_gateway_laid_there_are_brought_together_there() -> None:
+    """One of them found no room in its front's part and was sent: all go by one place."""
+    bench = Bench()
+    words = [tensor_from_bytes("IN", [bytes([number]) * (SLAB_FROM_BYTES // 3 + number)]) for number in range(5)]
+    lease = bench.slab.lease(words[0].data.nbytes)
+    assert lease is not None
+    lease.view[:] = words[0].data
+    placed = replace(words[0], data=lease.view, place=lease.place)
+    tensor = assert_own_rows([words[1], placed, *words[2:]], bench)
+    assert tensor.place is not None
+    assert tensor.place != lease.place
+    assert assert_own_rows([placed], bench).place == lease.place
+    assert bench.slab.statistics().leases == 1
 
 
 def test_full_slab_is_no_hindrance() -> None:

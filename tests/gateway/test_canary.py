@@ -5,6 +5,8 @@ import pytest
 from server.backends.canary import CanaryHealth, canary_request
 from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Datatype
+from server.vision.decode import decode
+from server.vision.spec import ColorFormat
 
 
 def config_of(*specs: TensorSpec, max_batch_size: int = 0, **fields: object) -> ModelConfig:
@@ -21,6 +23,19 @@ def test_canary_request_fills_varying_dimensions_with_one() -> None:
     assert [tensor.shape for tensor in request.inputs] == [(1, 1, 3), (1, 2)]
     assert request.inputs[0].to_numpy().tolist() == [[[0.0, 0.0, 0.0]]]
     assert request.inputs[1].to_numpy().tolist() == [[b"", b""]]
+
+
+@pytest.mark.parametrize(("max_batch_size", "shape"), [(0, (1,)), (8, (1, 1))])
+def test_canary_of_a_model_that_decodes_pictures_is_one(max_batch_size: int, shape: tuple[int, ...]) -> None:
+    """A whole JPEG, grey all over: an empty string would say nothing of what such a model does."""
+    parameters = {"image-decoder": "engine"}
+    spec = TensorSpec("a", Datatype.BYTES, (1,))
+    request = canary_request(config_of(spec, max_batch_size=max_batch_size, parameters=parameters), deadline=1.0)
+    assert request is not None
+    (tensor,) = request.inputs
+    assert tensor.shape == shape
+    pixels = decode(tensor.to_numpy().ravel()[0], ColorFormat.RGB).pixels
+    assert (pixels.shape, set(pixels.ravel().tolist())) == ((16, 16, 3), {128})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from server.core.errors import (
     Overloaded,
 )
 from server.core.infer import InferRequest, InferResponse
-from server.core.tensor import tensor_from_numpy
+from server.core.tensor import Datatype, Place, tensor_from_numpy
 from server.grpc.errors import status_of
 from server.local import guest_calls
 from server.local.guest_calls import GuestCalls
@@ -115,9 +115,20 @@ async def test_engines_own_refusal_is_an_answer_and_its_absence_is_not(
         {"inputs": (ROW, ROW)},
         {"inputs": (tensor_from_numpy("x", np.zeros((5, 1), np.float32)),)},
         {"inputs": (tensor_from_numpy("x", np.zeros((1, 1), np.int32)),)},
+        {"inputs": (replace(ROW, datatype=Datatype.BYTES, place=Place("slab", 1, 0)),)},
         {"outputs": ("nothing",)},
     ],
-    ids=["too few", "flat", "scalar", "another name", "twice", "too many", "another datatype", "unknown output"],
+    ids=[
+        "too few",
+        "flat",
+        "scalar",
+        "another name",
+        "twice",
+        "too many",
+        "another datatype",
+        "words by place",
+        "unknown output",
+    ],
 )
 async def test_request_that_the_model_does_not_take_spoils_nobodys_batch(changes: dict[str, object]) -> None:
     """It comes into none: its mates' rows would be taken for its own."""

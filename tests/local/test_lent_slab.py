@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from server.core.errors import BackendUnavailable
+from server.core.errors import BackendUnavailable, InvalidRequest
 from server.core.infer import InferRequest
 from server.core.tensor import tensor_from_bytes, tensor_from_numpy
 from server.local.core_link import CoreLink
@@ -92,6 +92,25 @@ def test_tensor_that_lies_in_the_part_already_is_not_copied() -> None:
     assert bench.front.statistics().leases == 1
     leases[0].release()
     assert bench.front.statistics().leases == 0
+
+
+def test_small_picture_that_lies_in_the_part_is_named_and_found_again() -> None:
+    """One element of BYTES, which says itself how long it is; a lie is refused."""
+    bench = Bench()
+    bench.lend()
+    picture = tensor_from_bytes("IN", [b"a picture"], (1, 1))
+    lease = bench.front.lease(picture.data.nbytes)
+    assert lease is not None
+    lease.view[:] = picture.data
+    sent, leases = by_place(InferRequest("model", (replace(picture, place=lease.place),)), bench.front)
+    assert (len(leases), sent.inputs[0].data.nbytes) == (1, 0)
+    (arrived,) = bench.lender.in_full(over_the_wire(sent), "front").inputs
+    assert (bytes(arrived.data), arrived.place) == (bytes(picture.data), lease.place)
+    lease.view[:4] = (PART).to_bytes(4, "little")
+    with pytest.raises(InvalidRequest, match="does not lie in the memory"):
+        bench.lender.in_full(over_the_wire(sent), "front")
+    with pytest.raises(InvalidRequest, match="or one by its place"):
+        bench.lender.in_full(InferRequest("model", (replace(sent.inputs[0], shape=(2, 1)),)), "front")
 
 
 def test_tensor_that_cannot_be_copied_leaves_nothing_leased() -> None:

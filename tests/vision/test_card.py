@@ -206,3 +206,56 @@ def test_card_of_a_model_that_cannot_take_images_is_refused() -> None:
             card_from_config(config(says, shape=shape))
     with pytest.raises(InvalidRequest, match="UINT8"):
         card_from_config(config({**says, "net-scale-factor": "0.5"}, datatype=Datatype.UINT8))
+
+
+RELAYED = {"network-type": "1", "image-decoder": "engine", "infer-dims": "3;224;256"}
+
+
+def relayed_card(parameters: dict[str, str], shape: tuple[int, ...] = (1,)) -> VisionCard:
+    return card(RELAYED | parameters, shape=shape, datatype=Datatype.BYTES)
+
+
+def test_card_of_a_model_that_decodes_says_what_its_instances_make_of_a_picture() -> None:
+    """The size is infer-dims', the words are those of the gateway's own decoding."""
+    made = relayed_card({"resize-shorter-side": "256", "offsets": "1;2;3", "model-color-format": "BGR"})
+    assert made.is_relayed
+    assert made.prepare_spec == PrepareSpec(
+        256, 224, color=ColorFormat.BGR, fit=Fit.CROP, shorter_side=256, offsets=(1.0, 2.0, 3.0)
+    )
+    grey = relayed_card({"image-decoder": "1", "model-color-format": "GRAY", "infer-dims": "1;28;28"})
+    assert grey.prepare_spec == PrepareSpec(28, 28, color=ColorFormat.GRAY)
+    assert not card({"network-type": "1", "image-decoder": "gateway", "infer-dims": "3;9;9"}).is_relayed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("image-decoder", "gpu", "0 or gateway, 1 or engine"),
+        ("infer-dims", "224;224", "has 2 numbers; 3 are needed"),
+        ("infer-dims", "1;224;224", "is not 3;H;W, the network's size in pixels"),
+        ("infer-dims", "3;224;22.5", "is not 3;H;W"),
+        ("infer-dims", "3;0;224", "is not 3;H;W"),
+        ("network-input-order", "NHWC", "does not go with image-decoder engine; leave it out"),
+        ("scaling-filter", "area", "does not go with image-decoder engine"),
+        ("scaled-decode", "1", "does not go with image-decoder engine"),
+        ("max-side", "640", "variable size"),
+        ("resize-shorter-side", "100", "between the network's 256 pixels"),
+    ],
+)
+def test_card_of_a_model_that_decodes_refuses_what_no_instance_does(key: str, value: str, allowed: str) -> None:
+    """With key, value and the way out."""
+    with pytest.raises(InvalidRequest, match=allowed) as refusal:
+        relayed_card({key: value})
+    assert f"parameter {key!r} = {value!r}" in str(refusal.value)
+
+
+def test_card_of_a_model_that_decodes_needs_words_of_one_element() -> None:
+    """TYPE_STRING, dims [ 1 ], and infer-dims; words need image-decoder in turn."""
+    with pytest.raises(InvalidRequest, match=r"TYPE_STRING and dims \[ 1 \]; 'input.1' is BYTES of \[2\]"):
+        relayed_card({}, shape=(2,))
+    with pytest.raises(InvalidRequest, match=r"'input.1' is FP32 of"):
+        card(RELAYED)
+    with pytest.raises(InvalidRequest, match="'infer-dims' is not 3;H;W"):
+        card({"network-type": "1", "image-decoder": "engine"}, shape=(1,), datatype=Datatype.BYTES)
+    with pytest.raises(InvalidRequest, match=r"'input.1' is BYTES"):
+        card({"network-type": "1"}, shape=(1,), datatype=Datatype.BYTES)

@@ -40,6 +40,9 @@ BOXES = (
 )
 
 
+RELAYED = DETECTOR | {"image-decoder": "engine", "infer-dims": "3;8;8"}
+
+
 def classifier(name: str, max_batch_size: int, shape: tuple[int, ...] = (3, SIDE, SIDE)) -> ModelConfig:
     inputs = (TensorSpec("x", Datatype.FP32, shape),)
     return ModelConfig(name, "python", max_batch_size, inputs, (TensorSpec("y", Datatype.FP32, (2,)),), CLASSIFIER)
@@ -56,6 +59,7 @@ CONFIGS = (
     classifier("lone", 0, (1, 3, SIDE, SIDE)),
     keeper(),
     ModelConfig("tensors", "python", 4, (TensorSpec("x", Datatype.FP32, (3,)),), (), {}),
+    ModelConfig("encoded", "python", 4, (TensorSpec("x", Datatype.BYTES, (1,)),), BOXES, RELAYED),
     ModelConfig("wrong", "python", 4, (TensorSpec("x", Datatype.FP32, (3, 8, 8)),), BOXES, DETECTOR | {"offsets": "a"}),
 )
 

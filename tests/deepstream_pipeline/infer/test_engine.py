@@ -305,7 +305,13 @@ def test_callbacks_that_fail_cost_nobody_else_anything(core: FakeCore, engine: E
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("absent", "no model 'absent'"), ("tensors", "network-type"), ("wrong", "offsets")]
+    ("name", "word"),
+    [
+        ("absent", "no model 'absent'"),
+        ("tensors", "network-type"),
+        ("wrong", "offsets"),
+        ("encoded", "video has frames: choose its twin"),
+    ],
 )
 def test_model_that_is_no_image_model_is_unusable_and_says_what_to_do(engine: Engine, name: str, word: str) -> None:
     """Its name, and the fix."""

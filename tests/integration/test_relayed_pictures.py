@@ -1,0 +1,182 @@
+"""Encoded pictures, relayed to models that decode them, through two fronts, their core and the real Triton."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.living import wait_for
+from tests.integration.web import Answer, call
+from tests.relayed_models import write_finder
+from tests.vision.images import Image, jpeg, png, png_header, webp
+
+pytestmark = pytest.mark.xdist_group("relayed-pictures")
+
+BOTH = pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+OWNERS = pytest.mark.parametrize("model", ["batched", "alone"])
+WIDTH, HEIGHT = 640, 400
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """Two fronts over one core. batched, alone: decode pictures themselves; pixels: the gateway decodes for it."""
+    folder = tmp_path_factory.mktemp("relayed")
+    write_finder(folder / "models", "batched", decodes=True, owner="gateway")
+    write_finder(folder / "models", "alone", decodes=True, owner="off")
+    write_finder(folder / "models", "pixels", decodes=False, owner="gateway")
+    running = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
+    yield running
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+def drawn(x: int, y: int, width: int = WIDTH, height: int = HEIGHT) -> Image:
+    """Black, with a white rectangle of 160 x 80 at (x, y), and noise that makes a JPEG of a usual size."""
+    noise = np.random.default_rng(x).integers(0, 60, (height, width, 3), np.uint8)
+    noise[y : y + 80, x : x + 160] = 255
+    return noise
+
+
+def turned(encoded: bytes, orientation: int) -> bytes:
+    """The JPEG with that EXIF orientation."""
+    tiff = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0" + bytes([orientation]) + b"\0\0\0\0\0\0"
+    payload = b"Exif\0\0" + tiff
+    return encoded[:2] + b"\xff\xe1" + (len(payload) + 2).to_bytes(2, "big") + payload + encoded[2:]
+
+
+def see(stack: RunningStack, model: str, body: bytes, **headers: str) -> Answer:
+    return call("POST", f"{stack.http_url}/v2/models/{model}/image", body, {"content-type": "image/jpeg", **headers})
+
+
+def box_of(answer: Answer) -> list[float]:
+    assert answer.status == 200, answer.body
+    (found,) = answer.json["results"][0]["detections"]
+    assert found["label"] == "bright"
+    box: list[float] = found["xyxy"]
+    return box
+
+
+@OWNERS
+@pytest.mark.parametrize("encode", [jpeg, lambda rgb: png(rgb, color_type=2), webp], ids=["jpeg", "png", "webp"])
+def test_picture_that_the_engine_decodes_is_answered_as_one_that_the_gateway_decodes(
+    stack: RunningStack, model: str, encode: object
+) -> None:
+    """The same box in pixels of the picture, which is ten times the network's size."""
+    encoded = encode(drawn(200, 120))  # type: ignore[operator]
+    wanted = box_of(see(stack, "pixels", encoded))
+    assert wanted == pytest.approx([200, 120, 360, 200], abs=10)
+    assert box_of(see(stack, model, encoded)) == wanted
+
+
+def test_boxes_of_a_picture_that_lies_on_its_side_are_in_pixels_of_how_it_stands(stack: RunningStack) -> None:
+    """EXIF 6: stored 640 x 400, seen 400 x 640; engine and gateway agree on that."""
+    encoded = turned(jpeg(drawn(200, 120)), 6)
+    wanted = box_of(see(stack, "pixels", encoded))
+    assert wanted == pytest.approx([200, 200, 280, 360], abs=10)
+    assert box_of(see(stack, "batched", encoded)) == wanted
+
+
+def test_pictures_of_a_crowd_are_batched_and_each_gets_its_own_answer(stack: RunningStack) -> None:
+    """48 pictures of 12 clients: the engine saw fewer calls, and no box is another's."""
+    places = [(number * 10, number * 6) for number in range(48)]
+    pictures = [jpeg(drawn(x, y)) for x, y in places]
+    with ThreadPoolExecutor(12) as crowd:
+        answers = list(crowd.map(lambda picture: see(stack, "batched", picture), pictures))
+    for (x, y), answer in zip(places, answers, strict=True):
+        assert box_of(answer) == pytest.approx([x, y, x + 160, y + 80], abs=10)
+    assert max(answer.json["batch_size"] for answer in answers) > 1
+    wait_for(lambda: _leased_bytes(stack) == 0, 5, "no lease is left")
+
+
+@OWNERS
+def test_several_pictures_of_one_request_are_answered_in_their_order(stack: RunningStack, model: str) -> None:
+    """As multipart, of unlike formats and sizes."""
+    parts = [jpeg(drawn(10, 10)), png(drawn(400, 300, 700, 500), color_type=2), jpeg(drawn(300, 50))]
+    body = b"".join(
+        b'--x\r\ncontent-disposition: form-data; name="f"; filename="p"\r\n\r\n' + part + b"\r\n" for part in parts
+    )
+    answer = see(stack, model, body + b"--x--\r\n", **{"content-type": "multipart/form-data; boundary=x"})
+    assert answer.status == 200, answer.body
+    left = [result["detections"][0]["xyxy"][0] for result in answer.json["results"]]
+    assert left == pytest.approx([10, 400, 300], abs=11)
+
+
+CLAIMS = png(np.zeros((1, 1, 3), np.uint8), color_type=2).replace(
+    png_header(1, 1, depth=8, color_type=2), png_header(30_000, 30_000, depth=8, color_type=2)
+)
+
+
+@OWNERS
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"GIF89a" + bytes(100), 415, b"this is a GIF"),
+        (jpeg(drawn(0, 0))[:100], 400, b"the JPEG image cannot be decoded"),
+        (CLAIMS, 413, b"30000 x 30000 = 900000000 pixels (limit 40000000)"),
+    ],
+    ids=["gif", "torn", "huge"],
+)
+def test_picture_with_a_bad_header_never_reaches_the_engine(
+    stack: RunningStack, model: str, body: bytes, status: int, text: bytes
+) -> None:
+    """Refused in the words in which a picture is refused that the gateway would decode."""
+    answer, twin = see(stack, model, body), see(stack, "pixels", body)
+    assert (answer.status, answer.body) == (twin.status, twin.body)
+    assert answer.status == status
+    assert text in answer.body
+
+
+@BOTH
+@OWNERS
+def test_pictures_as_tensors_reach_the_engine_as_they_are(stack: RunningStack, module: ModuleType, model: str) -> None:
+    """BYTES [N] and [N, 1], by the unmodified clients; a broken one is named by its number."""
+    pictures = [jpeg(drawn(10, 10)), jpeg(drawn(300, 200))]
+    for shape in ([2], [2, 1]):
+        boxes = _infer(stack, module, model, pictures, shape)
+        assert boxes[:, 0, 0].tolist() == [1, 30]
+    with pytest.raises(InferenceServerException, match="image 2 of 2: the JPEG image cannot be decoded"):
+        _infer(stack, module, model, [pictures[0], pictures[1][:100]], [2])
+    with pytest.raises(InferenceServerException, match="image 1 of 2: not an image format that we take"):
+        _infer(stack, module, model, [b"GIF89a" + bytes(100), pictures[1]], [2])
+
+
+def test_raw_binary_request_is_a_picture(stack: RunningStack) -> None:
+    """And what is none is refused by the gateway, not handed to the engine."""
+    url = f"{stack.http_url}/v2/models/batched/infer"
+    raw = {"inference-header-content-length": "0"}
+    assert call("POST", url, jpeg(drawn(10, 10)), raw).status == 200
+    answer = call("POST", url, b"no picture at all", raw)
+    assert (answer.status, b"not an image format that we take" in answer.body) == (400, True)
+
+
+def test_picture_that_the_engine_cannot_decode_fails_alone(stack: RunningStack) -> None:
+    """Its header is good, its scan is gone: 400 in the engine's words, and its batch-mates are answered."""
+    good, bad = jpeg(drawn(10, 10)), jpeg(drawn(10, 10))
+    bad = bad[: bad.index(b"\xff\xda")]
+    with ThreadPoolExecutor(16) as crowd:
+        answers = list(crowd.map(lambda number: see(stack, "batched", bad if number % 16 == 5 else good), range(64)))
+    for number, answer in enumerate(answers):
+        assert answer.status == (400 if number % 16 == 5 else 200), answer.body
+    assert b"cannot be decoded" in answers[5].body
+
+
+def _infer(stack: RunningStack, module: ModuleType, model: str, pictures: list[bytes], shape: list[int]) -> np.ndarray:
+    address = stack.grpc_address if module is tritonclient.grpc else stack.http_url.removeprefix("http://")
+    array = np.empty(len(pictures), np.object_)
+    array[:] = pictures
+    with module.InferenceServerClient(address) as client:
+        tensor = module.InferInput("picture", shape, "BYTES")
+        tensor.set_data_from_numpy(array.reshape(shape))
+        boxes: np.ndarray = client.infer(model, [tensor]).as_numpy("boxes")
+    return boxes
+
+
+def _leased_bytes(stack: RunningStack) -> float:
+    text = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    return float(text.split("\npenstock_slab_leased_bytes ")[1].split("\n")[0])

@@ -1,0 +1,89 @@
+"""Pictures that the engine decodes: looked at, laid down, not decoded."""
+
+import numpy as np
+import pytest
+
+from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
+from server.core.tensor import Datatype
+from server.local.slab import SharedSlab
+from server.local.slab_memory import nameless_memory
+from server.vision import relayed as room
+from server.vision.decode import DEFAULT_MAX_PIXELS, decode
+from server.vision.decoder import Prepared
+from server.vision.preprocess import prepare
+from server.vision.relayed import input_tensor, relay, relayed
+from server.vision.spec import ColorFormat, Fit, PrepareSpec
+from tests.vision.images import jpeg, picture, png, webp
+
+SPEC = PrepareSpec(64, 48, fit=Fit.PAD_SYMMETRIC)
+RGB = picture(200, 100)
+JPEG = jpeg(RGB)
+SIDEWAYS = JPEG[:2] + b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6" + bytes(6) + JPEG[2:]
+
+
+def slab_of(size_bytes: int) -> SharedSlab:
+    slab = SharedSlab(lambda _, release: release())
+    slab.renew(nameless_memory(size_bytes))
+    return slab
+
+
+def relay_now(data: bytes, slab: SharedSlab | None = None) -> Prepared:
+    return relay(data, SPEC, DEFAULT_MAX_PIXELS, slab)
+
+
+@pytest.mark.parametrize(
+    "data", [JPEG, SIDEWAYS, png(RGB, color_type=2), webp(RGB)], ids=["jpeg", "sideways", "png", "webp"]
+)
+def test_geometry_of_a_picture_is_that_of_its_pixels(data: bytes) -> None:
+    """The header alone says where it will lie in the network's input, EXIF's turn counted in."""
+    _, wanted = prepare(decode(data, ColorFormat.RGB), SPEC)
+    assert relay_now(data).geometry == wanted
+    assert (wanted.source_width, wanted.source_height) == ((100, 200) if data is SIDEWAYS else (200, 100))
+
+
+def test_picture_lies_in_the_slab_behind_its_length_however_small() -> None:
+    """Nothing is copied again to name it to the engine; without room the bytes are sent."""
+    slab = slab_of(1 << 20)
+    prepared = relay_now(JPEG, slab)
+    assert prepared.lease is not None
+    tensor = input_tensor("x", prepared.array[np.newaxis], prepared.lease)
+    assert (tensor.datatype, tensor.shape, tensor.place) == (Datatype.BYTES, (1, 1), prepared.lease.place)
+    assert tensor.to_numpy().tolist() == [[JPEG]]
+    assert slab.window(prepared.lease.place, tensor.data.nbytes) == tensor.data
+    full = relay_now(JPEG, slab_of(4096))
+    sent = input_tensor("x", full.array[np.newaxis], full.lease)
+    assert (sent.place, sent.to_numpy().tolist()) == (None, [[JPEG]])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"), [(b"GIF89a" + bytes(9), UnsupportedMedia), (JPEG[:90], UndecodableImage), (b"", UndecodableImage)]
+)
+def test_picture_with_a_bad_header_takes_no_room(data: bytes, kind: type[Exception]) -> None:
+    """It is refused before it is laid down."""
+    slab = slab_of(1 << 20)
+    with pytest.raises(kind):
+        relay_now(data, slab)
+    with pytest.raises(TooLarge, match=r"200 x 100 = 20000 pixels \(limit 19999\)"):
+        relay(JPEG, SPEC, 19_999, slab)
+    assert slab.statistics().leases == 0
+
+
+async def test_long_picture_is_looked_at_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checksums hold nobody up; what comes of it is the same."""
+    slab, threads = slab_of(1 << 20), []
+    monkeypatch.setattr(room, "AT_ONCE_BYTES", 10)
+    monkeypatch.setattr(room.asyncio, "to_thread", _noted(room.asyncio.to_thread, threads))
+    prepared = await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, slab)
+    assert len(threads) == 1
+    assert prepared.lease is not None
+    assert prepared.lease.view[4:] == JPEG
+    with pytest.raises(TooLarge):
+        await relayed(JPEG, SPEC, 5, slab)
+
+
+def _noted(to_thread: object, threads: list[object]) -> object:
+    async def run(work: object, *arguments: object) -> object:
+        threads.append(work)
+        return await to_thread(work, *arguments)  # type: ignore[operator]
+
+    return run
