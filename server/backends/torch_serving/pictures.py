@@ -1,0 +1,201 @@
+"""Encoded pictures to a network's input: decoded by nvJPEG, then turned, resized, cut and normalised by one kernel.
+
+What nvJPEG does not take or refuses (PNG, WebP, progressive and CMYK JPEGs, …) OpenCV decodes on the CPU; the kernel
+does the rest for all alike. A picture that cannot be decoded is an error of its own, its batch-mates are served.
+
+Against the gateway's own path (server/vision/preprocess.py): the same decoded pixels give the same input, to the last
+bit where a picture is made smaller, within 1 of 255 where it is enlarged (OpenCV uses another arithmetic there). nvJPEG
+itself decodes otherwise than libjpeg-turbo: tests/gpu/test_pictures_gpu.py states by how much, and measures it. It also
+lets pass JPEGs whose entropy-coded data are damaged, which the gateway's decoder refuses; and as a parser of strangers'
+bytes it runs in the model's instance, which a crash of it would end: `image-decoder: gateway` decodes in processes made
+for that.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .kernels import PictureKernel
+from .nvjpeg import decode_jpegs
+from .picture_header import PictureHeader, Refused, read_header
+from .pictures_spec import PictureSpec
+from .placement import NO_PICTURE, ROW, Stored, walk
+
+MAX_PIXELS = 40_000_000
+MAX_DECODED_BYTES = 1 << 28  # of pixels on the GPU at a time: 64 pictures of 1.4 megapixels
+_CPU_DECODERS = 4
+_KNOWN_SIZES = 4096
+
+Decoded = tuple[torch.Tensor, Stored]  # uint8 pixels on the device, and how they lie there
+
+
+class PictureReader:
+    """Fills a network's input from encoded pictures. One a model instance; calls do not overlap.
+
+    On a GPU the last of the work is queued on the current stream, and prepare() returns before it has run: who reads
+    `out` does so on that stream.
+    """
+
+    def __init__(self, spec: PictureSpec, device: torch.device, *, max_pixels: int = MAX_PIXELS) -> None:
+        """device: "cuda:N" or "cpu". The kernel is compiled by the first prepare()."""
+        self._spec, self._device, self._max_pixels = spec, torch.device(device), max_pixels
+        self._tables: dict[torch.dtype, torch.Tensor] = {}
+        self._kernels: dict[int, PictureKernel] = {}
+        self._walk = lru_cache(_KNOWN_SIZES)(lambda stored: walk(stored, spec))
+        self._rows = _Rows(self._device)
+        self._in_use: list[torch.Tensor] = []
+        self._last_read: torch.cuda.Event | None = None
+        self._cpu_decoders = ThreadPoolExecutor(_CPU_DECODERS, "decode")
+
+    def prepare(self, encoded: Sequence[bytes], out: torch.Tensor) -> list[str | None]:
+        """The first len(encoded) rows of out become the pictures' input; the row of one that is refused, black.
+
+        out: (N or more, channels, height, width) of the spec, on the device, of any floating dtype and strides. Returns
+        for each picture None, or in a sentence why it cannot be decoded. Raises RuntimeError where the GPU fails.
+        """
+        headers = [self._header(picture) for picture in encoded]
+        if self._device.type == "cpu":
+            return [self._on_cpu(*ask) for ask in zip(encoded, headers, out, strict=False)]
+        errors: list[str | None] = []
+        with torch.cuda.device(self._device):
+            for begin, end in pieces([_decoded_bytes(header) for header in headers], MAX_DECODED_BYTES):
+                self._wait_for_last_read()
+                decoded = self._decode(encoded[begin:end], headers[begin:end])
+                self._launch(decoded, out[begin:end])
+                errors += (found if isinstance(found, str) else None for found in decoded)
+        return errors
+
+    def _header(self, picture: bytes) -> PictureHeader | str:
+        try:
+            header = read_header(picture)
+        except Refused as error:
+            return f"the picture {error}"
+        if (pixels := header.width * header.height) > self._max_pixels:
+            return f"the picture has {header.width} x {header.height} = {pixels} pixels (limit {self._max_pixels})"
+        return header
+
+    def _wait_for_last_read(self) -> None:
+        """Until the kernel has read the pixels and the table before these: their memory is used again.
+
+        nvJPEG writes on a stream of its own, so that torch's allocator does not keep the two apart.
+        """
+        if self._last_read is not None:
+            self._last_read.synchronize()
+            self._in_use = []
+
+    def _decode(self, encoded: Sequence[bytes], headers: Sequence[PictureHeader | str]) -> list[Decoded | str]:
+        found: list[Decoded | str | None] = [header if isinstance(header, str) else None for header in headers]
+        is_grey = self._spec.channels == 1
+        by_gpu = [i for i, header in enumerate(headers) if not isinstance(header, str) and header.is_for_gpu]
+        tensors = decode_jpegs([encoded[i] for i in by_gpu], self._device, is_grey=is_grey) if by_gpu else []
+        for i, tensor in zip(by_gpu, tensors, strict=True):
+            if tensor is not None:
+                found[i] = tensor, self._stored(headers[i], tensor.shape[2], tensor.shape[1], is_planar=True)
+        by_cpu = [i for i, entry in enumerate(found) if entry is None]
+        if by_cpu:
+            asks = [(encoded[i], headers[i]) for i in by_cpu]
+            run = self._cpu_decoders.map if len(asks) > 1 else map
+            for i, entry in zip(by_cpu, run(self._decode_on_cpu, asks), strict=True):
+                found[i] = entry
+        return found  # type: ignore[return-value]  # every None has become one of the others
+
+    def _stored(self, header: Any, width: int, height: int, *, is_planar: bool) -> Stored:
+        channels = self._spec.channels
+        color = "GRAY" if channels == 1 else "RGB" if is_planar else "BGR"
+        return Stored(width, height, header.orientation, is_planar, channels, color)
+
+    def _decode_on_cpu(self, ask: tuple[bytes, Any]) -> Decoded | str:
+        """Pixels that OpenCV decoded, brought to the device."""
+        from .opencv_pictures import decode_with_opencv
+
+        encoded, header = ask
+        try:
+            pixels = decode_with_opencv(encoded, header, is_grey=self._spec.channels == 1)
+        except Refused as error:
+            return f"the picture {error}"
+        stored = self._stored(header, pixels.shape[1], pixels.shape[0], is_planar=False)
+        return torch.from_numpy(pixels).to(self._device), stored
+
+    def _launch(self, decoded: Sequence[Decoded | str], out: torch.Tensor) -> None:
+        self._in_use = [found[0] for found in decoded if not isinstance(found, str)]
+        rows = self._rows.on_device([self._row(found) for found in decoded])
+        kernel, table = self._kernel(out.element_size()), self._table(out.dtype)
+        stream = torch.cuda.current_stream(self._device)
+        kernel(rows, table, out, stream=stream.cuda_stream)
+        if self._last_read is None:
+            self._last_read = torch.cuda.Event()
+        self._last_read.record(stream)
+
+    def _row(self, found: Decoded | str) -> bytes:
+        return NO_PICTURE if isinstance(found, str) else self._walk(found[1]).row(found[0].data_ptr())
+
+    def _kernel(self, element_bytes: int) -> PictureKernel:
+        if element_bytes not in self._kernels:
+            self._kernels[element_bytes] = PictureKernel(self._device, element_bytes)
+        return self._kernels[element_bytes]
+
+    def _table(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._tables:
+            self._tables[dtype] = value_table(self._spec).to(dtype).to(self._device)
+        return self._tables[dtype]
+
+    def _on_cpu(self, encoded: bytes, header: PictureHeader | str, out: torch.Tensor) -> str | None:
+        """The whole of it without a GPU, for models on KIND_CPU."""
+        from .opencv_pictures import decode_with_opencv, place_with_opencv
+
+        table = self._table(out.dtype)
+        out.copy_(table[:, :1, None].expand_as(out))
+        if isinstance(header, str):
+            return header
+        try:
+            pixels = decode_with_opencv(encoded, header, is_grey=self._spec.channels == 1)
+        except Refused as error:
+            return f"the picture {error}"
+        planes = torch.from_numpy(place_with_opencv(pixels, header.orientation, self._spec)).long()
+        for plane, values, to in zip(planes, table, out, strict=True):
+            to.copy_(values[plane])
+        return None
+
+
+class _Rows:
+    """The kernel's table of pictures: written in pinned memory, copied to the device on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._capacity = device, 0
+
+    def on_device(self, rows: Sequence[bytes]) -> torch.Tensor:
+        """Valid until the next call, which must not come before the copy is done."""
+        if len(rows) > self._capacity:
+            self._capacity = max(len(rows), 64)
+            self._pinned = torch.empty(self._capacity * ROW.size, dtype=torch.uint8, pin_memory=True)
+            self._there = torch.empty_like(self._pinned, device=self._device)
+        size = len(rows) * ROW.size
+        joined = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+        self._pinned[:size].copy_(joined)
+        return self._there[:size].copy_(self._pinned[:size], non_blocking=True)
+
+
+def value_table(spec: PictureSpec) -> torch.Tensor:
+    """(channels, 256) float32: what a pixel's value becomes, computed in float64 and rounded once."""
+    values = torch.arange(256, dtype=torch.float64)
+    pairs = zip(spec.offsets, spec.channel_factors, strict=True)
+    return torch.stack([spec.scale * (values - offset) * factor for offset, factor in pairs]).float()
+
+
+def pieces(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of consecutive runs whose sizes add up to at most the limit, or that are one alone."""
+    begin = total = 0
+    for i, size in enumerate(sizes):
+        if i > begin and total + size > limit:
+            yield begin, i
+            begin, total = i, 0
+        total += size
+    if sizes:
+        yield begin, len(sizes)
+
+
+def _decoded_bytes(header: PictureHeader | str) -> int:
+    return 0 if isinstance(header, str) else 3 * header.width * header.height
