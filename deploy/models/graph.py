@@ -1,7 +1,8 @@
 """ONNX graphs node by node, without a framework: the caller brings the weights, the graph keeps the shapes.
 
-Every tensor is (N, …) float32 with a free batch dimension N; shapes are written here without it. Opset 17 and IR 8, so
-that every ONNX Runtime and TensorRT of the Triton images that the project names can read the file.
+Every tensor has a free batch dimension N, which is not written in its shape: the first one, and the numbers are
+float32, unless the Value says otherwise. Opset 17 and IR 8, so that every ONNX Runtime and TensorRT of the Triton
+images that the project names can read the file.
 
     graph = Graph("tiny")
     image = graph.input("image", (3, 32, 32))
@@ -25,15 +26,26 @@ PRODUCER = "penstock"
 
 FloatArray = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
-Attribute = int | float | str | Sequence[int] | Sequence[float]
+Attribute = int | float | str | Sequence[int] | Sequence[float] | onnx.GraphProto
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of a graph. shape: without the batch dimension, (C, H, W) for an image."""
+    """A tensor of a graph. shape: without the batch dimension, (C, H, W) for an image.
+
+    datatype: a TensorProto.DataType. batch_axis: where N stands, None for a tensor of no batch.
+    """
 
     name: str
     shape: Shape
+    datatype: int = TensorProto.FLOAT
+    batch_axis: int | None = 0
+
+    @property
+    def dims(self) -> list[int | str]:
+        """With the batch dimension."""
+        at = self.batch_axis
+        return [*self.shape] if at is None else [*self.shape[:at], "N", *self.shape[at:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +70,16 @@ class Graph:
         self.parameter_count = 0
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
-        self._inner: dict[str, Shape] = {}
+        self._inner: dict[str, Value] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
 
     def input(self, name: str, shape: Shape) -> Value:
-        """An input of the graph."""
-        value = Value(name, shape)
+        """An input of the graph, as `take` has it for any Value."""
+        return self.take(Value(name, shape))
+
+    def take(self, value: Value) -> Value:
+        """The value becomes an input of the graph."""
         self._inputs.append(value)
         return value
 
@@ -166,31 +181,46 @@ class Graph:
         self._initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
         return name
 
+    def has_constant(self, name: str) -> bool:
+        return name in self._initializers
+
     def node(
         self, op_type: str, operands: Sequence[Value | str], shape: Shape, *, name: str, **attributes: Attribute
     ) -> Value:
-        """Any operator of the opset with one output. operands: values, and names of constants; shape: of the output."""
-        if name in self._inner:
-            raise ValueError(f"there is a node {name} already")
+        """Any operator of the opset with one float32 output. operands: values, and names of constants ("": not given);
+        shape: of the output."""
+        return self.nodes(op_type, operands, [Value(name, shape)], **attributes)[0]
+
+    def nodes(
+        self, op_type: str, operands: Sequence[Value | str], outputs: Sequence[Value], **attributes: Attribute
+    ) -> Sequence[Value]:
+        """Any operator with these outputs, named after the first of them; one without a name is not wanted."""
+        wanted = [value for value in outputs if value.name]
+        for value in wanted:
+            if value.name in self._inner:
+                raise ValueError(f"there is a node {value.name} already")
+            self._inner[value.name] = value
         names = [operand if isinstance(operand, str) else operand.name for operand in operands]
-        node = helper.make_node(op_type, names, [name], name=name)
+        node = helper.make_node(op_type, names, [value.name for value in outputs], name=wanted[0].name)
         node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
         self._nodes.append(node)
-        self._inner[name] = shape
-        return Value(name, shape)
+        return outputs
 
-    def model(self) -> onnx.ModelProto:
-        """The model, checked in full: onnx's own shape inference must find the shapes that stand here."""
-        graph = helper.make_graph(
+    def graph(self) -> onnx.GraphProto:
+        """The graph alone, as the body of another one's loop: that one's values may stand in it by name."""
+        return helper.make_graph(
             self._nodes,
             self.name,
             [_value_info(value) for value in self._inputs],
             [_value_info(value) for value in self._outputs],
             list(self._initializers.values()),
-            value_info=[_value_info(Value(name, shape)) for name, shape in self._inner.items()],
+            value_info=[_value_info(value) for value in self._inner.values()],
         )
+
+    def model(self) -> onnx.ModelProto:
+        """The model, checked in full: onnx's own shape inference must find the shapes that stand here."""
         opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER)
+        model = helper.make_model(self.graph(), opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER)
         onnx.checker.check_model(model, full_check=True)
         return model
 
@@ -220,7 +250,7 @@ def _side(side: int, kernel: int, stride: int, padding: int, *, is_ceil: bool = 
 
 
 def _value_info(value: Value) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(value.name, TensorProto.FLOAT, ["N", *value.shape])
+    return helper.make_tensor_value_info(value.name, value.datatype, value.dims)
 
 
 def _shape(value: onnx.ValueInfoProto) -> Shape:
