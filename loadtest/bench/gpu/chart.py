@@ -1,0 +1,106 @@
+"""The chart of 2017 again: one-image clients without MPS, with it, with batching, with both; all stand side by side.
+
+A client is a caller with a model instance of its own, that is with a process and a CUDA context of its own. So there
+are 47 models of one instance each behind a Triton without MPS and behind another with, 48 contexts with Triton's own,
+MPS's limit before CUDA 13.1; N of them are asked. With batching the same callers share one model, whose batches Triton
+forms. The batched model with MPS has a Triton and a daemon of its own, since the other's 48 are taken.
+"""
+
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.bench.gpu.closed import Lane
+from loadtest.bench.gpu.daemon import MpsDaemon
+from loadtest.bench.gpu.folders import Variant, write_variant
+from loadtest.bench.gpu.regions import SystemRegions
+from loadtest.bench.gpu.requests import Face, face_of, read_config, tensor_request
+from loadtest.bench.gpu.stretch import Bench, callers_stretch, check_answers
+from loadtest.bench.gpu.tritons import BenchTriton
+
+BATCHED = "batched"
+MODES = ("none", "mps", "batching", "mps+batching")
+BATCH_LIMIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChartPlan:
+    """clients: how many callers, a point each. instances: of the batched model. modes: which of MODES."""
+
+    clients: tuple[int, ...]
+    instances: int
+    modes: tuple[str, ...] = MODES
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A Triton of the chart and the lanes to its models."""
+
+    triton: BenchTriton
+    lanes: tuple[Lane, ...]
+
+
+def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
+    """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
+    face = face_of(read_config(source))
+    with ExitStack() as stack:
+        places = _start(bench, chart, source, face, stack)
+        points = [(mode, count) for mode in chart.modes for count in chart.clients]
+        for number in range(1, bench.plan.rounds + 1):
+            random.Random(bench.plan.seed + number).shuffle(points)
+            for mode, count in points:
+                place = places[mode]
+                figures, span = callers_stretch(bench, place.lanes[:count], place.triton.meter())
+                bench.add("chart", number, {"mode": mode, "clients": count}, figures, span)
+            bench.save()
+
+
+def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
+    plan, most = bench.plan, max(chart.clients)
+    names = [f"client-{number:02d}" for number in range(most)]
+    wanted = {
+        "plain": (names if "none" in chart.modes else []) + ([BATCHED] if "batching" in chart.modes else []),
+        "mps": names if "mps" in chart.modes else [],
+        "mps-batched": [BATCHED] if "mps+batching" in chart.modes else [],
+    }
+    began_s = time.monotonic()
+    tritons: dict[str, tuple[BenchTriton, MpsDaemon | None]] = {}
+    for place, models in wanted.items():
+        if models:
+            repository = plan.work / f"{place}-models"
+            for model in models:
+                write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
+            daemon = None
+            if place != "plain" and plan.is_gpu:
+                daemon = stack.enter_context(MpsDaemon(plan.work / f"{place}-pipes"))
+            triton = BenchTriton(plan.runtime, repository, plan.work / place, daemon.environ if daemon else None)
+            tritons[place] = (stack.enter_context(triton), daemon)
+    regions = stack.enter_context(SystemRegions(face, most, 1))
+    for place, (triton, daemon) in tritons.items():
+        triton.wait(wanted[place], began_s + plan.load_s)
+        regions.register(triton.port)
+        bench.ledger.facts[f"chart {place} ready after s"] = round(time.monotonic() - began_s, 1)
+        if daemon:
+            bench.ledger.facts[f"chart {place} MPS clients"] = len(daemon.client_pids())
+    own = [tensor_request(name, face, region, 1) for name, region in zip(names, regions.regions, strict=True)]
+    shared = [tensor_request(BATCHED, face, region, 1) for region in regions.regions]
+    places = {}
+    for mode, place in zip(MODES, ("plain", "mps", "plain", "mps-batched"), strict=True):
+        if mode in chart.modes:
+            triton = tritons[place][0]
+            is_own = not mode.endswith("batching")
+            lanes = tuple(
+                Lane(name if is_own else BATCHED, triton.port, request)
+                for name, request in zip(names, own if is_own else shared, strict=True)
+            )
+            places[mode] = _Place(triton, lanes)
+            check_answers(lanes, regions)
+    return places
+
+
+def _variant(model: str, chart: ChartPlan) -> Variant:
+    if model != BATCHED:
+        return Variant(model)
+    return Variant(model, instances=chart.instances, max_batch_size=BATCH_LIMIT, has_dynamic_batching=True)
