@@ -1,14 +1,12 @@
 """What a session sees in pictures, by the gateway's own parsers."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import onnxruntime as ort
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from server.core.errors import BackendFailed
 from server.core.infer import InferResponse
 from server.core.result import Classes, Detections, VisionResult
-from server.core.tensor import tensor_from_numpy
+from server.core.tensor import Array, tensor_from_numpy
 from server.optimize.agreement import Agreement, class_agreement, detection_agreement
 from server.optimize.errors import OptimizeError
 from server.optimize.samples import Sample
@@ -16,7 +14,14 @@ from server.optimize.source import SourceModel
 from server.vision.postprocess import parse
 
 
-def answer(session: ort.InferenceSession, source: SourceModel, samples: Iterable[Sample]) -> list[VisionResult]:
+class Session(Protocol):
+    """Whatever computes a network: ONNX Runtime's session, or an engine that behaves like one."""
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, Array], /) -> Sequence[Any]:
+        """The outputs of these names, arrays in that order; all of them for None."""
+
+
+def answer(session: Session, source: SourceModel, samples: Iterable[Sample]) -> list[VisionResult]:
     """One result a sample, in order. Raises OptimizeError where an answer is none that the card's parser reads."""
     names = [output.name for output in source.config.outputs]
     results: list[VisionResult] = []

@@ -68,7 +68,7 @@ def facts(source: SourceModel, report: Report) -> str:
 | | |
 |---|---|
 | source | {source.name}, file of SHA-256 `{report.source_sha256}` ({report.source_bytes:,} bytes) |
-| licence | that of {source.name}{_licence(source.folder)} |
+| licence | that of {source.name}{licence(source.folder)} |
 | file | `1/model.onnx`, {report.int8_bytes:,} bytes, SHA-256 `{report.int8_sha256}` |
 | made | `penstock models optimize {source.name} --int8`, with {report.calibrating} pictures to calibrate |
 | form | QDQ: weights int8 per channel, activations uint8, biases int32; ranges: {report.chosen.ranges} |
@@ -86,7 +86,7 @@ a CPU that form is slow.
 """
 
 
-def _licence(folder: Path) -> str:
+def licence(folder: Path) -> str:
     """What the float model's page says, with a colon before it."""
     try:
         page = (folder / "MODEL.md").read_text(encoding="utf-8")
@@ -116,14 +116,14 @@ def _accuracy(report: Report) -> str:
     return "\n".join(lines)
 
 
-def judgement_lines(judgement: Judgement) -> list[str]:
-    """The accuracy as sentences, the truth's first where there is one."""
+def judgement_lines(judgement: Judgement, twin: str = "INT8") -> list[str]:
+    """The accuracy as sentences, the truth's first where there is one. twin: who stands beside the float model."""
     found = judgement.agreement
     lines = []
     if judgement.float_map is not None and judgement.int8_map is not None:
         delta = judgement.int8_map - judgement.float_map
         over = f"over {judgement.with_truth} pictures with truth"
-        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} INT8 ({delta:+.4f}), {over}")
+        lines.append(f"mAP@0.5 {judgement.float_map:.4f} float, {judgement.int8_map:.4f} {twin} ({delta:+.4f}), {over}")
     if isinstance(found, DetectionAgreement):
         lines.append(
             f"{found.found_again} of {found.float_boxes} boxes found again, {found.lost} lost, {found.new} new: "

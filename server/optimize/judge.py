@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import onnxruntime as ort
-
 from server.core.result import Detections, VisionResult
-from server.optimize.answers import agreement, answer, detections_of
+from server.optimize.answers import Session, agreement, answer, detections_of
 from server.optimize.errors import OptimizeError
 from server.optimize.progress import Progress
 from server.optimize.report import Judgement
@@ -21,7 +19,7 @@ LEAST_SCORE = 0.05  # for COCO's curve to be whole, boxes count that the card wo
 
 def judge(
     source: SourceModel,
-    sessions: Sequence[ort.InferenceSession],
+    sessions: Sequence[Session],
     held_out: Sequence[Path],
     truth: Mapping[str, Truth],
     progress: Progress,
@@ -59,9 +57,7 @@ def _as_served(source: SourceModel, result: VisionResult) -> VisionResult:
     return Detections(result.xyxy[is_kept], result.score[is_kept], result.class_id[is_kept])
 
 
-def _look(
-    source: SourceModel, sessions: Sequence[ort.InferenceSession], sample: Sample, found: list[list[VisionResult]]
-) -> None:
+def _look(source: SourceModel, sessions: Sequence[Session], sample: Sample, found: list[list[VisionResult]]) -> None:
     for session, results in zip(sessions, found, strict=True):
         results += answer(session, source, [sample])
 

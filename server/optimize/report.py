@@ -63,27 +63,28 @@ class Report:
         slower = [item for item in self.comparisons if item.ratio < 1.0]
         found = [f"INT8 is slower here at batch {item.batch_size}: {item.ratio:.2f} x float" for item in slower]
         if self.judgement is not None:
-            found += _losses(self.judgement)
+            found += losses(self.judgement)
         return tuple(found)
 
 
-def _losses(judgement: Judgement) -> list[str]:
+def losses(judgement: Judgement, twin: str = "INT8") -> list[str]:
+    """What somebody must know of the accuracy, a sentence each; none where it is as good as float's."""
     if judgement.float_map is not None and judgement.int8_map is not None:
         lost = judgement.float_map - judgement.int8_map
         limit = f"more than {MOST_PRECISION_LOST:.3f}"
-        return [f"INT8 loses {lost:.3f} of mAP@0.5 ({limit})"] if lost > MOST_PRECISION_LOST else []
+        return [f"{twin} loses {lost:.3f} of mAP@0.5 ({limit})"] if lost > MOST_PRECISION_LOST else []
     share = judgement.agreement.share
     if share >= LEAST_AGREEMENT:
         return []
-    return [f"INT8 agrees with float in {share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures"]
+    return [f"{twin} agrees with float in {share:.1%} only (less than {LEAST_AGREEMENT:.0%}): look at its pictures"]
 
 
 def as_json(report: Report) -> dict[str, object]:
     """Everything, derived figures too, in plain values."""
     plain = asdict(report)
     plain["warnings"] = list(report.warnings)
-    plain["judgement"] = _judgement_json(report.judgement)
-    plain["tensorrt_judgement"] = _judgement_json(report.tensorrt_judgement)
+    plain["judgement"] = judgement_json(report.judgement)
+    plain["tensorrt_judgement"] = judgement_json(report.tensorrt_judgement)
     plain["accuracy"] = RANDOM_WEIGHTS if report.judgement is None else "judged"
     plain["comparisons"] = [
         asdict(item) | {"ratios": list(item.ratios), "ratio": item.ratio} for item in report.comparisons
@@ -95,7 +96,8 @@ def as_json(report: Report) -> dict[str, object]:
     return plain
 
 
-def _judgement_json(judgement: Judgement | None) -> dict[str, object] | None:
+def judgement_json(judgement: Judgement | None) -> dict[str, object] | None:
+    """With what the agreement is of, its share, and of boxes how many are lost and new."""
     if judgement is None:
         return None
     found = judgement.agreement

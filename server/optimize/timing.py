@@ -55,3 +55,16 @@ def _round(runs: tuple[Run, Run], clock: Clock) -> tuple[float, float]:
             run()
             into.append(clock() - before)
     return statistics.median(taken_s[0]) * 1000, statistics.median(taken_s[1]) * 1000
+
+
+def median_round(run: Run, clock: Clock = time.perf_counter) -> float:
+    """The median milliseconds of as many runs of one thing as ROUND_S holds, after a warm-up."""
+    for _ in range(WARM_UP_RUNS):
+        run()
+    taken_s: list[float] = []
+    started = clock()
+    while len(taken_s) < FEWEST_RUNS or clock() - started < ROUND_S:
+        before = clock()
+        run()
+        taken_s.append(clock() - before)
+    return statistics.median(taken_s) * 1000

@@ -100,10 +100,10 @@ def test_optimize_again_replaces_the_model(home: Path, pictures: Path) -> None:
     assert list((home / "staging").iterdir()) == []
 
 
-def test_optimize_without_int8_says_what_to_add(home: Path, pictures: Path) -> None:
-    """It is the only thing to make so far, but it is said, not guessed."""
+def test_optimize_of_nothing_named_says_what_to_add(home: Path, pictures: Path) -> None:
+    """What is made is said, not guessed."""
     done = run("small", "--calibrate", pictures)
-    assert (done.exit_code, done.stderr) == (2, "penstock: say what to make of the model: --int8\n")
+    assert (done.exit_code, done.stderr) == (2, "penstock: say what to make of the model: --int8, --tensorrt or both\n")
 
 
 def test_optimize_refuses_in_one_sentence(home: Path, pictures: Path, tmp_path: Path) -> None:
