@@ -20,11 +20,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from deploy.models.graph_weights import FloatArray, Normalisation
+
 OPSET = 17
 IR_VERSION = 8
 PRODUCER = "penstock"
 
-FloatArray = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 Attribute = int | float | str | Sequence[int] | Sequence[float] | onnx.GraphProto
 
@@ -46,17 +47,6 @@ class Value:
         """With the batch dimension."""
         at = self.batch_axis
         return [*self.shape] if at is None else [*self.shape[:at], "N", *self.shape[at:]]
-
-
-@dataclass(frozen=True, slots=True)
-class Normalisation:
-    """A batch normalisation as inference sees it, each (C,): scale * (x - mean) / sqrt(variance + epsilon) + bias."""
-
-    scale: FloatArray
-    bias: FloatArray
-    mean: FloatArray
-    variance: FloatArray
-    epsilon: float = 1e-5
 
 
 class Graph:

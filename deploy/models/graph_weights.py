@@ -1,10 +1,23 @@
 """Seeded random weights whose activations stay of one size through any depth."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from deploy.models.graph import FloatArray, Normalisation
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """A batch normalisation as inference sees it, each (C,): scale * (x - mean) / sqrt(variance + epsilon) + bias."""
+
+    scale: FloatArray
+    bias: FloatArray
+    mean: FloatArray
+    variance: FloatArray
+    epsilon: float = 1e-5
 
 
 class RandomWeights:
