@@ -48,8 +48,9 @@ def config_text(source: SourceModel, report: EngineReport) -> str:
 
 def _set_instances(wanted: model_config_pb2.ModelConfig) -> None:
     """As many on the GPU as the float model wanted there, or where nothing was said; those of the CPU are dropped."""
-    kept = [group for group in wanted.instance_group if group.kind in (_KINDS.KIND_AUTO, _KINDS.KIND_GPU)]
+    groups = [_KINDS.FromString(group.SerializeToString()) for group in wanted.instance_group]
     wanted.ClearField("instance_group")
+    kept = [group for group in groups if group.kind in (_KINDS.KIND_AUTO, _KINDS.KIND_GPU)]
     for group in kept or [_KINDS(count=1)]:
         group.kind = _KINDS.KIND_GPU
         wanted.instance_group.append(group)

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import onnx
 import pytest
+from google.protobuf import text_format
 from onnx import TensorProto
+from tritonclient.grpc import model_config_pb2
 
 from server.backends.config_pbtxt import read_config
 from server.optimize.errors import OptimizeError
@@ -82,6 +84,28 @@ def test_optimise_writes_a_folder_for_tritons_tensorrt_backend(
     (built,) = module.built
     assert built["profile"] == [[((1, 3, 32, 32), (16, 3, 32, 32), (16, 3, 32, 32))]]
     assert (built["flags"], built["creation"]) == (["FP16"], 1)
+
+
+@pytest.mark.parametrize(
+    ("declared", "made"),
+    [
+        ("{ count: 2 kind: KIND_CPU }", [(1, [])]),
+        ("{ count: 2 }, { count: 4 kind: KIND_CPU }", [(2, [])]),
+        ("{ count: 3 kind: KIND_GPU gpus: [ 0, 1 ] }, { count: 1 }", [(3, [0, 1]), (1, [])]),
+    ],
+)
+def test_optimise_puts_every_instance_on_the_gpu(
+    tmp_path: Path, make: Making, install: Install, declared: str, made: list[tuple[int, list[int]]]
+) -> None:
+    """Triton's TensorRT backend takes no other; what was meant for the CPU was counted by its cores."""
+    install()
+    folder = write_model(tmp_path / "models", "small")
+    text = (folder / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(text.replace("{ count: 1 }", declared))
+    make(read_source(folder))
+    config = text_format.Parse((make.staged / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    assert [(group.count, list(group.gpus)) for group in config.instance_group] == made
+    assert {group.kind for group in config.instance_group} == {model_config_pb2.ModelInstanceGroup.KIND_GPU}
 
 
 def test_optimise_judges_the_engine_on_every_picture_of_fp16(
