@@ -60,12 +60,17 @@ def run_kernel(
     else:
         out = np.full(shape, np.nan, np.float32)
     rows = b"".join(NO_PICTURE if one is None else walk(one[1], spec).row(one[0].ctypes.data) for one in pictures)
-    numbers = (len(pictures), spec.channels, spec.width, spec.height)
+    launch(kernel, rows, table, out)
+    return out
+
+
+def launch(kernel: ctypes.CDLL, rows: bytes, table: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+    """As PictureKernel is called, with arrays of the CPU's. out: (pictures, channels, height, width), any strides."""
+    count, channels, height, width = out.shape
     kernel.run(
         ctypes.c_char_p(rows),
         ctypes.c_void_p(table.ctypes.data),
         ctypes.c_void_p(out.ctypes.data),
-        *(ctypes.c_int(number) for number in numbers),
+        *(ctypes.c_int(number) for number in (count, channels, width, height)),
         *(ctypes.c_longlong(step // 4) for step in out.strides),
     )
-    return out

@@ -1,6 +1,10 @@
 """Encoded pictures to a program's input on the CPU, where torch is installed; on the GPU: tests/gpu."""
 
+import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +12,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: `make gpu` builds the environment that has it")
 pytest.importorskip("torchvision", reason="torchvision is not installed")
 
-from server.backends.torch_serving.pictures import PictureReader, pieces, value_table  # noqa: E402  behind the skip
+from server.backends.torch_serving import nvjpeg, pictures  # noqa: E402  behind the skip
+from server.backends.torch_serving.pictures import PictureReader, pieces, value_table  # noqa: E402
 from server.backends.torch_serving.pictures_spec import Fit  # noqa: E402
+from server.vision import spec as vision  # noqa: E402
 from server.vision.decode import decode  # noqa: E402
 from server.vision.preprocess import _tables, prepare  # noqa: E402
+from tests.backends.kernel_on_cpu import compile_kernel, launch  # noqa: E402
 from tests.backends.test_picture_kernel import IMAGENET, of_the_gateway  # noqa: E402
 from tests.vision import images  # noqa: E402
 
@@ -83,3 +90,120 @@ def test_value_table_equals_the_gateways() -> None:
 def test_pieces_hold_at_most_the_limit_or_one(sizes: list[int], expected: list[tuple[int, int]]) -> None:
     """Consecutive, complete, and no larger than the memory they are meant for."""
     assert list(pieces(sizes, 10)) == expected
+
+
+class Stream:
+    """A CUDA stream whose work is always done."""
+
+    cuda_stream = 0
+
+
+class Event:
+    """A CUDA event that has always happened."""
+
+    def record(self, stream: Stream) -> None:
+        assert isinstance(stream, Stream)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Rows:
+    def on_device(self, rows: list[bytes]) -> Any:
+        return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+
+
+class Gpu:
+    """A reader's way over the GPU, without one: JPEGs are decoded by torchvision, the kernel is compiled as C++."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: ctypes.CDLL) -> None:
+        self.batches: list[int] = []
+        self.refused: bytes | None = None
+        self.reader = PictureReader(IMAGENET, torch.device("cpu"))
+        monkeypatch.setattr(self.reader, "_rows", Rows())
+        monkeypatch.setattr(self.reader, "_kernels", {4: self.launch})
+        monkeypatch.setattr(pictures, "decode_jpegs", self.decode)
+        for name, fake in (
+            ("device", lambda _: nullcontext()),
+            ("current_stream", lambda _: Stream()),
+            ("Event", Event),
+        ):
+            monkeypatch.setattr(pictures.torch.cuda, name, fake)
+        self._kernel = kernel
+
+    def launch(self, rows: Any, table: Any, out: Any, *, stream: int) -> None:
+        assert stream == 0
+        launch(self._kernel, rows.numpy().tobytes(), table.numpy(), out.numpy())
+
+    def decode(self, encoded: list[bytes], device: Any, *, is_grey: bool) -> list[Any]:
+        assert not is_grey
+        self.batches.append(len(encoded))
+        return [None if one == self.refused else self.planes(one) for one in encoded]
+
+    @staticmethod
+    def planes(encoded: bytes) -> Any:
+        """(3, height, width), not turned."""
+        return torch.from_numpy(decode(encoded, vision.ColorFormat.RGB).pixels.transpose(2, 0, 1).copy())
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gpu:
+    return Gpu(monkeypatch, compile_kernel(tmp_path))
+
+
+def expected_of(encoded: bytes) -> Any:
+    gateway = of_the_gateway(IMAGENET)
+    return prepare(decode(encoded, gateway.color), gateway)[0]
+
+
+def test_prepare_on_a_gpu_mixed_batch_fills_each_row_in_order(gpu: Gpu) -> None:
+    """nvJPEG gets the baseline JPEGs in one call, OpenCV the rest, and no row is another's."""
+    names = ["png", "jpeg", "progressive", "420", "webp"]
+    batch = [ENCODED[name] for name in names]
+    out = torch.full((6, 3, 48, 56), 7.0).to(memory_format=torch.channels_last)
+    errors = gpu.reader._on_gpu([*batch[:3], b"GIF89a", *batch[3:]], out)
+    assert gpu.batches == [2]
+    assert [error is None for error in errors] == [True, True, True, False, True, True]
+    for row, encoded in zip((0, 1, 2, 4, 5), batch, strict=True):
+        np.testing.assert_array_equal(out[row].numpy(), expected_of(encoded))
+    assert torch.equal(out[3], value_table(IMAGENET)[:, :1, None].expand(3, 48, 56))
+
+
+def test_prepare_on_a_gpu_what_nvjpeg_refuses_is_decoded_by_opencv(gpu: Gpu) -> None:
+    """And what OpenCV refuses, too, is that picture's error alone."""
+    gpu.refused = ENCODED["jpeg"]
+    broken = ENCODED["png"].replace(b"IDAT", b"IDAX")
+    out = torch.empty((3, 3, 48, 56))
+    errors = gpu.reader._on_gpu([ENCODED["jpeg"], broken, ENCODED["420"]], out)
+    assert (errors[0], errors[2]) == (None, None)
+    assert errors[1] is not None
+    assert "cannot be decoded" in errors[1]
+    np.testing.assert_array_equal(out[0].numpy(), expected_of(ENCODED["jpeg"]))
+    np.testing.assert_array_equal(out[2].numpy(), expected_of(ENCODED["420"]))
+
+
+def test_prepare_on_a_gpu_large_pictures_are_decoded_in_pieces(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded pixels on the GPU are bounded; the rows are the same."""
+    monkeypatch.setattr(pictures, "MAX_DECODED_BYTES", 2 * 3 * 301 * 217)
+    out = torch.empty((5, 3, 48, 56))
+    assert gpu.reader._on_gpu([ENCODED["420"]] * 5, out) == [None] * 5
+    assert gpu.batches == [2, 2, 1]
+    for row in out:
+        np.testing.assert_array_equal(row.numpy(), expected_of(ENCODED["420"]))
+
+
+def test_decode_jpegs_one_bad_of_a_batch_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvJPEG names none: only the one that fails alone is None, after two calls for each halving at most."""
+    calls: list[int] = []
+
+    def decode_jpeg(encoded: list[Any], **_: Any) -> list[Any]:
+        calls.append(len(encoded))
+        if any(bytes(one.tolist()) == b"bad" for one in encoded):
+            raise RuntimeError("Error while decoding JPEG images: Failed to decode batch: 3")
+        return list(encoded)
+
+    monkeypatch.setattr(nvjpeg, "decode_jpeg", decode_jpeg)
+    batch = [b"bad" if i == 11 else b"good" for i in range(16)]
+    found = nvjpeg.decode_jpegs(batch, torch.device("cpu"), is_grey=False)
+    assert [one is None for one in found] == [i == 11 for i in range(16)]
+    assert len(calls) == 9

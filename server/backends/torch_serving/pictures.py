@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torchvision.io import encode_jpeg
 
 from .kernels import PictureKernel
 from .nvjpeg import decode_jpegs
@@ -40,7 +41,7 @@ class PictureReader:
     """
 
     def __init__(self, spec: PictureSpec, device: torch.device, *, max_pixels: int = MAX_PIXELS) -> None:
-        """device: "cuda:N" or "cpu". The kernel is compiled by the first prepare()."""
+        """device: "cuda:N" or "cpu". Compiles the kernel and starts nvJPEG: a second. Raises LoadError."""
         self._spec, self._device, self._max_pixels = spec, torch.device(device), max_pixels
         self._tables: dict[torch.dtype, torch.Tensor] = {}
         self._kernels: dict[int, PictureKernel] = {}
@@ -49,6 +50,16 @@ class PictureReader:
         self._in_use: list[torch.Tensor] = []
         self._last_read: torch.cuda.Event | None = None
         self._cpu_decoders = ThreadPoolExecutor(_CPU_DECODERS, "decode")
+        if self._device.type == "cuda":
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """The first request should not wait for what is made once."""
+        first = encode_jpeg(torch.zeros((3, 64, 64), dtype=torch.uint8)).numpy().tobytes()
+        shape = (1, self._spec.channels, self._spec.height, self._spec.width)
+        for dtype in (torch.float16, torch.float32):
+            self.prepare([first], torch.empty(shape, dtype=dtype, device=self._device))
+        self._wait_for_last_read()
 
     def prepare(self, encoded: Sequence[bytes], out: torch.Tensor) -> list[str | None]:
         """The first len(encoded) rows of out become the pictures' input; the row of one that is refused, black.
@@ -56,9 +67,13 @@ class PictureReader:
         out: (N or more, channels, height, width) of the spec, on the device, of any floating dtype and strides. Returns
         for each picture None, or in a sentence why it cannot be decoded. Raises RuntimeError where the GPU fails.
         """
+        with torch.inference_mode():
+            if self._device.type == "cpu":
+                return [self._on_cpu(picture, row) for picture, row in zip(encoded, out, strict=False)]
+            return self._on_gpu(encoded, out)
+
+    def _on_gpu(self, encoded: Sequence[bytes], out: torch.Tensor) -> list[str | None]:
         headers = [self._header(picture) for picture in encoded]
-        if self._device.type == "cpu":
-            return [self._on_cpu(*ask) for ask in zip(encoded, headers, out, strict=False)]
         errors: list[str | None] = []
         with torch.cuda.device(self._device):
             for begin, end in pieces([_decoded_bytes(header) for header in headers], MAX_DECODED_BYTES):
@@ -142,12 +157,13 @@ class PictureReader:
             self._tables[dtype] = value_table(self._spec).to(dtype).to(self._device)
         return self._tables[dtype]
 
-    def _on_cpu(self, encoded: bytes, header: PictureHeader | str, out: torch.Tensor) -> str | None:
+    def _on_cpu(self, encoded: bytes, out: torch.Tensor) -> str | None:
         """The whole of it without a GPU, for models on KIND_CPU."""
         from .opencv_pictures import decode_with_opencv, place_with_opencv
 
         table = self._table(out.dtype)
         out.copy_(table[:, :1, None].expand_as(out))
+        header = self._header(encoded)
         if isinstance(header, str):
             return header
         try:
@@ -171,7 +187,7 @@ class _Rows:
         if len(rows) > self._capacity:
             self._capacity = max(len(rows), 64)
             self._pinned = torch.empty(self._capacity * ROW.size, dtype=torch.uint8, pin_memory=True)
-            self._there = torch.empty_like(self._pinned, device=self._device)
+            self._there = torch.empty(self._capacity * ROW.size, dtype=torch.uint8, device=self._device)
         size = len(rows) * ROW.size
         joined = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
         self._pinned[:size].copy_(joined)
