@@ -72,7 +72,7 @@ class EngineSpec:
     has_cuda_graphs: bool
     buckets: tuple[int, ...]
     compiler: Compiler = Compiler.OFF
-    is_fused: bool = True
+    fuse: str = "auto"
     has_cudnn_benchmark: bool = False
     waits_blocking: bool = False
     pictures: PictureSpec | None = None
@@ -105,7 +105,7 @@ def engine_spec(config: Config, *, is_gpu: bool, cores: int = 1) -> EngineSpec:
         has_cuda_graphs=parameters.flag("cuda-graphs", default=True) and is_gpu and is_fixed,
         buckets=_buckets(parameters, max_batch_size),
         compiler=Compiler(parameters.one_of("compile", ("off", "inductor"), "off")),
-        is_fused=parameters.flag("fuse", default=True),
+        fuse=parameters.one_of("fuse", ("auto", "off", "fold", "cudnn", "kernel", "mixed"), "auto"),
         has_cudnn_benchmark=parameters.flag("cudnn-benchmark", default=False),
         waits_blocking=_waits_blocking(parameters, config, cores),
         pictures=pictures,

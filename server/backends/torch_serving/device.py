@@ -49,7 +49,7 @@ def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opene
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned, slots=1)
     else:
         runner = EagerRunner(loaded.program, spec, device)
-    return Opened(Instance(spec, runner, _reader(spec, device)), loaded.notes, _facts(spec, device))
+    return Opened(Instance(spec, runner, _reader(spec, device)), loaded.notes, _facts(spec, device, loaded.fused))
 
 
 def _device(spec: EngineSpec, placement: Placement) -> Any:
@@ -74,12 +74,12 @@ def _reader(spec: EngineSpec, device: Any) -> Reader | None:
     return reader
 
 
-def _facts(spec: EngineSpec, device: Any) -> str:
+def _facts(spec: EngineSpec, device: Any, fused: str) -> str:
     how = "cuda-graphs" if spec.has_cuda_graphs else "eager"
     return (
         f"device={device} torch={torch.__version__} precision={spec.precision.value} run={how} "
         f"channels_last={int(spec.is_channels_last)} buckets={';'.join(map(str, spec.buckets))} "
-        f"compile={spec.compiler.value} wait={'block' if spec.waits_blocking else 'spin'}"
+        f"fuse={fused} compile={spec.compiler.value} wait={'block' if spec.waits_blocking else 'spin'}"
     )
 
 

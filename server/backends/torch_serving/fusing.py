@@ -1,14 +1,18 @@
 """What PyTorch's eager execution leaves on the table in a convolutional program, taken in its graph at load.
 
 Two rewrites, both on the operators of torch.export (aten): batch normalisation goes into the convolution before it, and
-on a GPU a convolution's ReLU, or its sum with another branch and the ReLU of that, become one cuDNN call. The second is
-tried against the first on the device before it is kept (see program.py): cuDNN may not have an engine for a shape.
+on a GPU a convolution's bias and ReLU, or its sum with another branch and the ReLU of that, become one pass: in the
+convolution itself (cuDNN), or in one kernel after it. Which of them is quickest, and whether it is right, is tried on
+the device (choice.py).
 """
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .epilogue import add_bias_and_relu
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.conv2d.default, _aten.convolution.default)
@@ -18,6 +22,21 @@ _NORMALISATIONS = {
     # operator → where it has (weight, bias, mean, variance, eps), and whether it is of inference
     _aten.batch_norm.default: ((1, 2, 3, 4, 7), 5),
     _aten._native_batch_norm_legit_no_training.default: ((1, 2, 3, 4, 6), None),
+}
+
+
+@dataclass(frozen=True)
+class Fusing:
+    """What takes bias and ReLU, and what takes a sum: cuDNN's fused convolution, else a kernel after a plain one."""
+
+    relus_by_cudnn: bool
+    sums_by_cudnn: bool
+
+
+WAYS = {
+    "cudnn": Fusing(relus_by_cudnn=True, sums_by_cudnn=True),
+    "kernel": Fusing(relus_by_cudnn=False, sums_by_cudnn=False),
+    "mixed": Fusing(relus_by_cudnn=False, sums_by_cudnn=True),
 }
 
 
@@ -76,21 +95,21 @@ def _fold(module: Any, convolution: Any, node: Any) -> None:
             user.replace_all_uses_with(convolution)
 
 
-def fuse_activations(module: Any) -> int:
-    """Convolution + ReLU and convolution + sum + ReLU as one cuDNN call each; how many. For CUDA alone."""
+def fuse_activations(module: Any, fusing: Fusing) -> int:
+    """Convolution + ReLU and convolution + sum + ReLU as `fusing` says; how many."""
     count = 0
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in _RELUS:
-            count += _fuse_relu(module, node)
+            count += _fuse_relu(module, node, fusing)
     if count:
         _clean(module)
     return count
 
 
-def _fuse_relu(module: Any, relu: Any) -> bool:
+def _fuse_relu(module: Any, relu: Any, fusing: Fusing) -> bool:
     source = relu.args[0]
     if _is_fusible(source):
-        _replace(module, relu, _aten.cudnn_convolution_relu.default, _relu_arguments(source))
+        _replace(module, relu, source, None, by_cudnn=fusing.relus_by_cudnn)
         return True
     if not _is_sum_of_its_own(source):
         return False
@@ -101,9 +120,7 @@ def _fuse_relu(module: Any, relu: Any) -> bool:
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     last = max(fusible, key=order.__getitem__)
     other = branches[1] if branches[0] is last else branches[0]
-    image, weight, bias, *geometry = _relu_arguments(last)
-    target = _aten.cudnn_convolution_add_relu.default
-    _replace(module, relu, target, (image, weight, other, 1.0, bias, *geometry))
+    _replace(module, relu, last, other, by_cudnn=fusing.sums_by_cudnn)
     module.graph.erase_node(source)
     return True
 
@@ -127,22 +144,28 @@ def _is_fusible(node: Any) -> bool:
     )
 
 
-def _relu_arguments(convolution: Any) -> tuple[Any, ...]:
-    """(image, weight, bias, stride, padding, dilation, groups), the defaults spelled out."""
+def _replace(module: Any, relu: Any, convolution: Any, other: Any, *, by_cudnn: bool) -> None:
+    """The convolution moves to where its ReLU was: by then the other branch is there."""
     image, weight, bias = convolution.args[:3]
     stride, padding, dilation = (_pair(_argument(convolution, place), only) for place, only in ((3, 1), (4, 0), (5, 1)))
-    return image, weight, bias, stride, padding, dilation, _argument(convolution, 6) or 1
+    geometry = (stride, padding, dilation, _argument(convolution, 6) or 1)
+    with module.graph.inserting_before(relu):
+        call = module.graph.call_function
+        if by_cudnn and other is None:
+            fused = call(_aten.cudnn_convolution_relu.default, (image, weight, bias, *geometry))
+        elif by_cudnn:
+            target = _aten.cudnn_convolution_add_relu.default
+            fused = call(target, (image, weight, other, 1.0, bias, *geometry))
+        else:
+            plain = call(_aten.conv2d.default, (image, weight, None, *geometry))
+            fused = call(add_bias_and_relu, (plain, bias, other))
+    relu.replace_all_uses_with(fused)
+    module.graph.erase_node(relu)
 
 
 def _pair(value: Any, default: int) -> list[int]:
     values = list(value) if isinstance(value, (list, tuple)) else [default if value is None else value]
     return values * 2 if len(values) == 1 else values
-
-
-def _replace(module: Any, node: Any, target: Any, arguments: tuple[Any, ...]) -> None:
-    with module.graph.inserting_before(node):
-        node.replace_all_uses_with(module.graph.call_function(target, arguments))
-    module.graph.erase_node(node)
 
 
 def _argument(node: Any, place: int) -> Any:

@@ -8,8 +8,9 @@ import torch
 
 from .buckets import bucket_for
 from .config import EngineSpec, TensorSpec
+from .dtypes import WIRE_TYPES, network_type
 from .errors import LoadError
-from .program import WIRE_TYPES, Program, network_type
+from .program import Program
 from .staging import PinnedRegions
 
 _WARM_UP_RUNS = 2  # before a capture: cuDNN and cuBLAS choose, load and allocate what they may not during one

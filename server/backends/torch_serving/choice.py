@@ -1,0 +1,125 @@
+"""The quickest way to run a convolutional program on a device, among those that answer as the plain one does."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .config import EngineSpec
+from .dtypes import network_type
+from .fusing import WAYS, Fusing, fuse_activations
+
+MOST_DIFFERENCE = 0.02  # FP16 has 11 bits, and a residual network adds up dozens of roundings
+_TIMED_RUNS = 5
+_POISON_BYTES = 256 << 20  # more than the activations that a kernel might read before anybody wrote them
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A module, how it was fused, and what its user should know of the ways that were not right."""
+
+    module: Any
+    name: str = "fold"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A way that was tried. difference: from the plain answer, as a share of its largest number; NaN never passes."""
+
+    module: Any
+    name: str
+    seconds: float
+    difference: float
+
+
+def choose(plain: Trial, trials: list[Trial]) -> Choice:
+    """The quickest of those that are right."""
+    right = [one for one in trials if one.difference <= MOST_DIFFERENCE]
+    wrong = [one for one in trials if not one.difference <= MOST_DIFFERENCE]
+    best = min([plain, *right], key=lambda trial: trial.seconds)
+    notes = tuple(f"fuse {one.name} is not used here: it answers {one.difference:.1%} otherwise" for one in wrong)
+    return Choice(best.module, best.name, notes)
+
+
+def quickest(module: Any, spec: EngineSpec, device: Any) -> Choice:
+    """Of a module on a GPU: the way that the spec names, or with auto the quickest at its largest bucket."""
+    ways = WAYS if spec.fuse == "auto" else {spec.fuse: WAYS[spec.fuse]} if spec.fuse in WAYS else {}
+    fused = {name: _fused(module, way) for name, way in ways.items() if all(one.is_fixed for one in spec.inputs)}
+    candidates = {name: one for name, one in fused.items() if one is not None}
+    if not candidates:
+        return Choice(module)
+    with torch.inference_mode():
+        sample = _sample(spec, device)
+        expected = _answers(module, sample)
+        plain = Trial(module, "fold", _seconds(lambda: module(*sample)) if len(ways) > 1 else math.inf, 0.0)
+        trials, notes = [], []
+        for name, one in candidates.items():
+            try:
+                trials.append(_tried(name, one, sample, expected))
+            except Exception as error:  # noqa: BLE001  no engine of cuDNN's, no compiler for a kernel: the plain way is there
+                notes.append(f"fuse {name} is not used here: {(str(error) or repr(error)).splitlines()[0]}")
+    torch.cuda.empty_cache()
+    chosen = choose(plain, trials)
+    return Choice(chosen.module, chosen.name, (*notes, *chosen.notes))
+
+
+def _fused(module: Any, way: Fusing) -> Any:
+    """A copy of the graph over the same weights; None where there is nothing to fuse."""
+    fused = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    return fused if fuse_activations(fused, way) else None
+
+
+def _tried(name: str, module: Any, sample: list[Any], expected: list[Any]) -> Trial:
+    _poison(sample[0].device)
+    pairs = zip(expected, _answers(module, sample), strict=True)
+    difference = max(_difference(one, other) for one, other in pairs)
+    return Trial(module, name, _seconds(lambda: module(*sample)), difference)
+
+
+def _answers(module: Any, sample: list[Any]) -> list[Any]:
+    answer = module(*sample)
+    return [one.float().cpu() for one in (answer if isinstance(answer, (tuple, list)) else (answer,))]
+
+
+def _difference(one: Any, other: Any) -> float:
+    """The largest difference as a share of the largest number; NaN where there is one in the answer."""
+    return float((one - other).abs().max()) / max(float(one.abs().max()), 1e-12)
+
+
+def _poison(device: Any) -> None:
+    """Leaves NaN in the memory that the next run is given: a kernel that reads what nobody wrote is found out."""
+    poison = torch.full((_POISON_BYTES // 2,), math.nan, dtype=torch.float16, device=device)
+    del poison
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """Of the shortest of some runs, by the device's clock."""
+    run()
+    times = []
+    for _ in range(_TIMED_RUNS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return min(times)
+
+
+def _sample(spec: EngineSpec, device: Any) -> list[Any]:
+    """The largest bucket of numbers that any program takes: floats between 0 and 1, or zeros."""
+    rows = (spec.buckets[-1],) if spec.max_batch_size else ()
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    sample = []
+    for one in spec.inputs:
+        dtype = network_type(one.data_type, spec.precision)
+        shape = (*rows, *one.dims)
+        values = torch.rand(shape, generator=generator) if dtype.is_floating_point else torch.zeros(shape)
+        values = values.to(device, dtype)
+        is_image = spec.is_channels_last and values.dim() == 4 and dtype.is_floating_point
+        sample.append(values.to(memory_format=torch.channels_last) if is_image else values)
+    return sample
