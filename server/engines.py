@@ -28,7 +28,11 @@ from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
 from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
+from server.gpu.telemetry.choice import AUTO, OFF, has_driver
+from server.gpu.telemetry.health import CardHealth
+from server.gpu.telemetry.reader import TelemetryOptions, TelemetryReader
 from server.grpc.server import GrpcLimits
+from server.local.control import EngineNews
 from server.local.guests import with_guest_room
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
@@ -222,6 +226,26 @@ def grpc_limits(settings: Settings) -> GrpcLimits:
     )
 
 
+def compose_telemetry(
+    settings: Settings, watch: EngineWatch, environment: Mapping[str, str] = os.environ
+) -> TelemetryReader | None:
+    """What tells of the cards here, and holds the engine for down while models on a GPU have lost one.
+
+    None where it is off, where there is no driver, and where the engine and its cards are elsewhere.
+    """
+    said = settings.gpu_metrics
+    dcgm_url = "" if said in (AUTO, OFF) else said
+    is_here = _is_on_this_host(settings)
+    if said == OFF or not (dcgm_url or (is_here and has_driver())):
+        return None
+    telemetry = TelemetryReader(
+        TelemetryOptions(dcgm_url=dcgm_url), CardHealth(environment.get("CUDA_VISIBLE_DEVICES"))
+    )
+    if is_here:
+        watch.hindrance = lambda: telemetry.health.reason if watch.has_model_on_gpu else ""
+    return telemetry
+
+
 def standing_readers(
     settings: Settings, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Callable[[], float | Readings]]:
@@ -231,8 +255,26 @@ def standing_readers(
         "max_inflight_requests": lambda: settings.max_inflight_requests,
         "max_inflight_bytes": lambda: settings.max_inflight_bytes,
     }
-    if pipe_directory := environment.get(PIPE_DIRECTORY):
+    own = str(settings.mps_directory or "") if settings.mps == "on" else ""
+    if pipe_directory := own or environment.get(PIPE_DIRECTORY):
         readers["mps_up"] = DaemonSight(Path(pipe_directory)).is_up
+    return readers
+
+
+def news_readers(settings: Settings, news: Callable[[], EngineNews]) -> dict[str, Callable[[], float | Readings]]:
+    """By metric: what the parent tells of its processes, and of the MPS beside the engine, where there is one."""
+    readers: dict[str, Callable[[], float | Readings]] = {
+        "engine_restarts_total": lambda: news().restarts,
+        "front_restarts_total": lambda: news().front_restarts,
+        "gateway_restarts_total": lambda: news().gateway_restarts,
+    }
+    if settings.mps == "on":
+        readers |= {
+            "mps_clients": lambda: news().mps_clients,
+            "mps_unattached_processes": lambda: news().mps_beside,
+            "mps_restarts_total": lambda: news().mps_restarts,
+            "mps_recovery_seconds": lambda: news().mps_recovery_s,
+        }
     return readers
 
 

@@ -33,14 +33,17 @@ from server.engines import (
     compose_engine,
     compose_memory,
     compose_registration,
+    compose_telemetry,
     compose_tracer,
     connection_limits,
     describe_engine,
     grpc_limits,
+    news_readers,
     standing_readers,
     until_stopped,
     watch_options,
 )
+from server.gpu.telemetry.readings import telemetry_readers
 from server.grpc.errors import status_of
 from server.grpc.server import GrpcServer, Share, serve
 from server.image_flow import ImageFlow
@@ -108,6 +111,7 @@ class Gateway:
             ask_restart=self._ask_restart,
             refuse=partial(judged, self.options),
         )
+        self.telemetry = compose_telemetry(settings, self.watch)
         self.pool = DecodePool(
             workers=settings.decoder_count if run_dir is None else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,
@@ -179,16 +183,15 @@ class Gateway:
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
         read("fronts", lambda: self.core.front_count if self.core is not None else 0)
         read("guests", lambda: self.core.guest_count if self.core is not None else 0)
-        read("front_restarts_total", lambda: self._news.front_restarts)
         read("engine_up", lambda: int(self.watch.is_up))
-        read("engine_restarts_total", lambda: self._news.restarts)
         read("engine_stalls_total", lambda: self.watch.openings)
         if (budget := self.engine.budget) is not None:
             read("engine_retries_total", lambda: budget.taken)
         if (replicas := self.engine.replicas) is not None:
             read("replica_up", lambda: {(row.name,): int(row.standing is Standing.UP) for row in replicas.statistics()})
             read("replica_ejections_total", lambda: {(row.name,): row.ejections for row in replicas.statistics()})
-        read("gateway_restarts_total", lambda: self._news.gateway_restarts)
+        for name, told in news_readers(self._settings, lambda: self._news).items():
+            read(name, told)
         read("ready", lambda: int(self.plane.readiness().is_ready))
         if isinstance(memory := self.memory, SharedMemory):
             read("shared_memory_regions", lambda: memory.count())
@@ -203,7 +206,7 @@ class Gateway:
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
         read("model_ready", self._models_ready)
-        for name, standing in standing_readers(self._settings).items():
+        for name, standing in (standing_readers(self._settings) | telemetry_readers(self.telemetry)).items():
             read(name, standing)
 
     def _models_ready(self) -> Readings:
@@ -307,6 +310,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
         *([asyncio.create_task(gateway.core.run())] if gateway.core is not None else ()),
+        *([asyncio.create_task(gateway.telemetry.run())] if gateway.telemetry is not None else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.tell_ready()),
     ]
@@ -315,10 +319,6 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     await _close(tasks, gateway)
     await doors.metrics.stop(1.0)
     return 0 if is_clean else 1
-
-
-def _limits(settings: Settings) -> ConnectionLimits:
-    return connection_limits(settings, open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 async def _open_doors(
@@ -330,10 +330,11 @@ async def _open_doors(
 ) -> _Doors:
     """Clients' doors; the fronts' where there is a run_dir. gRPC listens at once, the others once they are started."""
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     rest = HttpListener(
         create_app(gateway.plane, limits, gateway.metrics, door=gateway.door, has_fronts=run_dir is not None),
         http_place,
-        limits=_limits(settings) if run_dir is None else ConnectionLimits(),
+        limits=connection_limits(settings, open_files=open_files) if run_dir is None else ConnectionLimits(),
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
     )

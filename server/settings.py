@@ -17,6 +17,8 @@ from server.batching.said import merged, read_said
 from server.core.address import is_loopback
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InvalidRequest
+from server.gpu.mps.limits import mistake_in_memory
+from server.gpu.telemetry.choice import checked_source
 from server.logs import LogFormat
 
 PREFIX = "PENSTOCK_"
@@ -64,6 +66,13 @@ class Settings(BaseSettings):
     engine_metrics_port: int = Field(9002, ge=0, le=65535)
     engine_environment: Path | None = None
 
+    mps: Literal["off", "on", "auto"] = "off"  # CUDA's Multi-Process Service, for the Triton that is started here
+    mps_directory: Path | None = None
+    mps_active_thread_percentage: int = Field(0, ge=0, le=100)  # of a card's threads for a client; 0 for no limit
+    mps_pinned_memory: str = ""  # of a card's memory for a client: 4G, or by card 0=4G,1=2G
+
+    gpu_metrics: str = "auto"  # off, or a dcgm-exporter's address instead of NVML's own counters
+
     access_file: Path | None = None
     api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only
     anonymous: tuple[Role, ...] | None = None
@@ -107,6 +116,11 @@ class Settings(BaseSettings):
     def _none_is_no_role(cls, roles: object) -> object:
         return () if roles in (("none",), ["none"], "none") else roles
 
+    @field_validator("gpu_metrics")
+    @classmethod
+    def _source_is_known(cls, source: str) -> str:
+        return checked_source(source)
+
     @model_validator(mode="after")
     def _check_pairs(self) -> "Settings":
         if self.engine not in ("auto", "triton", "embedded") and not self.engine_is_external:
@@ -131,6 +145,13 @@ class Settings(BaseSettings):
             _require_tracing(self.otlp_endpoint)
         if self.trace_file is not None:
             _require_place(self.trace_file, has_triton=self.engine_has_process)
+        if self.mps == "on" and not self.engine_has_process:
+            raise ValueError(
+                "mps is for a Triton that is started here; leave it out, or use --engine triton (a Triton elsewhere "
+                "becomes a client by its own CUDA_MPS_PIPE_DIRECTORY)"
+            )
+        if mistake := mistake_in_memory(self.mps_pinned_memory):
+            raise ValueError(f"mps_pinned_memory {mistake}")
         return self
 
     @property

@@ -1,5 +1,6 @@
 """config.pbtxt, Triton's description of a model, as far as the gateway decides by it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ _BACKEND_OF_PLATFORM = {
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
+_PROCESS_AN_INSTANCE = ("python", "torch")
 _KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 
 
@@ -60,6 +62,37 @@ def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
         has_dynamic_batching=proto.HasField("dynamic_batching"),
         has_sequence_batching=proto.HasField("sequence_batching"),
         is_ensemble=proto.HasField("ensemble_scheduling") or proto.platform == "ensemble",
+        is_on_gpu=any(group.kind == _KIND_GPU for group in proto.instance_group),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstances:
+    """count: instances on each of the cards, by number; no card said is every card."""
+
+    count: int
+    cards: tuple[int, ...] = ()
+
+
+def gpu_instances(path: Path) -> tuple[GpuInstances, ...]:
+    """Of a model whose backend runs each instance in a process of its own; none of others, and of what cannot be read.
+
+    Where a group says nothing of its kind, Triton takes the cards if it sees some: counted for the backend that then
+    computes there.
+    """
+    proto = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(path.read_text(encoding="utf-8"), proto)
+    except (OSError, UnicodeDecodeError, text_format.ParseError):
+        return ()
+    if proto.backend not in _PROCESS_AN_INSTANCE:
+        return ()
+    kinds = {_KIND_GPU} if proto.backend == "python" else {_KIND_GPU, model_config_pb2.ModelInstanceGroup.KIND_AUTO}
+    groups = proto.instance_group or [model_config_pb2.ModelInstanceGroup()]
+    return tuple(
+        GpuInstances(max(1, group.count), tuple(group.gpus))
+        for group in groups
+        if group.kind in kinds and not group.passive
     )
 
 

@@ -69,9 +69,9 @@ def _try_to_bind(host: str, port: int) -> None:
         attempt.bind(address)
 
 
-async def answers_live(host: str, port: int, timeout_s: float) -> bool:
-    """Whether `GET /v2/health/live` there is answered with 200 within the time."""
-    request = f"GET /v2/health/live HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+async def answers_live(host: str, port: int, timeout_s: float, *, question: str = "live") -> bool:
+    """Whether `GET /v2/health/<question>` there, live or ready, is answered with 200 within the time."""
+    request = f"GET /v2/health/{question} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)

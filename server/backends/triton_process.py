@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,7 @@ class TritonProcess:
     """Run `run()` as one task, on the main thread's loop (triton_launch says why); call the rest from the same loop.
 
     on_status is called at each change of status, from that loop, and must not block. emit gets Triton's log.
+    before_start: awaited before each start; no start comes before it returns.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class TritonProcess:
         emit: Emit,
         on_status: Callable[[EngineStatus], None],
         backoff: RestartBackoff | None = None,
+        before_start: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._before_start = before_start
         self._launch = launch
         self._options = options
         self._emit = emit
@@ -104,6 +107,7 @@ class TritonProcess:
         self._was_ever_live = False
         self._asked = asyncio.Event()
         self._restart_reason = ""
+        self._restart_grace_s = options.restart_grace_s
         self._stop_grace_s: float | None = None
         self._is_begun = False
         self._over = asyncio.Event()
@@ -129,11 +133,15 @@ class TritonProcess:
         finally:
             self._over.set()
 
-    def restart(self, reason: str) -> bool:
-        """Ends Triton and starts it after the back-off's delay. False, and nothing done, where it does not run now."""
+    def restart(self, reason: str, *, is_lost: bool = False) -> bool:
+        """Ends Triton and starts it after the back-off's delay. False, and nothing done, where it does not run now.
+
+        is_lost: no request in it can be saved, so it is killed at once.
+        """
         if self._status.state is not EngineState.RUNNING or self._asked.is_set():
             return False
         self._restart_reason = reason
+        self._restart_grace_s = 0.0 if is_lost else self._options.restart_grace_s
         self._asked.set()
         return True
 
@@ -149,6 +157,9 @@ class TritonProcess:
     async def _supervise(self) -> None:
         failed_starts = 0
         while self._stop_grace_s is None:
+            await self._until_it_may_start()
+            if self._stop_grace_s is not None:
+                break
             life = await self._live_once()
             if self._stop_grace_s is not None:
                 break
@@ -160,9 +171,23 @@ class TritonProcess:
             await self._pause(life)
         self._publish(EngineState.STOPPED, "stopped")
 
+    async def _until_it_may_start(self) -> None:
+        """Returns early when it is told to stop."""
+        if self._before_start is None:
+            return
+        allowed, asked = asyncio.ensure_future(self._before_start()), asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait({allowed, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if allowed.done():
+                allowed.result()
+        finally:
+            allowed.cancel()
+            asked.cancel()
+
     async def _pause(self, life: _Life) -> None:
         self._asked.clear()
         self._restart_reason = ""
+        self._restart_grace_s = self._options.restart_grace_s
         delay_s = self._backoff.next_delay_s(time.monotonic())
         self._emit(logging.WARNING, "Triton is down", reason=life.reason, next_start_s=f"{delay_s:.2f}")
         self._publish(EngineState.RESTARTING, life.reason)
@@ -231,12 +256,17 @@ class TritonProcess:
         """Asks it to end and gives it its time. bury() kills it where that was not enough."""
         if child.has_exited:
             return
-        child.terminate()
+        is_told = False
         if self._stop_grace_s is None:
             self._publish(EngineState.RESTARTING, reason)
             self._asked.clear()
-            await self._disturbance(child, self._options.restart_grace_s)
+            if self._restart_grace_s:
+                is_told = True
+                child.terminate()
+                await self._disturbance(child, self._restart_grace_s)
         if self._stop_grace_s is not None:  # asked from the start, or meanwhile
+            if not is_told:
+                child.terminate()
             await asyncio.wait({child.exit}, timeout=self._stop_grace_s)
 
     def _publish(self, state: EngineState, reason: str, pid: int | None = None) -> None:

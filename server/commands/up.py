@@ -21,6 +21,7 @@ from server.stack import (
     Stack,
     check_access,
     choose_engine,
+    choose_sharing,
     resolve_ports,
 )
 
@@ -31,6 +32,19 @@ Engines = Annotated[
 ]
 EngineGrpc = Annotated[str | None, typer.Option(help="that Triton's gRPC address, or each one's [the next port]")]
 Collector = Annotated[str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")]
+Mps = Annotated[
+    str | None,
+    typer.Option(
+        help="off, on, auto: share the GPU among the supervised Triton's model processes under CUDA's MPS [off]"
+    ),
+]
+MpsDirectory = Annotated[
+    Path | None, typer.Option(help="folder of the MPS daemon's pipes; one that listens there is used [one of our own]")
+]
+MpsThreads = Annotated[int | None, typer.Option(help="percent of a card's threads for an MPS client; 0 for all [0]")]
+MpsMemory = Annotated[
+    str | None, typer.Option(help="of a card's memory for an MPS client, 4G, or by card 0=4G,1=2G [all]")
+]
 Workers = Annotated[
     int | None,
     typer.Option(min=0, help="processes that serve requests, over one core; 0 goes by the cores: 1 below 8 [0]"),
@@ -68,6 +82,10 @@ def up(
     engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
     engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,
     engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
+    mps: Mps = None,
+    mps_directory: MpsDirectory = None,
+    mps_active_thread_percentage: MpsThreads = None,
+    mps_pinned_memory: MpsMemory = None,
     model_repository: Repositories = None,
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
     batching: Batching = None,
@@ -102,7 +120,8 @@ def up(
     [1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], grpc_max_connection_age_s [0, any; older ones
     take no new calls, so that clients connect anew], head_timeout_s [10], write_timeout_s [30], decoders [one a core],
     decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none], client_shm_lease_s [3600, of a
-    region that nobody uses], canary_interval_s [5], canary_failures [3].
+    region that nobody uses], canary_interval_s [5], canary_failures [3]. Nor has gpu_metrics [auto: the cards' activity
+    by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     try:
@@ -124,7 +143,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
         os.environ.pop(secret, None)  # no child needs it, and models can read theirs
     check_access(settings)
     allow_open_files()
-    choice = choose_engine(settings)
+    choice = choose_sharing(choose_engine(settings))
     return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
 
 

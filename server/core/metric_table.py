@@ -150,5 +150,66 @@ TABLE = (
         Kind.READ_GAUGE,
         "1 while an MPS daemon listens in CUDA_MPS_PIPE_DIRECTORY, as seen in the last 30 s; only where that is set.",
     ),
+    Declaration(
+        "gpu_up", Kind.READ_GAUGE, "1 for a card that answers, 0 for one that is lost or must be reset.", ("gpu",)
+    ),
+    Declaration(
+        "gpu_sm_activity",
+        Kind.READ_GAUGE,
+        "SMs with work, of all SMs, over the last second; source: gpm (NVML, Hopper and later) or dcgm (an exporter).",
+        ("gpu", "source"),
+    ),
+    Declaration("gpu_sm_occupancy", Kind.READ_GAUGE, "Resident warps, of those that would fit.", ("gpu", "source")),
+    Declaration("gpu_tensor_activity", Kind.READ_GAUGE, "Tensor pipes that work, of all.", ("gpu", "source")),
+    Declaration(
+        "gpu_memory_bandwidth_activity",
+        Kind.READ_GAUGE,
+        "Of what the card's memory can carry, the part that it carries.",
+        ("gpu", "source"),
+    ),
+    Declaration(
+        "gpu_nvdec_activity", Kind.READ_GAUGE, "Use of the card's video decoders, their mean.", ("gpu", "source")
+    ),
+    Declaration(
+        "gpu_nvjpg_activity", Kind.READ_GAUGE, "Use of the card's JPEG decoders, their mean.", ("gpu", "source")
+    ),
+    Declaration(
+        "gpu_kernel_running_share",
+        Kind.READ_GAUGE,
+        "nvidia-smi's util: share of time in which any kernel ran, however little of the card it used.",
+        ("gpu",),
+    ),
+    Declaration(
+        "gpu_process_memory_bytes",
+        Kind.READ_GAUGE,
+        "Memory of the card that a process holds; processes go by Triton's instance or by program.",
+        ("gpu", "process"),
+    ),
+    Declaration(
+        "gpu_process_time_share",
+        Kind.READ_GAUGE,
+        "Share of time in which a kernel of the process ran, as far as NVML tells; under MPS they overlap.",
+        ("gpu", "process"),
+    ),
+    Declaration(
+        "gpu_xid_errors_total",
+        Kind.READ_COUNTER,
+        "Xid errors that the driver reported since the start.",
+        ("gpu", "xid"),
+    ),
+    Declaration("mps_clients", Kind.READ_GAUGE, "Processes of the engine that compute under MPS; with --mps only."),
+    Declaration(
+        "mps_unattached_processes",
+        Kind.READ_GAUGE,
+        "Processes of the engine that compute beside MPS, by turns with all others; with --mps only.",
+    ),
+    Declaration(
+        "mps_restarts_total",
+        Kind.READ_COUNTER,
+        "Times that every client was restarted since MPS's daemon, its server or a client's fault had ended them.",
+    ),
+    Declaration(
+        "mps_recovery_seconds", Kind.READ_GAUGE, "From the last such end, as it was seen, until requests were served."
+    ),
     Declaration("build_info", Kind.READ_GAUGE, "Always 1; which version serves.", ("version",)),
 )

@@ -16,13 +16,21 @@ MAX_LINE_BYTES = 4 << 20  # GatewayReady names every model that cannot be served
 
 @dataclass(frozen=True, slots=True)
 class EngineNews:
-    """Parent → gateway. is_running: whether the engine's process answered its parent's probe."""
+    """Parent → gateway. is_running: whether the engine's process answered its parent's probe.
+
+    mps_…: of the MPS beside it, where there is one: its processes that are clients, and that compute without it; how
+    often all were restarted because of it, and how long the last time took until requests were served again.
+    """
 
     is_running: bool
     reason: str
     restarts: int
     gateway_restarts: int = 0
     front_restarts: int = 0
+    mps_clients: int = 0
+    mps_beside: int = 0
+    mps_restarts: int = 0
+    mps_recovery_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

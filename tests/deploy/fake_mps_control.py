@@ -1,14 +1,19 @@
-"""Stands in for nvidia-cuda-mps-control: what deploy/mps's scripts can see of it, as it was seen on an H200.
+"""Stands in for nvidia-cuda-mps-control: what our programs can see of it, as it was seen on an H200.
 
 `-f` is the daemon: it binds `control` in CUDA_MPS_PIPE_DIRECTORY, leaves it there when it is killed, ends on SIGTERM
-or `quit`, and tells of each command on standard output; for the tests also in the file `said`. Without arguments it
-hands the lines of standard input to the daemon and prints the answers. FAKE_MPS_SICK names what is wrong with it: deaf
-(SIGTERM and quit do nothing), slow (it starts late), dead (it ends at once).
+or `quit`, and tells of each command on standard output; for the tests also in the file `said`. `-d` leaves such a one
+in the background. Without arguments it hands the lines of standard input to the daemon and prints the answers.
+
+Clients are the living processes whose ids stand in the file `clients` of its directory; with the first of them there
+is a server. The word in the file `state` is that server's; FAULT goes when the last client has. FAKE_MPS_SICK names
+what is wrong: deaf (SIGTERM and quit do nothing), slow (it starts late), dead (it ends at once), mute (no answer ever
+comes), foreign (it speaks another protocol).
 """
 
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +26,36 @@ FILES = ("control_lock", "control_privileged", "log", "nvidia-cuda-mps-control.p
 def tell(words: str) -> None:
     sys.stdout.write(f"[Control {os.getpid()}] {words}\n")
     sys.stdout.flush()
+
+
+def lives(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def clients() -> list[str]:
+    file = PIPES / "clients"
+    return [pid for pid in file.read_text().split() if lives(pid)] if file.exists() else []
+
+
+def state() -> str:
+    file = PIPES / "state"
+    if file.exists() and not clients():
+        file.unlink()
+    return file.read_text().strip() if file.exists() else "ACTIVE"
+
+
+def answer_about_clients(words: list[str]) -> str | None:
+    """The server is the daemon itself, under its own number."""
+    if words[0] == "get_server_list":
+        return str(os.getpid()) if (PIPES / "clients").exists() else ""
+    if words[0] == "get_server_status":
+        return state()
+    if words[0] == "get_client_list":
+        return "\n".join(clients())
+    return None
 
 
 def daemon() -> int:
@@ -43,6 +78,10 @@ def daemon() -> int:
         caller, _ = door.accept()
         with caller:
             words = caller.recv(4096).decode().split()
+            if not words:  # somebody looked whether it listens
+                continue
+            if SICK == "mute":
+                time.sleep(60)
             with log.open("a") as lines:
                 lines.write(" ".join(words) + "\n")
             tell(f"Cmd:{' '.join(words)}")
@@ -52,7 +91,9 @@ def daemon() -> int:
             if words[0] == "set_default_active_thread_percentage":
                 threads = float(words[1])
             refused = words[0] == "set_default_device_pinned_mem_limit" and words[1] == "7"
-            caller.send(b"1 no such device" if refused else f"0 {threads}".encode())
+            told = answer_about_clients(words)
+            told = told if told is not None else "no such command" if SICK == "foreign" else f"{threads}"
+            caller.send(b"1 no such device" if refused else f"0 {told}".encode())
 
 
 def client() -> int:
@@ -70,4 +111,14 @@ def client() -> int:
     return code
 
 
+def background() -> int:
+    subprocess.Popen(
+        [sys.executable, "-S", "-I", __file__, "-f"], start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return 0
+
+
+if "-d" in sys.argv:
+    sys.exit(background())
 sys.exit(daemon() if "-f" in sys.argv else client())

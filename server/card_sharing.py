@@ -1,0 +1,206 @@
+"""A card shared under MPS, as the stack runs it: decided before anything starts, then a daemon beside Triton."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from server.backends import triton_launch
+from server.backends.reaper import ENGINE_ID_VARIABLE, RunDirectory, reap
+from server.backends.triton_runtime import Launch
+from server.backends.triton_status import EngineState, EngineStatus
+from server.gpu.mps import PIPE_DIRECTORY, daemon_listens
+from server.gpu.mps.control import PROGRAM, find_program
+from server.gpu.mps.course import EngineSeen
+from server.gpu.mps.daemon import Daemon, ForeignDaemon, Hold, OwnDaemon, server_program
+from server.gpu.mps.errors import MpsUnavailable
+from server.gpu.mps.limits import ModelClients, too_many_clients, unlimited
+from server.gpu.mps.options import MpsOptions
+from server.gpu.mps.processes import holding, marked
+from server.gpu.mps.supervisor import EngineHandle, MpsSupervisor
+from server.gpu.nvml import Reading, read_cards
+from server.logs import get_logger
+
+log = get_logger("mps")
+
+
+@dataclass(frozen=True, slots=True)
+class MpsAsked:
+    """What the settings say. is_must: it is refused to start where MPS cannot be had. directory: None for our own."""
+
+    is_must: bool
+    directory: Path | None = None
+    active_thread_percentage: int = 0
+    pinned_memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsPlan:
+    """asked: with the directory of a daemon that somebody else runs, or of ours where one was said."""
+
+    asked: MpsAsked
+    program: str
+    is_foreign: bool
+    card_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a plan depends on. program: NVIDIA's control program, empty where there is none on PATH."""
+
+    reading: Reading
+    program: str
+    environ: Mapping[str, str]
+    uid: int
+
+
+def this_machine() -> Machine:
+    """Asks NVML, for its deadline at most."""
+    return Machine(read_cards(), find_program(), os.environ, os.geteuid())
+
+
+def plan_mps(asked: MpsAsked, wanted: Sequence[ModelClients], machine: Machine) -> MpsPlan:
+    """How MPS is had here. wanted: the models' processes. Raises MpsUnavailable."""
+    if not machine.reading.cards:
+        raise MpsUnavailable("MPS shares a GPU and this machine has none; leave --mps out, or see penstock doctor")
+    if not machine.program:
+        raise MpsUnavailable(
+            f"{PROGRAM} is not on PATH; it comes with NVIDIA's driver, and into a container with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+    refusal = too_many_clients(wanted, machine.reading)
+    if refusal:
+        raise MpsUnavailable(refusal)
+    told = machine.environ.get(PIPE_DIRECTORY, "")
+    directory = asked.directory or (Path(told) if told else None)
+    is_foreign = directory is not None and (asked.directory is None or daemon_listens(directory))
+    if is_foreign and directory is not None:
+        _check_foreign(asked, directory, machine.uid)
+    else:
+        _check_own(asked, machine)
+    plan = replace(asked, directory=directory)
+    return MpsPlan(plan, machine.program, is_foreign, len(machine.reading.cards))
+
+
+def _check_foreign(asked: MpsAsked, directory: Path, uid: int) -> None:
+    if asked.active_thread_percentage or asked.pinned_memory:
+        raise MpsUnavailable(
+            f"the MPS daemon in {directory} is somebody else's, who sets its clients' limits; leave out "
+            "--mps-active-thread-percentage and --mps-pinned-memory"
+        )
+    try:
+        owner = (directory / "control").stat().st_uid
+    except OSError:
+        return
+    if owner not in (0, uid):
+        raise MpsUnavailable(
+            f"user {owner} runs the MPS daemon in {directory} and we are user {uid}: it serves one user at a time; "
+            "start both as the same user"
+        )
+
+
+def _check_own(asked: MpsAsked, machine: Machine) -> None:
+    if not server_program(machine.program):
+        raise MpsUnavailable("nvidia-cuda-mps-server is not on PATH; it comes with NVIDIA's driver")
+    why = unlimited(machine.reading.cards)
+    if why and (asked.active_thread_percentage or asked.pinned_memory):
+        raise MpsUnavailable(f"{why}; leave out --mps-active-thread-percentage and --mps-pinned-memory")
+    if why and not asked.is_must:
+        raise MpsUnavailable(f"{why} and none is kept from another's memory; --mps on takes it so")
+    if why:
+        log.warning("MPS without isolation", reason=f"{why} and none is kept from another's memory")
+
+
+class CardSharing:
+    """MPS beside one engine. `start` it before the engine, whose starts wait for it; `aclose` it last.
+
+    claim: for a run directory, which a daemon of ours has of its own: the engine's is cleared with each of its deaths.
+    """
+
+    def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
+        self.is_must = plan.asked.is_must
+        self._run_dir = None if plan.is_foreign else claim()
+        self._daemon = compose_daemon(plan, self._run_dir)
+        self._supervisor: MpsSupervisor | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Of the daemon's pipes."""
+        return self._daemon.options.directory
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a daemon for the engine to be a client of."""
+        return self.task is not None
+
+    async def start(self, engine: EngineHandle) -> None:
+        """Returns when clients may start. Raises MpsError."""
+        supervisor = MpsSupervisor(self._daemon, engine, must_attach=self.is_must)
+        await supervisor.start()
+        self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
+
+    async def until_clients_may_start(self) -> None:
+        """For the engine, before each of its starts."""
+        if self._supervisor is not None:
+            await self._supervisor.until_clients_may_start()
+
+    def shared(self, launch: Launch) -> Launch:
+        """The launch of an engine that becomes a client, and so do all processes that it starts."""
+        return replace(launch, env=self._daemon.options.client_environ(launch.env))
+
+    async def aclose(self) -> None:
+        """Ends the daemon where it is ours, and all it left. Harmless when called again."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+        await self._daemon.stop()
+        if self._run_dir is not None:
+            self._run_dir.release()
+
+
+def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
+    """The plan's. run_dir: of a daemon of ours: what it leaves is known by its id, and cleared away."""
+    if plan.is_foreign or run_dir is None:
+        return ForeignDaemon(MpsOptions(plan.asked.directory or Path()), program=plan.program)
+    options = MpsOptions(
+        plan.asked.directory or run_dir.path, plan.asked.active_thread_percentage, plan.asked.pinned_memory
+    )
+    engine_id = run_dir.engine_id
+    hold = Hold(
+        plan.program,
+        bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
+        environ={**_without_ours(os.environ), ENGINE_ID_VARIABLE: engine_id},
+        clear=lambda: reap(engine_id),
+        card_count=plan.card_count,
+    )
+    return OwnDaemon(options, hold, emit=log.log)
+
+
+def _without_ours(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith("PENSTOCK_")}
+
+
+def engine_eyes(
+    engine_id: str, status: Callable[[], EngineStatus | None], serves: Callable[[], Awaitable[bool]]
+) -> Callable[[bool], Awaitable[EngineSeen]]:
+    """Looks at the engine with that id: its processes, and, where it is asked for, whether requests are served."""
+    mark = f"{ENGINE_ID_VARIABLE}={engine_id}"
+
+    async def look(asks_serving: bool) -> EngineSeen:
+        now = status()
+        if now is None or now.pid is None:
+            return EngineSeen()
+        ours, computing = await asyncio.to_thread(_processes, mark)
+        is_running = now.state is EngineState.RUNNING
+        does_serve = is_running and asks_serving and await serves()
+        return EngineSeen(now.pid, is_running, ours, computing, does_serve)
+
+    return look
+
+
+def _processes(mark: str) -> tuple[frozenset[int], frozenset[int]]:
+    ours = marked(mark)
+    return ours, holding(ours)

@@ -1,0 +1,198 @@
+"""What is decided before anything of the stack starts: who may ask, which engine, which ports, how a card is shared."""
+
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from server.access.keys import KeyRefused, KeyRing, key_of_hashed
+from server.access.rules import AccessFileError, AccessRules, NoKeysYet, read_access_file
+from server.backends.config_pbtxt import gpu_instances
+from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
+from server.backends.shell_paths import is_special
+from server.backends.triton_ports import pick_free_ports
+from server.backends.triton_runtime import TritonRuntime, TritonUnavailable, default_environment, find_triton
+from server.card_sharing import MpsAsked, MpsPlan, plan_mps, this_machine
+from server.gpu.mps.errors import MpsUnavailable
+from server.gpu.mps.limits import ModelClients
+from server.local.running import run_folders
+from server.logs import get_logger
+from server.rest.listener import PortTaken, bind
+from server.settings import Settings
+
+log = get_logger("stack")
+
+
+class CannotStart(Exception):
+    """The stack cannot start. The message is one sentence with the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """settings: with engine and MPS said outright, never `auto`. triton: the one to start, None where none is.
+
+    mps: how it shares its card, None where without MPS.
+    """
+
+    settings: Settings
+    triton: TritonRuntime | None = None
+    mps: MpsPlan | None = None
+
+
+def check_access(settings: Settings) -> None:
+    """Raises CannotStart where strangers could do everything or nobody anything, and where keys cannot be read."""
+    if settings.is_exposed:
+        raise CannotStart(
+            f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
+            "keys new NAME --file access.toml` and give --access-file access.toml, or say what all may do with "
+            "--anonymous infer,read"
+        )
+    if not settings.has_keys and not settings.anonymous_roles:
+        raise CannotStart(
+            "nobody may do anything: --anonymous is none and there are no API keys; set PENSTOCK_API_KEYS to "
+            "NAME:ROLE+ROLE:SECRET (PENSTOCK_API_KEY, without an S, is what a client sends), or give --access-file"
+        )
+    try:
+        rules = _rules_at_start(settings.access_file) if settings.access_file is not None else AccessRules()
+        KeyRing((*map(key_of_hashed, settings.api_keys), *rules.keys))
+    except (AccessFileError, KeyRefused) as error:
+        raise CannotStart(str(error)) from error
+
+
+def _rules_at_start(file: Path) -> AccessRules:
+    """The file's; none of a file that waits for its first key, which counts once it is in. Raises AccessFileError."""
+    try:
+        return read_access_file(file)
+    except NoKeysYet as error:
+        log.warning(f"nobody has a key: {error}")
+        return AccessRules()
+
+
+def choose_engine(settings: Settings) -> EngineChoice:
+    """Decided here, once for every process of the stack. Raises CannotStart where Triton is asked for and absent."""
+    if settings.engine_is_external or settings.engine_is_embedded:
+        return EngineChoice(settings)
+    environment = settings.engine_environment or default_environment(Path(sys.prefix))
+    try:
+        triton = find_triton(environment=environment)
+    except TritonUnavailable as error:
+        if settings.engine == "triton":
+            raise CannotStart(str(error)) from error
+        log.info(f"engine: embedded, since {error}")
+        return EngineChoice(settings.model_copy(update={"engine": "embedded"}))
+    return EngineChoice(settings.model_copy(update={"engine": "triton"}), triton)
+
+
+def choose_sharing(choice: EngineChoice) -> EngineChoice:
+    """With the plan for MPS where it is wanted; `auto` does without where it cannot be had. Raises CannotStart."""
+    settings = choice.settings
+    if settings.mps == "off":
+        return choice
+    without = replace(choice, settings=settings.model_copy(update={"mps": "off"}))
+    is_must = settings.mps == "on"
+    try:
+        if choice.triton is None:
+            raise MpsUnavailable(
+                "MPS shares a GPU among Triton's models, and no Triton is started here; leave --mps out"
+            )
+        asked = MpsAsked(
+            is_must, settings.mps_directory, settings.mps_active_thread_percentage, settings.mps_pinned_memory
+        )
+        plan = plan_mps(asked, _model_clients(settings), this_machine())
+    except MpsUnavailable as error:
+        if is_must:
+            raise CannotStart(str(error)) from error
+        log.info(f"without MPS, since {error}")
+        return without
+    return replace(choice, settings=settings.model_copy(update={"mps": "on"}), mps=plan)
+
+
+def _model_clients(settings: Settings) -> list[ModelClients]:
+    """What the models that will be loaded ask of a card; a config that cannot be read asks for nothing."""
+    return [
+        ModelClients(config.parent.name, row.count, row.cards)
+        for repository in settings.repositories
+        for config in sorted(repository.glob("*/config.pbtxt"))
+        if settings.models is None or config.parent.name in settings.models
+        for row in gpu_instances(config)
+    ]
+
+
+def resolve_ports(settings: Settings) -> Settings:
+    """The settings with real port numbers, each tried now. Raises CannotStart where one is taken."""
+    names = ["http_port", "grpc_port", "metrics_port"]
+    if settings.engine_has_process:
+        names += ["engine_http_port", "engine_grpc_port", "engine_metrics_port"]
+    held: list[socket.socket] = []
+    ports: dict[str, int] = {}
+    try:
+        for name in names:
+            host = "127.0.0.1" if name.startswith("engine") else settings.host
+            port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
+            listener = bind(host, port, flag="--" + name.replace("_", "-"))
+            held.append(listener)
+            ports[name] = listener.getsockname()[1]
+    except PortTaken as error:
+        raise CannotStart(str(error)) from error
+    finally:
+        for listener in held:
+            listener.close()
+    return settings.model_copy(update=ports)
+
+
+def check_repositories(settings: Settings) -> tuple[Path, ...]:
+    """The model repositories that can be read.
+
+    Raises CannotStart where one is missing, where a model stands in two, or has a name that Triton cannot start: the
+    same repository is to run on every engine.
+    """
+    home = settings.home_path / "models"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("no folder for pulled models; only shipped ones are served", path=str(home), reason=error.strerror)
+    owners: dict[str, Path] = {}
+    repositories = tuple(path for path in settings.repositories if path != home or home.is_dir())
+    for repository in repositories:
+        try:
+            names = sorted(
+                item.name for item in repository.iterdir() if item.is_dir() and not item.name.startswith(".")
+            )
+        except OSError as error:
+            raise CannotStart(
+                f"the model repository {repository} cannot be read ({error.strerror}); "
+                "give an existing folder with --model-repository"
+            ) from error
+        for name in names:
+            if is_special(name):
+                raise CannotStart(
+                    f"Triton cannot start a model whose folder is named {name!r}, as the one in {repository}; "
+                    "rename it, with no spaces and none of a shell's signs"
+                )
+            if name in owners:
+                raise CannotStart(
+                    f"the model {name!r} stands in {owners[name]} and in {repository}; remove one, names must be unique"
+                )
+            owners[name] = repository
+    unknown = set(settings.models or ()) - set(owners)
+    if unknown and not settings.engine_is_external:
+        raise CannotStart(
+            f"no model {min(unknown)!r} in {', '.join(map(str, repositories))}; "
+            f"there are {', '.join(sorted(owners)) or 'none'}"
+        )
+    return repositories
+
+
+def claim_run_dir() -> RunDirectory:
+    """A private folder for this run; what a killed former stack left is cleared away. Raises CannotStart."""
+    base = run_folders()
+    try:
+        run_dir, swept = claim_run_directory(base)
+    except (OSError, RunDirectoryRefused) as error:
+        raise CannotStart(f"no folder for this run under {base} ({error}); set TMPDIR to one that is yours") from error
+    for found in swept:
+        if found.killed or found.regions:
+            log.warning(
+                "cleared away what a killed stack left", processes=len(found.killed), regions=len(found.regions)
+            )
+    return run_dir

@@ -1,0 +1,119 @@
+"""Asks an MPS control daemon, through NVIDIA's own program: what is between the two is nobody else's."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from server.gpu.mps.errors import MpsError
+from server.gpu.mps.presence import PIPE_DIRECTORY, daemon_listens
+from server.gpu.mps.status import DaemonStatus, Server, pids_of, state_of
+
+PROGRAM = "nvidia-cuda-mps-control"
+PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"  # of drivers that know a third one, with other commands, on request
+OUR_PROTOCOL = "2"
+ANSWER_S = 5.0
+_THREADS = "get_default_active_thread_percentage"
+
+
+class Control:
+    """The daemon of one pipe directory. Every question leaves two lines in its log.
+
+    program: NVIDIA's, a path or a name on PATH. environ: what it starts with, ours by default.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        program: str = PROGRAM,
+        environ: Mapping[str, str] | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.directory = directory
+        self._program = program
+        inherited = os.environ if environ is None else environ
+        self._environ = {**inherited, PIPE_DIRECTORY: str(directory), PROTOCOL_VARIABLE: OUR_PROTOCOL}
+        self._answer_s = answer_s
+
+    @property
+    def listens(self) -> bool:
+        """Whether somebody takes connections on its socket. Returns at once; a daemon that hangs listens, too."""
+        return daemon_listens(self.directory)
+
+    async def ask(self, command: str) -> str:
+        """The daemon's answer. Raises MpsError where there is none within the time, and where it refuses."""
+        process = await self._started()
+        try:
+            async with asyncio.timeout(self._answer_s):
+                out, _ = await process.communicate(f"{command}\n".encode())
+        except TimeoutError:
+            raise MpsError(
+                f"the MPS daemon at {self.directory} does not answer {command!r} within {self._answer_s:g} s; "
+                "it hangs: end it and its servers with kill -9, and start it again"
+            ) from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        answer = out.decode(errors="replace").strip()
+        if process.returncode:
+            raise MpsError(f"the MPS daemon at {self.directory} refuses {command!r}: {answer or process.returncode}")
+        return answer
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._program,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self._environ,
+            )
+        except OSError as error:
+            raise MpsError(
+                f"{self._program} cannot be run ({error.strerror}); it comes with NVIDIA's driver, and into a "
+                "container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            ) from error
+
+    async def threads(self) -> float:
+        """A client's default share of a card's threads, percent. Raises MpsError, also for a daemon of another tongue.
+
+        It is the daemon's sign of life, and tells which protocol it speaks.
+        """
+        answer = await self.ask(_THREADS)
+        try:
+            return float(answer.split()[-1]) if answer else float("nan")
+        except ValueError:
+            raise MpsError(
+                f"the MPS daemon at {self.directory} answers {answer.splitlines()[0][:80]!r} to {_THREADS}: it speaks "
+                f"another protocol; start it with {PROTOCOL_VARIABLE}={OUR_PROTOCOL}"
+            ) from None
+
+    async def status(self, *, asks_threads: bool = False) -> DaemonStatus:
+        """What it says of itself, its servers and their clients. One that does not answer is down, with the reason."""
+        if not self.listens:
+            return DaemonStatus(is_up=False, reason=f"no MPS daemon listens in {self.directory}")
+        try:
+            pids = pids_of(await self.ask("get_server_list"))
+            servers = tuple([await self._server(pid) for pid in pids])
+            threads = await self.threads() if asks_threads else None
+            return DaemonStatus(is_up=True, servers=servers, threads=threads)
+        except MpsError as error:
+            return DaemonStatus(is_up=False, reason=str(error))
+
+    async def _server(self, pid: int) -> Server:
+        """One that ends between the questions has no clients."""
+        state, clients = "", ""
+        with contextlib.suppress(MpsError):
+            state = await self.ask(f"get_server_status {pid}")
+            clients = await self.ask(f"get_client_list {pid}")
+        return Server(pid, state_of(state), pids_of(clients))
+
+
+def find_program(search_path: str | None = None) -> str:
+    """The control program's path; empty where it is not on the search path (None: this process's PATH)."""
+    return shutil.which(PROGRAM, path=search_path) or ""

@@ -1,0 +1,9 @@
+"""What MPS is refused for, and how it fails."""
+
+
+class MpsError(Exception):
+    """MPS does not do what is asked of it. Its text is one sentence for the user: what is wrong, what to do."""
+
+
+class MpsUnavailable(MpsError):
+    """MPS cannot be had here: no GPU, no control program, or a setting that this card cannot keep."""
