@@ -74,7 +74,10 @@ class EngineWatch:
         ask_restart: Callable[[str], None] | None = None,
         refuse: Callable[[ModelConfig], str] | None = None,
     ) -> None:
-        """refuse: why a model of that config is not served here though the engine would; empty where it is."""
+        """refuse: why a model of that config is not served here though the engine would; empty where it is.
+
+        The attribute `hindrance`, which a composer may set, says why the engine cannot serve though it answers.
+        """
         self._backend = backend
         self._options = options
         self._ask_restart = ask_restart
@@ -92,6 +95,7 @@ class EngineWatch:
         self._removed: set[str] = set()
         self._wake = asyncio.Event()
         self._greetings = 0
+        self.hindrance: Callable[[], str] = lambda: ""
         self.first_ready = asyncio.Event()
 
     @property
@@ -218,7 +222,14 @@ class EngineWatch:
             late, doubt_s = self._options.late_calls, self._options.doubt_s
             self.mark_down(f"{late} calls in a row were not answered in time, nor was a probe within {doubt_s:g} s")
 
+    @property
+    def has_model_on_gpu(self) -> bool:
+        """Whether a model that serves, or did, runs on one."""
+        return any(known.config is not None and known.config.is_on_gpu for known in self._seen.models.values())
+
     async def _look(self) -> None:
+        if reason := self.hindrance():
+            raise BackendUnavailable(reason)
         if not await self._backend.ready():
             self._health.reset()
             self._set_down(self._seen.reason if not self._seen.is_up else "the engine does not answer")

@@ -30,7 +30,8 @@ class ModelMetadata:
 class ModelConfig:
     """What config.pbtxt says, as far as the gateway decides by it.
 
-    max_batch_size: 0 where the model has no batch dimension. parameters: key → string_value.
+    max_batch_size: 0 where the model has no batch dimension. parameters: key → string_value. is_on_gpu: an instance
+    group says KIND_GPU, as Triton's own answer does wherever it is so.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelConfig:
     has_dynamic_batching: bool = False
     has_sequence_batching: bool = False
     is_ensemble: bool = False
+    is_on_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

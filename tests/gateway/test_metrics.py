@@ -72,6 +72,15 @@ def filled() -> Metrics:
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
     metrics.read("mps_up", lambda: True)
+    for name in ("sm_activity", "sm_occupancy", "tensor_activity", "memory_bandwidth_activity"):
+        metrics.read(f"gpu_{name}", lambda: {("0", "gpm"): 0.5})
+    for name in ("nvdec_activity", "nvjpg_activity"):
+        metrics.read(f"gpu_{name}", lambda: {("0", "dcgm"): 0.25})
+    for name in ("process_memory_bytes", "process_time_share"):
+        metrics.read(f"gpu_{name}", lambda: {("0", "resnet50_0_0"): 1.0})
+    for name in ("up", "kernel_running_share"):
+        metrics.read(f"gpu_{name}", lambda: {("0",): 1.0})
+    metrics.read("gpu_xid_errors_total", lambda: {("0", "79"): 1.0})
     metrics.read("build_info", lambda: {("1.2.3",): 1.0})
     return metrics
 

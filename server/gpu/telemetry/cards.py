@@ -34,7 +34,7 @@ class Cards:
         """Of the time since the last call, or since it was made. A card that fails is a lost one in the line."""
         now = time.monotonic()
         seconds, self._read_at_s = now - self._read_at_s, now
-        return Line(now, seconds, tuple(card.read() for card in self._cards), self._xids())
+        return Line(now, seconds, tuple(card.read() for card in self._cards), self._xids(), has_nvml=True)
 
     def _watched_events(self) -> Any | None:
         nvml = self._nvml

@@ -71,10 +71,11 @@ class Xid(msgspec.Struct, frozen=True):
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """at_s: time.monotonic() when it was read, the same clock in every process of the machine. seconds: the interval
-    before it. why: nothing can be read, for this reason."""
+    before it. has_nvml: NVML answered, and these are all of its cards. why: nothing can be read, for this reason."""
 
     at_s: float
     seconds: float = 0.0
     cards: tuple[CardLoad, ...] = ()
     xids: tuple[Xid, ...] = ()
+    has_nvml: bool = False
     why: str = ""

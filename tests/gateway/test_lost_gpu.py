@@ -1,0 +1,111 @@
+"""FAULTS 71: a card falls off the bus; models on it make the gateway not ready, with the reason, until it is back."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server import engines
+from server.backends.watch import EngineWatch
+from server.core.model import ModelConfig
+from server.engines import compose_telemetry
+from server.gpu.telemetry.reader import TelemetryOptions
+from server.settings import Settings
+from tests.gateway.test_watch import QUICK, ScriptedEngine, until
+
+FAKE_NVML = Path(__file__).parents[1] / "gpu" / "fake_nvml"
+LOST, UNKNOWN_ERROR = 15, 999
+
+
+class EngineOnGpu(ScriptedEngine):
+    """Its model runs on a GPU."""
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        return replace(await super().model_config(model_name, model_version), is_on_gpu=True)
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says what the one card answers from now on; the machine seems to have a driver."""
+    state = tmp_path / "nvml.json"
+    monkeypatch.setenv("FAKE_NVML", str(state))
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_NVML))
+    monkeypatch.setattr(engines, "has_driver", lambda: True)
+    quick = TelemetryOptions(interval_s=0.02, again_s=0.01, absent_s=0.01)
+    monkeypatch.setattr(engines, "TelemetryOptions", lambda dcgm_url: replace(quick, dcgm_url=dcgm_url))
+
+    def change(**said: Any) -> None:
+        new = state.with_suffix(".new")
+        new.write_text(json.dumps({"cards": [{"uuid": "GPU-a", "util": 1, "gpm": {"2": 1.0}, **said}]}))
+        new.replace(state)
+
+    change()
+    return change
+
+
+@contextlib.asynccontextmanager
+async def watching(engine: ScriptedEngine) -> AsyncIterator[EngineWatch]:
+    """A watch of this engine beside the telemetry that the gateway composes; both are ended."""
+    watch = EngineWatch(engine, QUICK)
+    telemetry = compose_telemetry(Settings(), watch, environment={})
+    assert telemetry is not None
+    tasks = [asyncio.create_task(one.run()) for one in (watch, telemetry)]
+    try:
+        async with asyncio.timeout(20):
+            await watch.first_ready.wait()
+            await until(lambda: telemetry.health.cards)
+            yield watch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_gpu_falls_off_the_bus_gateway_is_not_ready_until_it_is_back(nvml: Callable[..., None]) -> None:
+    """The reason names the card and what to do; once it answers again the engine is greeted anew."""
+    async with watching(EngineOnGpu()) as watch:
+        generation = watch.generation
+        nvml(error=LOST, open_error=UNKNOWN_ERROR)
+        await until(lambda: not watch.is_up)
+        assert watch.reason.startswith("GPU 0 (GPU-a) is lost: ")
+        assert "nvidia-smi --gpu-reset" in watch.reason
+        nvml()
+        await until(lambda: watch.is_up)
+        assert watch.generation == generation + 1
+
+
+async def test_gpu_that_no_model_runs_on_may_fall_off_the_bus(nvml: Callable[..., None]) -> None:
+    """Models on the CPU serve on."""
+    engine = ScriptedEngine()
+    async with watching(engine) as watch:
+        nvml(error=LOST)
+        looks = engine.looks
+        await until(lambda: engine.looks > looks + 20)
+        assert watch.is_up
+
+
+@pytest.mark.parametrize(
+    ("said", "has_driver", "is_told"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"gpu_metrics": "off"}, True, False),
+        ({"engine": "http://elsewhere.example:8000"}, True, False),
+        ({"engine": "http://elsewhere.example:8000", "gpu_metrics": "http://elsewhere.example:9400/m"}, False, True),
+    ],
+)
+def test_cards_are_told_of_where_the_engine_and_a_driver_are(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], has_driver: bool, is_told: bool
+) -> None:
+    """Else no process is started; an exporter is read wherever it is, and its card is not held against the engine."""
+    monkeypatch.setattr(engines, "has_driver", lambda: has_driver)
+    watch = EngineWatch(ScriptedEngine(), QUICK)
+    plain = watch.hindrance
+    telemetry = compose_telemetry(Settings.model_validate(said), watch, environment={})
+    assert (telemetry is not None) == is_told
+    assert (watch.hindrance is plain) == (not is_told or "engine" in said)
