@@ -1,0 +1,241 @@
+"""Sentences a second through a server: OpenNMT's translator asked one at a time, in fours, and in batches.
+
+    python -m deploy.models.opennmt                     # opennmt-random, ONNX on the CPU
+    python -m deploy.models.opennmt --torch             # opennmt-torch-random, FP16; --precision fp32 for the other
+    penstock up …
+    python -m loadtest.bench.gpu.sentences --url http://127.0.0.1:8000 [--json sentences.json]
+
+Every model of the server whose name begins with `opennmt-` is loaded and asked, in a closed loop; a sentence is 25
+words and gets 25. Rounds are interleaved, the order drawn anew each time. The figures of 2017 stand beside: a V100 in
+FP32, batch 4 in a framework and batch 64 with TensorRT 3, so that only a row in FP32 is near to them, and no other card
+is. First every model is asked the same sentences alone and together: how many words agree stands in the table, too.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.bench.closed_loop import Lap, make_lap
+from loadtest.bench.gpu.closed import Lane
+from loadtest.bench.gpu.generators import Generators
+from loadtest.bench.gpu.requests import ask
+from loadtest.bench.report import Spread, conditions, format_table, spread
+from loadtest.bench.wire import BadAnswer, http_infer
+from loadtest.hardware import describe, read_machine
+from loadtest.targets import read_targets
+from server.core.tensor import tensor_from_numpy
+
+PREFIX, INPUT, OUTPUT = "opennmt-", "source", "target"
+WORDS, FIRST_WORD, VOCABULARY = 25, 4, 50_004
+COMPARED = 8  # sentences that are asked alone and among 64
+BATCH = 64
+LOAD_S = 300.0
+REFERENCES = ("opennmt-v100-before", "opennmt-v100")  # rows of targets.toml
+HEAD = ("model, callers × sentences a request", "sentences/s", "p50 ms", "p99 ms", "generator busy")
+Words = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So many callers, each with requests of so many sentences."""
+
+    callers: int
+    sentences: int
+
+
+# alone · as the framework of 2017 · one each, batched by whoever owns the batches · batched by the caller already
+CASES = (Case(1, 1), Case(1, 4), Case(BATCH, 1), Case(2, BATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A model in one case, over the rounds. sentences_per_s: answered. generator_busy: a share of its processes."""
+
+    model: str
+    callers: int
+    sentences: int
+    sentences_per_s: Spread
+    p50_ms: Spread
+    p99_ms: Spread
+    generator_busy: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shares of words. together: the same among 64 as alone. with_first: the same as the first model's, alone."""
+
+    model: str
+    together: float
+    with_first: float
+
+
+def random_sentences(count: int, seed: int) -> Words:
+    """(count, WORDS), full ones."""
+    return np.random.default_rng(seed).integers(FIRST_WORD, VOCABULARY, (count, WORDS))
+
+
+def http_bytes(model: str, words: Words) -> bytes:
+    """A whole HTTP/1.1 request, the numbers as binary data both ways."""
+    request = http_infer(model, tensor_from_numpy(INPUT, words))
+    headers = request.headers | {"Host": "localhost", "Content-Length": str(len(request.body))}
+    lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + request.body
+
+
+def translate(port: int, model: str, words: Words) -> Words:
+    """The server's answer, outside every measured stretch. Raises BadAnswer."""
+    tensor = {"name": INPUT, "datatype": "INT64", "shape": list(words.shape), "data": words.ravel().tolist()}
+    answer = json.loads(ask(port, f"/v2/models/{model}/infer", {"inputs": [tensor]}))
+    (output,) = [output for output in answer["outputs"] if output["name"] == OUTPUT]
+    return np.array(output["data"], np.int64).reshape(output["shape"])
+
+
+def prepare(port: int, wanted: Sequence[str]) -> list[str]:
+    """The models, loaded. wanted: none for all that are there. Raises BadAnswer."""
+    index = json.loads(ask(port, "/v2/repository/index", {}))
+    here = sorted({model["name"] for model in index if model["name"].startswith(PREFIX)})
+    models = list(wanted) or here
+    if not models:
+        raise BadAnswer(f"no model {PREFIX}* in the server's repository: python -m deploy.models.opennmt writes one")
+    ready = {model["name"] for model in index if model.get("state") == "READY"}
+    for model in models:
+        if model not in ready:
+            ask(port, f"/v2/repository/models/{model}/load", {}, timeout_s=LOAD_S)
+    return models
+
+
+def agreements(port: int, models: Sequence[str]) -> list[Agreement]:
+    """How far batches, precisions and engines answer the same words; a rounding error in one changes all after it."""
+    words = random_sentences(BATCH, 7)
+    alone = {model: np.concatenate([translate(port, model, row[None]) for row in words[:COMPARED]]) for model in models}
+    return [
+        Agreement(
+            model,
+            together=float((translate(port, model, words)[:COMPARED] == own).mean()),
+            with_first=float((alone[models[0]] == own).mean()),
+        )
+        for model, own in alone.items()
+    ]
+
+
+def lanes_of(port: int, model: str, case: Case) -> list[Lane]:
+    """Every caller with sentences of its own."""
+    words = random_sentences(case.callers * case.sentences, 1).reshape(case.callers, case.sentences, WORDS)
+    return [Lane(model, port, http_bytes(model, own), case.sentences) for own in words]
+
+
+def measure(port: int, models: Sequence[str], generators: Generators, options: argparse.Namespace) -> list[Result]:
+    """The cases of every model, interleaved. Raises BadAnswer for a request that failed."""
+    laps: dict[tuple[str, Case], list[tuple[Lap, float]]] = {(m, c): [] for m in models for c in CASES}
+    for _ in range(options.rounds):
+        for model, case in random.sample(list(laps), len(laps)):
+            laps[model, case].append(_lap(lanes_of(port, model, case), generators, options))
+            print(".", end="", file=sys.stderr, flush=True)
+    return [_result(model, case, own) for (model, case), own in laps.items()]
+
+
+def _lap(lanes: Sequence[Lane], generators: Generators, options: argparse.Namespace) -> tuple[Lap, float]:
+    """(the lap, how busy the generator was)."""
+    run = generators.closed(lanes, settle_s=options.seconds / 4, seconds=options.seconds)()
+    failed = next((one.failure for one in run.asks if one.failure), "")
+    if failed or not run.asks:
+        raise BadAnswer(f"{lanes[0].name}: {failed or 'no answer within the lap; make --seconds longer'}")
+    busy = run.cpu_s / run.seconds / min(options.processes, len(lanes))
+    return make_lap([one.latency_ms / 1000 for one in run.asks], run.seconds), busy
+
+
+def _result(model: str, case: Case, laps: Sequence[tuple[Lap, float]]) -> Result:
+    return Result(
+        model,
+        case.callers,
+        case.sentences,
+        sentences_per_s=spread([lap.rate * case.sentences for lap, _ in laps]),
+        p50_ms=spread([lap.p50_ms for lap, _ in laps]),
+        p99_ms=spread([lap.p99_ms for lap, _ in laps]),
+        generator_busy=spread([busy for _, busy in laps]),
+    )
+
+
+def references() -> list[str]:
+    """What the figures stand beside, a sentence each."""
+    rows = {target.id: target for target in read_targets()}
+    return [
+        f"{row.title}: {row.figure:g} {row.unit} ({row.conditions})"
+        for row in (rows[name] for name in REFERENCES if name in rows)
+    ]
+
+
+def row_of(result: Result) -> Sequence[object]:
+    """A line of the table."""
+    return (
+        f"{result.model} {result.callers} × {result.sentences}",
+        result.sentences_per_s,
+        f"{result.p50_ms.median:.2f}",
+        f"{result.p99_ms.median:.2f}",
+        f"{result.generator_busy.median:.0%}",
+    )
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.sentences", description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's, or a Triton's, on this machine")
+    parser.add_argument("--model", nargs="+", default=[], metavar="NAME", help=f"all {PREFIX}* without it")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each lap; several times a batch on a CPU")
+    parser.add_argument("--processes", type=int, default=2, help="of the load generator")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[Result], list[Agreement]]:
+    """Conditions, figures, and how far the answers agree. Raises BadAnswer."""
+    port = urlsplit(options.url).port or 80
+    models = prepare(port, options.model)
+    told = conditions() | {
+        "machine": describe(read_machine()),
+        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "how": f"{options.rounds} interleaved rounds of {options.seconds:g} s: median (lowest-highest)",
+    }
+    alike = agreements(port, models)
+    with Generators(options.processes) as generators:
+        return told, measure(port, models, generators, options), alike
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when everything was measured."""
+    options = parse_arguments(arguments)
+    try:
+        told, results, alike = run(options)
+    except BadAnswer as error:
+        print(f"sentences: {error}", file=sys.stderr)
+        return 1
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in told.items()), end="\n\n")
+    print(format_table(HEAD, [row_of(result) for result in results]), end="\n\n")
+    for one in alike:
+        print(
+            f"{one.model}: {one.together:.1%} of the words are the same alone and among {BATCH}, "
+            f"{one.with_first:.1%} the same as {alike[0].model}'s"
+        )
+    print("\n" + "\n".join(references()))
+    if options.json:
+        body = {
+            "conditions": told,
+            "results": [asdict(result) for result in results],
+            "agreement": [asdict(one) for one in alike],
+        }
+        options.json.write_text(json.dumps(body, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

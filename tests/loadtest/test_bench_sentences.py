@@ -1,0 +1,116 @@
+"""The bench of sentences against a server of a few lines, and its ways to end without a figure."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from loadtest.bench.gpu import sentence_program, sentences
+from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
+from loadtest.bench.wire import BadAnswer
+
+PORT = 1
+
+
+class Server:
+    """Answers every word with the next one; `spoilt` answers the first word of every batch wrongly."""
+
+    def __init__(self, states: dict[str, str]) -> None:
+        self.states = states
+        self.loaded: list[str] = []
+
+    def ask(self, port: int, path: str, body: dict[str, list[dict[str, list[int]]]], timeout_s: float = 0) -> bytes:
+        """As loadtest.bench.gpu.requests.ask."""
+        if path == "/v2/repository/index":
+            return json.dumps([{"name": name, "state": state} for name, state in self.states.items()]).encode()
+        if path.endswith("/load"):
+            self.loaded.append(path.split("/")[4])
+            return b"{}"
+        (tensor,) = body["inputs"]
+        words = np.array(tensor["data"]).reshape(tensor["shape"]) + 1
+        if "spoilt" in path and len(words) > 1:
+            words[0] = 0
+        return json.dumps(
+            {"outputs": [{"name": "target", "shape": words.shape, "data": words.ravel().tolist()}]}
+        ).encode()
+
+
+class Callers:
+    """Generators whose callers are answered ten times each in a tenth of a second."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.failure = failure
+        self.lanes: list[Sequence[Lane]] = []
+
+    def closed(self, lanes: Sequence[Lane], *, settle_s: float, seconds: float) -> object:
+        """As Generators.closed."""
+        self.lanes.append(lanes)
+        asks = [Ask(number, 0.0, 100.0, self.failure) for number in range(len(lanes)) for _ in range(10)]
+        return lambda: CallersLap(asks, 1.0, 0.5)
+
+
+def served(monkeypatch: pytest.MonkeyPatch, **states: str) -> Server:
+    """A server with these models, their names with hyphens."""
+    server = Server({name.replace("_", "-"): state for name, state in states.items()})
+    monkeypatch.setattr(sentences, "ask", server.ask)
+    return server
+
+
+def test_sentences_models_of_the_repository_are_loaded_where_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every translator there is, and nothing else."""
+    server = served(monkeypatch, opennmt_b="READY", opennmt_a="UNAVAILABLE", street="UNAVAILABLE")
+    assert sentences.prepare(PORT, []) == ["opennmt-a", "opennmt-b"]
+    assert server.loaded == ["opennmt-a"]
+
+
+def test_sentences_without_a_translator_say_what_writes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table of nothing."""
+    served(monkeypatch, street="READY")
+    with pytest.raises(BadAnswer, match=r"deploy\.models\.opennmt"):
+        sentences.prepare(PORT, [])
+
+
+def test_sentences_answered_otherwise_in_a_batch_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose batches mix up one sentence of eight agrees in seven eighths of the words."""
+    served(monkeypatch)
+    good, spoilt = sentences.agreements(PORT, ["opennmt-good", "opennmt-spoilt"])
+    assert (good.together, good.with_first) == (1.0, 1.0)
+    assert (spoilt.together, spoilt.with_first) == (7 / 8, 1.0)
+
+
+def test_sentences_measured_count_sentences_not_requests() -> None:
+    """Ten answers a second of 64 sentences from two callers are 1,280 sentences; every caller has words of its own."""
+    callers, options = Callers(), sentences.parse_arguments(["--rounds", "2"])
+    results = sentences.measure(PORT, ["opennmt-a"], callers, options)  # type: ignore[arg-type]
+    rates = {(one.callers, one.sentences): one.sentences_per_s.median for one in results}
+    assert rates == {(1, 1): 10, (1, 4): 40, (64, 1): 640, (2, 64): 1280}
+    assert all(one.p50_ms.median == pytest.approx(100) for one in results)
+    widest = max(callers.lanes, key=len)
+    assert len({lane.request for lane in widest}) == len(widest) == 64
+
+
+def test_sentences_refused_are_no_figure() -> None:
+    """One failed request ends the bench with what it said."""
+    options = sentences.parse_arguments([])
+    with pytest.raises(BadAnswer, match="opennmt-a: 503 full"):
+        sentences.measure(PORT, ["opennmt-a"], Callers("503 full"), options)  # type: ignore[arg-type]
+
+
+def test_sentences_stand_beside_the_figures_of_2017_with_their_conditions() -> None:
+    """Both rows of targets.toml, batch sizes and precision in their words."""
+    before, after = sentences.references()
+    assert "26.16 sentences/s" in before
+    assert "batch 4" in before
+    assert "541 sentences/s" in after
+    assert "FP32" in after
+
+
+def test_sentence_program_without_pytorch_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert sentence_program.main([]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
