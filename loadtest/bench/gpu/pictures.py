@@ -57,3 +57,9 @@ def _colors(random: np.random.Generator, shape: tuple[int, int], strength: float
     """(*shape, 3) around 0: mostly brightness, some colour."""
     brightness, color = random.normal(0, _LUMA, (*shape, 1)), random.normal(0, _CHROMA, (*shape, 3))
     return ((brightness + color) * strength).astype(np.float32)
+
+
+if __name__ == "__main__":
+    from loadtest.bench.gpu.picture_rates import main
+
+    main()

@@ -1,0 +1,181 @@
+"""Pictures a second on the GPU by batch size: decoding alone, the kernel alone, both; and how far from the CPU's path.
+
+`python -m loadtest.bench.gpu.pictures` runs it, about half a minute on an H200. Each figure is the median of rounds
+that take turns, with the smallest and the largest behind it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from loadtest.bench.gpu.pictures import photos
+from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
+from server.vision import spec as vision
+from server.vision.decode import decode
+from server.vision.preprocess import prepare
+
+# ResNet-50's usual input, and the same in plain levels of 255.
+NETWORK = PictureSpec(
+    width=224,
+    height=224,
+    fit=Fit.CROP,
+    shorter_side=256,
+    scale=1 / 255,
+    offsets=(123.675, 116.28, 103.53),
+    channel_factors=(1 / 0.229, 1 / 0.224, 1 / 0.225),
+)
+LEVELS = PictureSpec(width=224, height=224, fit=Fit.CROP, shorter_side=256)
+_GATEWAYS = vision.PrepareSpec(width=224, height=224, fit=vision.Fit.CROP, shorter_side=256)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two inputs, in levels of 255, over all values of all pictures."""
+
+    mean: float
+    p99: float
+    largest: float
+
+    def is_within(self, tolerance: "Difference") -> bool:
+        return self.mean <= tolerance.mean and self.p99 <= tolerance.p99 and self.largest <= tolerance.largest
+
+
+def difference(encoded: Sequence[bytes], reader: Any, spec: PictureSpec) -> Difference:
+    """What the reader makes of the pictures, against the gateway's decoder and resize on the CPU. spec: LEVELS'."""
+    import torch
+
+    out = torch.empty((len(encoded), spec.channels, spec.height, spec.width), device="cuda")
+    errors = [error for error in reader.prepare(encoded, out) if error is not None]
+    if errors:
+        raise ValueError(errors[0])
+    expected = np.stack([prepare(decode(one, vision.ColorFormat.RGB), _GATEWAYS)[0] for one in encoded])
+    levels = np.abs(out.cpu().numpy() - expected)
+    return Difference(float(levels.mean()), float(np.percentile(levels, 99)), float(levels.max()))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the tables; --json FILE keeps the figures."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.pictures", description=__doc__)
+    parser.add_argument("--batches", default="1,8,16,32,64,128", help="pictures in a call")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", help="a file for the figures")
+    asked = parser.parse_args(arguments)
+    try:
+        import torch
+        import torchvision  # noqa: F401  what decodes
+    except ImportError as error:
+        parser.exit(2, f"{error.name} is not installed: `make gpu` builds the environment that has it\n")
+    if not torch.cuda.is_available():
+        parser.exit(2, "no NVIDIA GPU that torch can use: nothing is measured\n")
+    batches = [int(word) for word in asked.batches.split(",")]
+    rates = _rates(photos(max(batches)), batches, asked.seconds, asked.rounds)
+    figures = {"rates": rates, "host_us_a_picture": _host_us(), "difference": _differences()}
+    _print(torch.cuda.get_device_name(), figures)
+    if asked.json:
+        with open(asked.json, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=1)
+
+
+def _rates(made: list[bytes], batches: Sequence[int], seconds: float, rounds: int) -> dict[str, dict[int, list[float]]]:
+    """Pictures a second of each way, batch size and round."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for batch in batches:
+        ways = _ways(made[:batch])
+        for _ in range(rounds):
+            for name, way in ways.items():
+                found.setdefault(name, {}).setdefault(batch, []).append(batch * _calls_per_s(way, seconds))
+    return found
+
+
+def _ways(batch: list[bytes]) -> dict[str, Callable[[], Any]]:
+    """What is timed, each a call that ends when the card is done."""
+    import torch
+
+    from server.backends.torch_serving.nvjpeg import decode_jpegs
+    from server.backends.torch_serving.pictures import PictureReader
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    reader = PictureReader(NETWORK, device)
+    out = torch.empty((len(batch), 3, 224, 224), dtype=torch.float16, device=device)
+    out = out.to(memory_format=torch.channels_last)
+    decoded = reader._decode(batch, [reader._header(one) for one in batch])
+
+    def ended(work: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> None:
+            work()
+            torch.cuda.synchronize()
+
+        return call
+
+    return {
+        "decode": ended(lambda: decode_jpegs(batch, device, is_grey=False)),
+        "kernel": ended(lambda: reader._launch(decoded, out)),
+        "both": ended(lambda: reader.prepare(batch, out)),
+    }
+
+
+def _calls_per_s(work: Callable[[], Any], seconds: float) -> float:
+    work()
+    calls, begin = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begin) < seconds:
+        work()
+        calls += 1
+    return calls / spent
+
+
+def _host_us() -> float:
+    """Of Python a picture in a batch of 64, but for the calls into nvJPEG and CUDA."""
+    import torch
+
+    from server.backends.torch_serving.pictures import PictureReader
+
+    made = photos(64)
+    reader = PictureReader(NETWORK, torch.device("cuda", torch.cuda.current_device()))
+    decoded = reader._decode(made, [reader._header(one) for one in made])
+
+    def work() -> None:
+        for one in made:
+            reader._header(one)
+        for found in decoded:
+            reader._row(found)
+
+    return 1e6 / (64 * _calls_per_s(work, 0.2))
+
+
+def _differences() -> dict[str, dict[str, float]]:
+    """By subsampling of the chroma, over 32 photo-like pictures."""
+    import cv2
+    import torch
+
+    from server.backends.torch_serving.pictures import PictureReader
+
+    reader = PictureReader(LEVELS, torch.device("cuda", torch.cuda.current_device()))
+    pixels = [cv2.imdecode(np.frombuffer(one, np.uint8), cv2.IMREAD_COLOR) for one in photos(32, seed=1)]
+    samplings = {"4:4:4": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, "4:2:0": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420}
+    found = {}
+    for name, factor in samplings.items():
+        options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_QUALITY, 92]
+        encoded = [bytes(cv2.imencode(".jpg", one, options)[1]) for one in pixels]
+        found[name] = asdict(difference(encoded, reader, LEVELS))
+    return found
+
+
+def _print(device: str, figures: dict[str, Any]) -> None:
+    rates = figures["rates"]
+    print(f"{device}: pictures/s of photo-like JPEGs (500 x 375, 30 to 110 KB): median (smallest to largest)")
+    print("batch  " + "".join(f"{name:>26}" for name in rates))
+    for batch in next(iter(rates.values())):
+        cells = (rates[name][batch] for name in rates)
+        texts = (f"{statistics.median(one):,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in cells)
+        print(f"{batch:5}  " + "".join(f"{text:>26}" for text in texts))
+    print(f"Python a picture beside the calls: {figures['host_us_a_picture']:.1f} us")
+    for name, one in figures["difference"].items():
+        numbers = f"mean {one['mean']:.3f}, p99 {one['p99']:.1f}, largest {one['largest']:.0f}"
+        print(f"{name} against the CPU's path, levels of 255: {numbers}")
