@@ -107,7 +107,7 @@ def _seconds(run: Callable[[], Any]) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return min(times)
+    return float(min(times))
 
 
 def _sample(spec: EngineSpec, device: Any) -> list[Any]:

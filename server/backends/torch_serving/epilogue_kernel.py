@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[misc]  # triton has no types where these are checked
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types where these are checked
 def bias_and_relu(  # noqa: PLR0913  a kernel takes pointers and sizes
     image: Any,
     bias: Any,
