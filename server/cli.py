@@ -29,6 +29,7 @@ COMMANDS = {
     "video": Command("server.commands.video", "app", "Watch cameras and files: detect, track, count, record."),
     "keys": Command("server.commands.keys", "app", "Make API keys for a gateway that asks for them."),
     "load": Command("server.commands.load", "app", "Run load tests with a verdict against documented targets."),
+    "mps": Command("server.commands.mps", "app", "Share a GPU between processes: CUDA's MPS daemon."),
     "plan": Command("server.commands.plan", "plan", "Say what an engine can serve inside an SLO, replayed."),
     "doctor": Command("server.commands.doctor", "doctor", "Say what this machine has, what is missing, what to do."),
 }

@@ -33,7 +33,7 @@ class Control:
         answer_s: float = ANSWER_S,
     ) -> None:
         self.directory = directory
-        self._program = program
+        self.program = program
         inherited = os.environ if environ is None else environ
         self._environ = {**inherited, PIPE_DIRECTORY: str(directory), PROTOCOL_VARIABLE: OUR_PROTOCOL}
         self._answer_s = answer_s
@@ -67,7 +67,7 @@ class Control:
     async def _started(self) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
-                self._program,
+                self.program,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -75,7 +75,7 @@ class Control:
             )
         except OSError as error:
             raise MpsError(
-                f"{self._program} cannot be run ({error.strerror}); it comes with NVIDIA's driver, and into a "
+                f"{self.program} cannot be run ({error.strerror}); it comes with NVIDIA's driver, and into a "
                 "container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
             ) from error
 

@@ -95,7 +95,8 @@ class OwnDaemon:
                 raise MpsError(
                     f"an MPS daemon runs in {self.options.directory} already; end it, or name another folder"
                 )
-            await asyncio.to_thread(self._make_room)
+            await asyncio.to_thread(self._hold.clear)
+            make_room(self.options.directory)
             await self._launch()
             await self._until_it_answers()
             await self._set_limits()
@@ -128,20 +129,6 @@ class OwnDaemon:
         if self.pid is None:
             raise MpsError("the MPS daemon has ended")
         await self.control.threads()
-
-    def _make_room(self) -> None:
-        directory = self.options.directory
-        if len(str(directory).encode()) > LONGEST_DIRECTORY:
-            raise MpsError(f"{directory} is too long a path for MPS's sockets; name a shorter one with --mps-directory")
-        self._hold.clear()
-        try:
-            (directory / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name in LEFT_BEHIND:
-                (directory / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise MpsError(
-                f"the MPS daemon's folder cannot be made ready: {error}; chown it, or name another with --mps-directory"
-            ) from error
 
     async def _launch(self) -> None:
         try:
@@ -246,6 +233,21 @@ class ForeignDaemon:
     async def status(self) -> DaemonStatus:
         """Looks now."""
         return await self.control.status()
+
+
+def make_room(directory: Path) -> None:
+    """The folder, without what a daemon that was killed left there. Raises MpsError."""
+    if len(str(directory).encode()) > LONGEST_DIRECTORY:
+        raise MpsError(f"{directory} is too long a path for MPS's sockets; name a shorter one")
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (directory / "logs").mkdir(exist_ok=True, mode=0o700)
+        for name in LEFT_BEHIND:
+            (directory / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise MpsError(
+            f"{directory} cannot be made ready for an MPS daemon: {error}; name another, or one that is yours"
+        ) from error
 
 
 def limit_commands(options: MpsOptions, card_count: int) -> Sequence[str]:

@@ -1,0 +1,182 @@
+"""`penstock mps`: an MPS daemon for programs that share a GPU; `penstock up --mps on` has one of its own."""
+
+import asyncio
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from server.commands.terminal import fail, one_line
+from server.gpu.mps import PIPE_DIRECTORY, daemon_listens
+from server.gpu.mps.background import start_background, stop_background
+from server.gpu.mps.control import PROGRAM, Control, find_program
+from server.gpu.mps.errors import MpsError
+from server.gpu.mps.limits import client_limit, mistake_in_memory, unlimited
+from server.gpu.mps.options import MpsOptions
+from server.gpu.mps.status import DaemonStatus
+from server.gpu.nvml import Reading, read_cards
+from server.gpu.telemetry.processes import process_name
+from server.local.running import run_folders
+
+NO_GPU = "MPS shares a GPU and this machine has none; see penstock doctor"
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+Directory = Annotated[
+    Path | None, typer.Option(help="folder of the daemon's pipes [CUDA_MPS_PIPE_DIRECTORY, else one of this user]")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, for programs")]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One daemon, as it is told. client_limit: of a card; 0 where no card answers."""
+
+    directory: str
+    status: DaemonStatus
+    client_limit: int
+
+
+@app.callback()
+def _mps() -> None:
+    """Share a GPU between processes: start, show and stop CUDA's Multi-Process Service.
+
+    `penstock up --mps on` runs a daemon of its own and needs none of this; one that is started here is used by every
+    program with its CUDA_MPS_PIPE_DIRECTORY, `penstock up --mps on` among them.
+    """
+
+
+@app.command(short_help="Start a daemon in the background, and say how programs find it.")
+def start(
+    directory: Directory = None,
+    active_thread_percentage: Annotated[
+        int, typer.Option(min=0, max=100, help="of a card's threads for a client; 0 for all [0]")
+    ] = 0,
+    pinned_memory: Annotated[str, typer.Option(help="of a card's memory for a client, 4G, or by card 0=4G [all]")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start an MPS daemon; its last line is what to set in the programs that are to share the card.
+
+    It is this user's, and so must its clients be. Exit code 2 where there is no GPU, 1 where it does not start.
+    """
+    reading = _cards_or_fail()
+    if mistake := mistake_in_memory(pinned_memory):
+        fail(f"--pinned-memory {mistake}")
+    if (active_thread_percentage or pinned_memory) and (why := unlimited(reading.cards)):
+        fail(f"{why}; leave the limits out")
+    program = find_program()
+    if not program:
+        fail(f"{PROGRAM} is not on PATH; it comes with NVIDIA's driver")
+    run_folders().mkdir(mode=0o700, parents=True, exist_ok=True)
+    options = MpsOptions(directory or _usual_directory(), active_thread_percentage, pinned_memory)
+    try:
+        asyncio.run(start_background(options, program, os.environ, len(reading.cards)))
+    except (MpsError, OSError) as error:
+        fail(str(error), code=1)
+    if as_json:
+        _write(msgspec.json.encode({"directory": str(options.directory), "environment": options.env_vars()}).decode())
+        return
+    _write(f"an MPS daemon runs in {options.directory}; penstock mps stop ends it\n")
+    _write(f"export {PIPE_DIRECTORY}={options.directory}")
+
+
+@app.command(short_help="Show the daemons of this user, their servers and clients.")
+def status(directory: Directory = None, as_json: AsJson = False) -> None:
+    """Show each daemon that listens: the one that was named, or all of this user's, those of running stacks among them.
+
+    Exit code 1 where none answers, 2 where there is no GPU either.
+    """
+    found = [directory] if directory is not None else _listening()
+    reading = read_cards()
+    if not found and not reading.cards:
+        fail(NO_GPU)
+    shown = [Shown(str(place), asyncio.run(_look(place)), _limit(reading)) for place in found]
+    if as_json:
+        _write(msgspec.json.encode({"daemons": [_as_object(one) for one in shown]}).decode())
+    elif shown:
+        _write("\n".join(line for one in shown for line in lines_of(one)))
+    else:
+        _write("no MPS daemon of this user runs: processes on one card take turns; penstock mps start, or up --mps on")
+    if not any(one.status.is_up for one in shown):
+        raise typer.Exit(1)
+
+
+@app.command(short_help="End a daemon that `start` left in the background.")
+def stop(
+    directory: Directory = None,
+    grace_s: Annotated[int, typer.Option(min=0, help="seconds for its clients to end in [10]")] = 10,
+) -> None:
+    """End the daemon and its servers; clients that still compute fail. Exit code 1 where there is none to end."""
+    place = directory or _usual_directory()
+    if not daemon_listens(place):
+        fail(f"no MPS daemon listens in {place}; penstock mps status shows those that do", code=1)
+    if (place / "owner").exists():
+        fail(f"the MPS daemon in {place} belongs to a running `penstock up`; stop that", code=1)
+    try:
+        asyncio.run(stop_background(Control(place), quit_s=grace_s))
+    except MpsError as error:
+        fail(str(error), code=1)
+    _write(f"the MPS daemon in {place} has ended")
+
+
+def lines_of(shown: Shown) -> list[str]:
+    """For a person: the daemon, then each server and each client of it."""
+    status = shown.status
+    if not status.is_up:
+        return [f"{shown.directory}: down: {one_line(status.reason)}"]
+    limit = f", at most {shown.client_limit} a card" if shown.client_limit else ""
+    threads = "" if status.threads is None else f", {status.threads:g} % of the threads for a client by default"
+    lines = [f"{shown.directory}: up, {len(status.clients)} clients{limit}{threads}"]
+    for server in status.servers:
+        lines.append(f"  server {server.pid}: {server.state}")
+        lines += [f"    client {pid}: {one_line(process_name(pid))}" for pid in sorted(set(server.clients))]
+    return lines
+
+
+def _as_object(shown: Shown) -> dict[str, object]:
+    status = shown.status
+    servers = [
+        {**asdict(server), "clients": [{"pid": pid, "name": process_name(pid)} for pid in sorted(set(server.clients))]}
+        for server in status.servers
+    ]
+    return {
+        "directory": shown.directory,
+        "is_up": status.is_up,
+        "reason": status.reason,
+        "active_thread_percentage": status.threads,
+        "client_limit": shown.client_limit or None,
+        "servers": servers,
+    }
+
+
+async def _look(directory: Path) -> DaemonStatus:
+    return await Control(directory).status(asks_threads=True)
+
+
+def _limit(reading: Reading) -> int:
+    return min((client_limit(card.capability, reading.cuda) for card in reading.cards), default=0)
+
+
+def _cards_or_fail() -> Reading:
+    reading = read_cards()
+    if not reading.cards:
+        fail(NO_GPU)
+    return reading
+
+
+def _usual_directory() -> Path:
+    told = os.environ.get(PIPE_DIRECTORY)
+    return Path(told) if told else run_folders() / "mps"
+
+
+def _listening() -> list[Path]:
+    """Where a daemon of this user's listens."""
+    places = dict.fromkeys([_usual_directory(), run_folders() / "mps", *sorted(run_folders().glob("run-*"))])
+    return [place for place in places if daemon_listens(place)]
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()
