@@ -132,6 +132,20 @@ def test_benches_are_judged_by_the_targets(keep: Callable[[str, object], Path]) 
     assert (states["peers-p99"], states["peers-cpu"], states["jpeg-limit"]) == (State.FAIL,) * 3
 
 
+def test_sentences_stand_beside_the_figures_of_a_card_that_they_were_not_measured_on(
+    keep: Callable[[str, object], Path],
+) -> None:
+    """The best way to batch against TensorRT's figure, fours against the framework's: compared, never judged."""
+    rates = {(1, 1): 14, (1, 4): 50, (64, 1): 110, (2, 64): 140}
+    rows = [{"callers": n, "sentences": m, "sentences_per_s": spread(rate)} for (n, m), rate in rates.items()]
+    body = bench("gpu.sentences --json it") | {"results": [{"model": "opennmt-random"} | row for row in rows]}
+    committed = read_committed(TARGETS, keep("sentences-here/sentences.json", body))
+    targets = {row.target.id: row for row in target_rows(TARGETS, committed)}
+    for name, words in (("opennmt-v100", "0.259 of its 541"), ("opennmt-v100-before", "1.91 of its 26.2")):
+        assert targets[name].state is State.NOT_COMPARABLE
+        assert words in targets[name].why
+
+
 def test_targets_show_their_newest_committed_verdict(keep: Callable[[str, object], Path]) -> None:
     """Every target has a row: what judged it last and on what, else what would measure it."""
     keep("tensor-small-a/run.json", judged_run("tensor-small", records=make_run_records(has_beside=True)))
