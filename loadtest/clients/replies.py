@@ -1,5 +1,7 @@
 """What an answer over HTTP or gRPC means: the one mapping from codes to Status, and the text that goes with it."""
 
+import re
+
 import grpc
 import grpc.aio
 import msgspec
@@ -32,6 +34,14 @@ def http_refusal(status: int, body: bytes, sent_bytes: int, *, location: str = "
     return Answer(kind, str(status), reason, sent_bytes, len(body))
 
 
+# gRPC's own sentences for a connection that ends (chttp2_transport.cc and its endpoints): a server that shuts down is
+# heard by the call a moment before the channel knows of it.
+_CONNECTION_ENDED = re.compile(
+    "Cancelling all calls|Socket closed|GOAWAY received|Connection reset|Broken pipe|Stream removed|Transport closed|"
+    "Endpoint read failed|keepalive watchdog timeout|ping timeout|[Ff]ailed to connect",
+)
+
+
 def grpc_refusal(error: grpc.aio.AioRpcError, sent_bytes: int, *, is_connected: bool, is_late: bool) -> Answer:
     """The answer of a call that did not end OK.
 
@@ -42,9 +52,13 @@ def grpc_refusal(error: grpc.aio.AioRpcError, sent_bytes: int, *, is_connected: 
     kind = Status.FAILED
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = Status.TIMEOUT if is_late else Status.REFUSED
-    elif code in REFUSING_GRPC and is_connected:
+    elif code in REFUSING_GRPC and is_connected and not _is_of_the_connection(error):
         kind = Status.REFUSED
     return Answer(kind, code.name, short(error.details() or ""), sent_bytes)
+
+
+def _is_of_the_connection(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() is grpc.StatusCode.UNAVAILABLE and _CONNECTION_ENDED.match(error.details() or "") is not None
 
 
 def reason_of(body: bytes) -> str:

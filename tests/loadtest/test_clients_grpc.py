@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from loadtest.clients import stream as stream_client
 from loadtest.clients.client import Answer, Client, Endpoint
 from loadtest.clients.connect import connect
+from loadtest.clients.replies import grpc_refusal
 from loadtest.results import Status
 from loadtest.scenario import Ask, Kind
 from tests.loadtest.v2_server import Context, V2Server, for_ever, response_to, running_v2_server
@@ -153,6 +154,25 @@ async def test_server_that_goes_is_a_failure_and_no_refusal(ask: Ask) -> None:
     answer = await client.send(1)
     await client.aclose()
     assert (answer.status, answer.code) == (Status.FAILED, "UNAVAILABLE")
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Cancelling all calls", Status.FAILED),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", Status.FAILED),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: UNKNOWN", Status.FAILED),
+        (grpc.StatusCode.UNAVAILABLE, "512 requests in flight (limit 512)", Status.REFUSED),
+        (grpc.StatusCode.UNAVAILABLE, "", Status.REFUSED),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "Socket closed", Status.REFUSED),
+    ],
+)
+def test_end_of_a_connection_is_no_refusal_before_the_channel_knows(
+    code: grpc.StatusCode, words: str, kind: Status
+) -> None:
+    """A call may hear of it first; between the two a busy machine lets many milliseconds pass."""
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), words)
+    assert grpc_refusal(error, 10, is_connected=True, is_late=False).status is kind
 
 
 @pytest.mark.parametrize("ask", [GRPC, STREAM], ids=["call", "stream"])
