@@ -35,6 +35,24 @@ class TritonPythonModel:
         return answers
 '''
 
+HELD = '''"""Answers what it is given once its gate, a file, is there."""
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        while not os.path.exists({gate!r}):
+            time.sleep(0.01)
+        answers = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
+        return answers
+'''
+
 CONFIG = """backend: "python"
 max_batch_size: {max_batch_size}
 input [ {{ name: "x" data_type: {data_type} dims: [ -1 ] }} ]

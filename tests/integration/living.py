@@ -63,13 +63,13 @@ def gateway_of(stack: RunningStack) -> psutil.Process:
     )
 
 
-def infer_slow(stack: RunningStack, ms: float, results: list[int | str]) -> threading.Thread:
+def infer_slow(stack: RunningStack, ms: float, results: list[int | str], model: str = "slow") -> threading.Thread:
     """One REST request that takes so long, in a thread; its status goes to the list."""
 
     def work() -> None:
         body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [ms]}]}
         try:
-            results.append(post_json(f"{stack.http_url}/v2/models/slow/infer", body).status)
+            results.append(post_json(f"{stack.http_url}/v2/models/{model}/infer", body).status)
         except OSError as error:
             results.append(repr(error))
 

@@ -22,11 +22,13 @@ from tests.integration.embedded_stack import write_models as write_embedded_mode
 from tests.integration.ledger import Ledgers, ended, inferences, open_request, page_of, write_ledger
 from tests.integration.living import SLOW_CONFIG, family, infer_slow, inflight, is_serving, wait_for
 from tests.integration.web import Answer, call, post_json
-from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_model
+from tests.tiny_models import CONFIG, HELD, IDENTITY, SLOW, write_model
 
 pytestmark = pytest.mark.xdist_group("workers")
 
 OWNER = 'parameters { key: "batch_owner" value { string_value: "gateway" } }\n'
+UNASKED = 'parameters { key: "canary" value { string_value: "off" } }\n'
+GATE = "gate"
 X = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
 BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
     "        answers = []\n", "        time.sleep(0.02)\n        answers = []\n"
@@ -36,12 +38,14 @@ BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
 def write_models(folder: Path) -> None:
     """identity is relayed, owned is batched by the gateway and takes 20 ms a call, slow sleeps as long as asked.
 
-    naps is batched by the gateway, sleeps as long as asked, and writes its calls down.
+    held answers once the file GATE is there. naps is batched by the gateway, sleeps as long as asked, and writes its
+    calls down.
     """
     config = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
     write_model(folder, "identity", IDENTITY, config)
     write_model(folder, "owned", BATCHED, config + OWNER)
     write_model(folder, "slow", SLOW, SLOW_CONFIG)
+    write_model(folder, "held", HELD.format(gate=str(folder.parent / GATE)), SLOW_CONFIG + UNASKED)
     write_ledger(folder.parent, "naps")
 
 
@@ -156,7 +160,13 @@ def test_what_a_front_does_not_serve_comes_from_the_core_as_it_is(workers: Runni
     url = workers.http_url.removeprefix("http://")
     with tritonclient.http.InferenceServerClient(url) as client:
         assert client.get_server_metadata()["name"] == "triton"
-        assert {row["name"] for row in client.get_model_repository_index()} == {"identity", "naps", "owned", "slow"}
+        assert {row["name"] for row in client.get_model_repository_index()} == {
+            "held",
+            "identity",
+            "naps",
+            "owned",
+            "slow",
+        }
         assert client.get_model_config("owned")["max_batch_size"] == 8
         assert client.is_model_ready("identity")
         for _ in range(5):  # each front knows of it before the answer comes
@@ -258,12 +268,13 @@ def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: Run
         killed, neighbour = part_of(workers, "front-1"), part_of(workers, "front-2")
         counted, restarts = metric(workers, series), metric(workers, "penstock_front_restarts_total")
         results: list[int | str] = []
-        threads = [infer_slow(workers, 1000, results) for _ in range(4)]
+        threads = [infer_slow(workers, 0, results, "held") for _ in range(4)]  # until the gate is open
         wait_for(lambda: inflight(workers) == 4, 10, "four requests in flight")
         killed.kill()
         assert neighbours.infer() == 200
         with pytest.raises((http.client.HTTPException, OSError)):
             mine.infer()
+        (workers.home.parent / GATE).touch()
         for thread in threads:
             thread.join(20)
         assert all(result == 200 or isinstance(result, str) for result in results)  # the killed one's have no answer
