@@ -156,7 +156,7 @@ TABLE = (
     Declaration(
         "gpu_sm_activity",
         Kind.READ_GAUGE,
-        "SMs with work, of all SMs, over the last second; source: gpm (NVML, Hopper and later) or dcgm (an exporter).",
+        "SMs with work, of all SMs, over the last 10 s; source: gpm (NVML, Hopper and later) or dcgm (an exporter).",
         ("gpu", "source"),
     ),
     Declaration("gpu_sm_occupancy", Kind.READ_GAUGE, "Resident warps, of those that would fit.", ("gpu", "source")),

@@ -12,10 +12,6 @@ from tests.deploy.promql import metrics_of
 
 # Of a metric that neither a dashboard nor a rule uses: why it is there.
 NOT_USED = {
-    "penstock_mps_unattached_processes": "0 but for the seconds before such processes are restarted, or refused",
-    "penstock_mps_clients": "`penstock mps status` names them; the count tells what the model configs say",
-    "penstock_mps_recovery_seconds": "read after the alert of restarts, not watched",
-    "penstock_mps_restarts_total": "each one is a restart of the engine, which is watched",
     "process_virtual_memory_bytes": "comes with the library's other figures; resident memory is what counts",
 }
 TRITONS_PAGE = MONITORING.parents[1] / "tests" / "deploy" / "triton_metrics.txt"

@@ -81,6 +81,8 @@ def filled() -> Metrics:
     for name in ("up", "kernel_running_share"):
         metrics.read(f"gpu_{name}", lambda: {("0",): 1.0})
     metrics.read("gpu_xid_errors_total", lambda: {("0", "79"): 1.0})
+    for name in ("clients", "unattached_processes", "restarts_total", "recovery_seconds"):
+        metrics.read(f"mps_{name}", lambda: 1)
     metrics.read("build_info", lambda: {("1.2.3",): 1.0})
     return metrics
 

@@ -13,6 +13,7 @@ import pytest
 
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
+from server.core.metric_table import TABLE
 from tests.conftest import RunningStack
 from tests.deploy.metric_tables import MONITORING, external_rows
 from tests.deploy.promql import metrics_of, substituted
@@ -124,6 +125,9 @@ def answering(stack: RunningStack, pages: str, tmp_path_factory: pytest.TempPath
 # Metrics that have no series in a stack to which none of this happened.
 NOT_HERE = {
     "penstock_mps_up": "no MPS daemon is named to the gateway",
+    **dict.fromkeys((f"penstock_{row.name}" for row in TABLE if row.name.startswith("gpu_")), "there is no GPU"),
+    **{f"penstock_mps_{what}": "no --mps" for what in ("clients", "unattached_processes", "restarts_total")},
+    "penstock_mps_recovery_seconds": "no --mps",
     "penstock_replica_up": "one engine has no replicas",
     "penstock_replica_ejections_total": "one engine has no replicas",
     "penstock_key_inflight_requests": "there are no keys",

@@ -1,6 +1,7 @@
 """The GPU, as dcgm-exporter sees it: how much of it works, not only whether it does."""
 
 from deploy.monitoring.build.board import GREEN, ORANGE, RED, Board, Choice, Look, Panel, Query, Row, figure, one
+from deploy.monitoring.build.gpu_of_gateways import MPS, SEEN
 from deploy.monitoring.build.runbook import runbook
 
 CARD = 'Hostname=~"$host", gpu=~"$gpu"'
@@ -174,15 +175,6 @@ BODY = Row(
             Look.STEPS,
             steps=((None, GREEN), (1, RED)),
         ),
-        Panel(
-            "MPS daemon",
-            "Whether it listens, as the gateways see it that share a card through it (CUDA_MPS_PIPE_DIRECTORY is set).",
-            "none",
-            one("min by (instance) (penstock_mps_up)"),
-            Look.STATES,
-            steps=((None, RED), (1, GREEN)),
-            words=(("0", "down", RED), ("1", "up", GREEN)),
-        ),
     ),
 )
 
@@ -211,8 +203,9 @@ PODS = Row(
 GPU = Board(
     "penstock-gpu",
     "Penstock: GPU",
-    "How much of each card works, beside whether it does; its memory, power and errors. Needs dcgm-exporter.",
-    (AT_A_GLANCE, ACTIVITY, BODY, PODS, runbook("gpu")),
+    "How much of each card works, beside whether it does; its memory, power and errors: by dcgm-exporter, and as "
+    "gateways see their own cards by NVML; MPS; each model's part.",
+    (AT_A_GLANCE, ACTIVITY, SEEN, MPS, BODY, PODS, runbook("gpu")),
     (
         Choice("host", "Host", "label_values(DCGM_FI_DEV_GPU_UTIL, Hostname)"),
         Choice("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_UTIL{Hostname=~"$host"}, gpu)'),
