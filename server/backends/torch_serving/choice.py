@@ -1,6 +1,5 @@
 """The quickest way to run a convolutional program on a device, among those that answer as the plain one does."""
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import torch
 
 from .config import EngineSpec
 from .dtypes import network_type
-from .fusing import WAYS, Fusing, fuse_activations
+from .fusing import WAYS, Fusing, copied, fuse_activations
 
 MOST_DIFFERENCE = 0.02  # FP16 has 11 bits, and a residual network adds up dozens of roundings
 _TIMED_RUNS = 5
@@ -69,7 +68,7 @@ def quickest(module: Any, spec: EngineSpec, device: Any) -> Choice:
 
 def _fused(module: Any, way: Fusing) -> Any:
     """A copy of the graph over the same weights; None where there is nothing to fuse."""
-    fused = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    fused = copied(module)
     return fused if fuse_activations(fused, way) else None
 
 

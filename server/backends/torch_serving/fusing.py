@@ -6,7 +6,9 @@ convolution itself (cuDNN), or in one kernel after it. Which of them is quickest
 the device (choice.py).
 """
 
+import copy
 import operator
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +95,13 @@ def _fold(module: Any, convolution: Any, node: Any) -> None:
             node.replace_all_uses_with(convolution)
         elif user is not node and user.target is operator.getitem:
             user.replace_all_uses_with(convolution)
+
+
+def copied(module: Any) -> Any:
+    """A copy of the graph over the same weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch copies classes of its own that it has deprecated
+        return torch.fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
 def fuse_activations(module: Any, fusing: Fusing) -> int:

@@ -33,7 +33,7 @@ def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
 
     Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration.
     """
-    exported = _read(path)
+    exported = read_program(path)
     count = len(exported.graph_signature.user_inputs)
     if count != len(spec.inputs):
         raise LoadError(f"{path.name} takes {count} inputs and config.pbtxt names {len(spec.inputs)}")
@@ -47,7 +47,8 @@ def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
     return Loaded(_Called(chosen.module, len(spec.outputs)), chosen.notes, chosen.name)
 
 
-def _read(path: Path) -> Any:
+def read_program(path: Path) -> Any:
+    """The torch.export.ExportedProgram in a file. Raises LoadError."""
     if not path.is_file():
         raise LoadError(f"there is no {path.name} in {path.parent}: export one by torch.export.save")
     try:

@@ -1,0 +1,192 @@
+"""The torch backend's programs on the CPU: folded, fused, in other precisions, in batches. Where torch is installed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.backends.torch_serving.config import engine_spec
+from server.backends.torch_serving.errors import LoadError, RequestError
+
+torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
+
+from server.backends.torch_serving.choice import Trial, choose  # noqa: E402  after the skip
+from server.backends.torch_serving.fusing import WAYS, copied, fold_normalisation, fuse_activations  # noqa: E402
+from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
+from server.backends.torch_serving.program import load_program, read_program  # noqa: E402
+from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
+from tests.backends import torch_programs  # noqa: E402
+from tests.backends.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def config(**changed: Any) -> dict[str, Any]:
+    """What Triton hands over of a model of images; changed: its keys, parameters among them as plain strings."""
+    parameters = {key: {"string_value": value} for key, value in changed.pop("parameters", {}).items()}
+    told = {
+        "name": "small",
+        "max_batch_size": 8,
+        "input": [{"name": "image", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
+        "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
+    }
+    return told | {"parameters": parameters} | changed
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small network, exported."""
+    path: Path = tmp_path_factory.mktemp("programs") / "model.pt2"
+    save(small_resnet(), images(2), path)
+    return path
+
+
+def instance_of(path: Path, told: dict[str, Any]) -> Instance:
+    """As the backend opens it on a CPU."""
+    spec = engine_spec(told, is_gpu=False)
+    return Instance(spec, EagerRunner(load_program(path, spec, CPU).program, spec, CPU))
+
+
+def expected(batch: Any) -> Any:
+    """What PyTorch answers."""
+    with torch.no_grad():
+        return small_resnet()(batch)
+
+
+def test_normalisation_folded_answers_as_before(saved: Path) -> None:
+    """Every normalisation goes into its convolution, and the answer stays: but for rounding."""
+    module = read_program(saved).module(check_guards=False)
+    assert fold_normalisation(module) == 4
+    assert not any("batch_norm" in str(node.target) for node in module.graph.nodes)
+    torch.testing.assert_close(module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
+
+
+def test_normalisation_of_what_others_read_too_is_left_alone(tmp_path: Path) -> None:
+    """A convolution whose output another branch reads before the normalisation keeps its weights."""
+
+    class Twice(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)
+
+        def forward(self, image: Any) -> Any:
+            x = self.convolution(image)
+            return self.norm(x) + x
+
+    save(Twice(), images(2), tmp_path / "model.pt2")
+    module = read_program(tmp_path / "model.pt2").module(check_guards=False)
+    assert fold_normalisation(module) == 0
+
+
+def test_bias_sum_and_relu_by_one_kernel_answer_as_before(saved: Path) -> None:
+    """What the kernel after a convolution does, by PyTorch's operators on the CPU: three ReLUs, two with a sum."""
+    module = read_program(saved).module(check_guards=False)
+    fold_normalisation(module)
+    fused = copied(module)
+    assert fuse_activations(fused, WAYS["kernel"]) == 2  # x.add_ changes what is read again: that sum stays
+    torch.testing.assert_close(fused(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
+
+
+def test_fusing_for_cudnn_leaves_no_relu_after_its_convolutions(saved: Path) -> None:
+    """The graph asks cuDNN for convolution, bias and ReLU at once, and for the sum with the other branch."""
+    module = read_program(saved).module(check_guards=False)
+    fold_normalisation(module)
+    fuse_activations(module, WAYS["cudnn"])
+    names = [str(node.target) for node in module.graph.nodes]
+    assert names.count("aten.cudnn_convolution_relu.default") == 1
+    assert names.count("aten.cudnn_convolution_add_relu.default") == 1
+
+
+def test_choice_is_the_quickest_of_those_that_answer_right() -> None:
+    """A way that answers otherwise, or NaN, is told of and not taken, however quick."""
+    plain = Trial("plain", "fold", 3.0, 0.0)
+    wrong, nan = Trial("wrong", "cudnn", 1.0, 0.5), Trial("nan", "mixed", 1.0, float("nan"))
+    chosen = choose(plain, [wrong, nan, Trial("right", "kernel", 2.0, 0.001)])
+    assert (chosen.module, chosen.name) == ("right", "kernel")
+    assert [note.split()[1] for note in chosen.notes] == ["cudnn", "mixed"]
+    assert choose(plain, [Trial("slow", "kernel", 4.0, 0.0)]).module == "plain"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_program_in_each_precision_answers_within_its_rounding(saved: Path, precision: str) -> None:
+    """The floats of the program become what the parameter says; the wire stays FP32."""
+    (answer,) = instance_of(saved, config(parameters={"precision": precision})).answer([Ask((images(3),))])
+    assert not isinstance(answer, RequestError)
+    assert answer[0].dtype is torch.float32
+    torch.testing.assert_close(answer[0], expected(images(3)), rtol=0.05, atol=1e-4 if precision == "fp32" else 0.05)
+
+
+def test_program_of_pixels_runs_in_half_precision(tmp_path: Path) -> None:
+    """The cast to float32 that its graph spells out becomes one to the program's precision."""
+    pixels = torch.randint(0, 255, (3, 3, 32, 32), dtype=torch.uint8)
+    save(OfPixels(), pixels, tmp_path / "model.pt2")
+    told = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
+    (answer,) = instance_of(tmp_path / "model.pt2", told | config(parameters={"precision": "bf16"}) | told).answer(
+        [Ask((pixels,))]
+    )
+    assert not isinstance(answer, RequestError)
+    torch.testing.assert_close(answer[0], expected(pixels.float() / 255), rtol=0.05, atol=0.05)
+
+
+def test_requests_of_one_batch_get_their_own_rows(saved: Path) -> None:
+    """Three requests of one, two and three rows run together, and each answer is what it would be alone."""
+    asks = [Ask((images(rows, seed=rows),)) for rows in (1, 2, 3)]
+    outcomes = instance_of(saved, config()).answer(asks)
+    for rows, outcome in zip((1, 2, 3), outcomes, strict=True):
+        assert not isinstance(outcome, RequestError)
+        torch.testing.assert_close(outcome[0], expected(images(rows, seed=rows)), rtol=1e-4, atol=1e-5)
+
+
+def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:
+    """A request with a picture that cannot be decoded is refused with its sentence; its batch-mates are answered."""
+
+    class Reader:
+        def prepare(self, encoded: list[bytes], out: Any) -> list[str | None]:
+            for number, picture in enumerate(encoded):
+                out[number] = picture[0] / 255
+            return ["the picture is none" if picture == b"\x00" else None for picture in encoded]
+
+    words = {"image-decoder": "engine", "infer-dims": "3;32;32"}
+    told = config(parameters=words, input=[{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}])
+    spec = engine_spec(told, is_gpu=False)
+    instance = Instance(spec, EagerRunner(load_program(saved, spec, CPU).program, spec, CPU), Reader())
+    good, bad, last = instance.answer(
+        [Ask(pictures=(b"\x07", b"\x08")), Ask(pictures=(b"\x00",)), Ask(pictures=(b"\x09",))]
+    )
+    assert isinstance(bad, RequestError)
+    assert str(bad) == "the picture is none"
+    for outcome, levels in ((good, (7, 8)), (last, (9,))):
+        assert not isinstance(outcome, RequestError)
+        batch = torch.stack([torch.full((3, 32, 32), level / 255) for level in levels])
+        torch.testing.assert_close(outcome[0], expected(batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (config(output=[*config()["output"]] * 2), "returns 1 tensors and config.pbtxt names 2"),
+        (config(input=[*config()["input"]] * 2), "takes 1 inputs and config.pbtxt names 2"),
+    ],
+)
+def test_program_that_does_not_fit_its_configuration_is_refused(
+    saved: Path, told: dict[str, Any], sentence: str
+) -> None:
+    """The sentence says what the program has and what config.pbtxt says."""
+    with pytest.raises(LoadError, match=sentence):
+        instance_of(saved, told).answer([Ask((images(1),))])
+
+
+def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    """An absent file and one of something else, each in one sentence."""
+    spec = engine_spec(config(), is_gpu=False)
+    with pytest.raises(LoadError, match=r"there is no model\.pt2"):
+        load_program(tmp_path / "model.pt2", spec, CPU)
+    (tmp_path / "model.pt2").write_bytes(b"no archive")
+    with pytest.raises(LoadError, match=r"is not a program of torch\.export\.save"):
+        load_program(tmp_path / "model.pt2", spec, CPU)
+
+
+def test_torch_programs_of_the_tests_answer_what_they_say() -> None:
+    """The lookup that the tests of a GPU's faults use answers a row of its table."""
+    lookup = torch_programs.Lookup()
+    torch.testing.assert_close(lookup(torch.tensor([[3]])), lookup.words.weight[3:4])

@@ -1,0 +1,116 @@
+"""Small exported PyTorch programs in Triton's layout, for the tests of the backend `torch`: only where torch is."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+CONFIG = """backend: "torch"
+max_batch_size: {max_batch_size}
+input [ {{ name: "{input_name}" data_type: TYPE_{input_type} dims: {input_dims} }} ]
+output [ {{ name: "{output_name}" data_type: TYPE_{output_type} dims: {output_dims} }} ]
+instance_group [ {{ kind: KIND_{kind} count: {instances} }} ]
+parameters {{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value {{ string_value: "no" }} }}
+{rest}
+"""
+IMAGE = (3, 32, 32)
+CLASSES, WORDS = 10, 50
+NUMBERS = {
+    "input_name": "image",
+    "input_type": "FP32",
+    "input_dims": "[ 3, 32, 32 ]",
+    "output_name": "logits",
+    "output_type": "FP32",
+    "output_dims": "[ 10 ]",
+    "max_batch_size": 8,
+    "kind": "CPU",
+    "instances": 1,
+    "rest": "",
+}
+
+
+class SmallResnet(nn.Module):  # type: ignore[misc]  # torch has no types where these are checked
+    """Convolution, normalisation, ReLU; a block with a sum and one whose other branch is a convolution, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stem_norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.first, self.first_norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.second_norm = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32)
+        self.shortcut, self.shortcut_norm = nn.Conv2d(16, 32, 1, stride=2, bias=False), nn.BatchNorm2d(32)
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, image: Any) -> Any:
+        x = torch.relu(self.stem_norm(self.stem(image)))
+        x = nn.functional.relu(x.add_(self.first_norm(self.first(x))), inplace=True)
+        x = torch.relu(self.second_norm(self.second(x)) + self.shortcut_norm(self.shortcut(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class OfPixels(nn.Module):  # type: ignore[misc]
+    """UINT8 pixels, cast by the program itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = small_resnet()
+
+    def forward(self, image: Any) -> Any:
+        return self.network(image.float() / 255)
+
+
+class Lookup(nn.Module):  # type: ignore[misc]
+    """A word's number to what stands there: a number that there is not is a fault of the device on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 4)
+
+    def forward(self, word: Any) -> Any:
+        return self.words(word).squeeze(1)
+
+
+def small_resnet(seed: int = 0) -> Any:
+    """In evaluation mode; no number of its normalisations is 0 or 1."""
+    torch.manual_seed(seed)
+    network = SmallResnet().eval()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.2, 0.2)
+            nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return network
+
+
+def images(rows: int, seed: int = 0) -> Any:
+    """(rows, 3, 32, 32) float32."""
+    return torch.rand((rows, *IMAGE), generator=torch.Generator().manual_seed(seed))
+
+
+def save(module: Any, sample: Any, path: Path, *, has_free_rows: bool = True) -> None:
+    """The exported program, its first dimension free."""
+    shapes = ({0: torch.export.Dim("rows", min=1, max=64)},) if has_free_rows else None
+    with torch.no_grad():
+        exported = torch.export.export(module.eval(), (sample,), dynamic_shapes=shapes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.export.save(exported, path)
+
+
+def parameter(key: str, value: str) -> str:
+    """A line of config.pbtxt."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def write_model(repository: Path, name: str, module: Any, sample: Any, **changed: Any) -> None:
+    """A model's folder. changed: what differs from NUMBERS."""
+    save(module, sample, repository / name / "1" / "model.pt2", has_free_rows=changed.get("max_batch_size", 8) > 0)
+    (repository / name / "config.pbtxt").write_text(CONFIG.format(**NUMBERS | changed))
+
+
+def write_lookup(repository: Path, name: str, **changed: Any) -> None:
+    """The folder of a Lookup: INT64 `word` [1] to FP32 `vector` [4]."""
+    torch.manual_seed(1)
+    shape = {"input_name": "word", "input_type": "INT64", "input_dims": "[ 1 ]"}
+    shape |= {"output_name": "vector", "output_dims": "[ 4 ]"}
+    write_model(repository, name, Lookup(), torch.zeros((2, 1), dtype=torch.int64), **shape | changed)
