@@ -111,7 +111,6 @@ class Gateway:
             ask_restart=self._ask_restart,
             refuse=partial(judged, self.options),
         )
-        self.telemetry = compose_telemetry(settings, self.watch)
         self.pool = DecodePool(
             workers=settings.decoder_count if run_dir is None else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,
@@ -164,6 +163,7 @@ class Gateway:
         lender = None if slab is None else Lender(slab, part_bytes, guest_room(settings.slab_bytes))
         core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
         core.guests = GuestCalls(self.plane, self.engine.backend, self.metrics, _code_of, lender)
+        core.queues = self.batching
         self.watch.when_silent(core.cut)
         self.plane.spread = core.spread
         return core
@@ -206,6 +206,7 @@ class Gateway:
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
         read("model_ready", self._models_ready)
+        self.telemetry = compose_telemetry(self._settings, self.watch)
         for name, standing in (standing_readers(self._settings) | telemetry_readers(self.telemetry)).items():
             read(name, standing)
 
