@@ -1,6 +1,7 @@
 """Encoded pictures to a program's input on the CPU, where torch is installed; on the GPU: tests/gpu."""
 
 import ctypes
+import struct
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: `make gpu` builds the environment that has it")
 pytest.importorskip("torchvision", reason="torchvision is not installed")
 
-from server.backends.torch_serving import nvjpeg, pictures  # noqa: E402  behind the skip
+from torchvision.io import ImageReadMode, decode_jpeg  # noqa: E402  behind the skips
+
+from server.backends.torch_serving import hardware_jpeg, nvjpeg, pictures  # noqa: E402
 from server.backends.torch_serving.pictures import PictureReader, pieces, value_table  # noqa: E402
 from server.backends.torch_serving.pictures_spec import Fit  # noqa: E402
-from server.vision import spec as vision  # noqa: E402
 from server.vision.decode import decode  # noqa: E402
 from server.vision.preprocess import _tables, prepare  # noqa: E402
 from tests.backends.kernel_on_cpu import compile_kernel, launch  # noqa: E402
@@ -114,7 +116,7 @@ class Rows:
 
 
 class Gpu:
-    """A reader's way over the GPU, without one: JPEGs are decoded by torchvision, the kernel is compiled as C++."""
+    """A reader's way over the GPU, without one: torchvision decodes JPEGs on the CPU, the kernel is compiled as C++."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: ctypes.CDLL) -> None:
         self.batches: list[int] = []
@@ -122,7 +124,7 @@ class Gpu:
         self.reader = PictureReader(IMAGENET, torch.device("cpu"))
         monkeypatch.setattr(self.reader, "_rows", Rows())
         monkeypatch.setattr(self.reader, "_kernels", {4: self.launch})
-        monkeypatch.setattr(pictures, "decode_jpegs", self.decode)
+        monkeypatch.setattr(self.reader, "_jpegs", self)
         for name, fake in (
             ("device", lambda _: nullcontext()),
             ("current_stream", lambda _: Stream()),
@@ -135,15 +137,18 @@ class Gpu:
         assert stream == 0
         launch(self._kernel, rows.numpy().tobytes(), table.numpy(), out.numpy())
 
-    def decode(self, encoded: list[bytes], device: Any, *, is_grey: bool) -> list[Any]:
-        assert not is_grey
+    def decode(self, encoded: list[bytes], sizes: list[tuple[int, int]]) -> list[nvjpeg.Planes | None]:
         self.batches.append(len(encoded))
-        return [None if one == self.refused else self.planes(one) for one in encoded]
+        return [
+            None if one == self.refused else self.planes(one, *size) for one, size in zip(encoded, sizes, strict=True)
+        ]
 
     @staticmethod
-    def planes(encoded: bytes) -> Any:
-        """(3, height, width), not turned."""
-        return torch.from_numpy(decode(encoded, vision.ColorFormat.RGB).pixels.transpose(2, 0, 1).copy())
+    def planes(encoded: bytes, width: int, height: int) -> nvjpeg.Planes:
+        """Not turned."""
+        pixels = decode_jpeg(torch.frombuffer(encoded, dtype=torch.uint8), ImageReadMode.RGB).contiguous()
+        assert tuple(pixels.shape) == (3, height, width)
+        return nvjpeg.Planes(pixels.data_ptr(), width, height, pixels)
 
 
 @pytest.fixture
@@ -158,7 +163,7 @@ def expected_of(encoded: bytes) -> Any:
 
 def test_prepare_on_a_gpu_mixed_batch_fills_each_row_in_order(gpu: Gpu) -> None:
     """nvJPEG gets the baseline JPEGs in one call, OpenCV the rest, and no row is another's."""
-    names = ["png", "jpeg", "progressive", "420", "webp"]
+    names = ["png", "turned jpeg", "progressive", "420", "webp"]
     batch = [ENCODED[name] for name in names]
     out = torch.full((6, 3, 48, 56), 7.0).to(memory_format=torch.channels_last)
     errors = gpu.reader._on_gpu([*batch[:3], b"GIF89a", *batch[3:]], out)
@@ -207,3 +212,75 @@ def test_decode_jpegs_one_bad_of_a_batch_is_found_by_halves(monkeypatch: pytest.
     found = nvjpeg.decode_jpegs(batch, torch.device("cpu"), is_grey=False)
     assert [one is None for one in found] == [i == 11 for i in range(16)]
     assert len(calls) == 9
+
+
+class FakeNvjpeg:
+    """libnvjpeg as hardware_jpeg.py calls it: says a size, and writes a number of its own into each plane."""
+
+    def __init__(self, *, create: int = 0, decode: int = 0, size: tuple[int, int] = (40, 30)) -> None:
+        self.create, self.answer, self.size = create, decode, size
+        self.initialised: list[tuple[int, int, int]] = []
+
+    def nvjpegCreateEx(self, backend: int, allocator: None, pinned: None, flags: Any, handle: Any) -> int:
+        assert (backend, allocator, pinned, flags.value) == (3, None, None, 32)
+        return self.create
+
+    def nvjpegJpegStateCreate(self, handle: Any, state: Any) -> int:
+        return 0
+
+    def nvjpegGetImageInfo(self, handle: Any, *given: Any) -> int:
+        encoded, length, _, _, widths, heights = given
+        assert length.value == len(encoded)
+        widths[0], heights[0] = self.size
+        return 0
+
+    def nvjpegDecodeBatchedInitialize(self, handle: Any, state: Any, *asked: int) -> int:
+        self.initialised.append(asked)  # type: ignore[arg-type]
+        return 0
+
+    def nvjpegDecodeBatched(self, handle: Any, state: Any, *given: Any) -> int:
+        sources, lengths, destinations, _ = given
+        for i, (source, length) in enumerate(zip(sources, lengths, strict=True)):
+            assert source[:length] == b"jpeg %d" % i
+            *planes, width, _, _, _ = struct.unpack_from("<4Q4Q", destinations, 64 * i)
+            for channel, plane in enumerate(planes):
+                if plane:
+                    ctypes.memset(plane, 10 * i + channel, width * self.size[1])
+        return self.answer
+
+
+@pytest.mark.parametrize(("is_grey", "format_number"), [(False, 3), (True, 2)])
+def test_hardware_decode_gives_every_picture_planes_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, is_grey: bool, format_number: int
+) -> None:
+    """One call a batch, one piece of memory, and no plane over another."""
+    monkeypatch.setattr(hardware_jpeg.torch.cuda, "current_stream", lambda _: Stream())
+    library = FakeNvjpeg()
+    jpegs = hardware_jpeg.HardwareJpegs(is_grey=is_grey, library=library)
+    answer = jpegs.decode([b"jpeg %d" % i for i in range(3)], [(40, 30)] * 3, torch.device("cpu"))
+    assert answer is not None
+    memory, addresses = answer
+    assert library.initialised == [(3, 1, format_number)]
+    for i, address in enumerate(addresses):
+        begin = address - memory.data_ptr()
+        assert begin % 256 == 0
+        for channel in range(1 if is_grey else 3):
+            plane = memory[begin + 1200 * channel : begin + 1200 * (channel + 1)]
+            assert (plane == 10 * i + channel).all()
+
+
+@pytest.mark.parametrize("library", [FakeNvjpeg(decode=3), FakeNvjpeg(size=(41, 30))])
+def test_hardware_decode_refused_or_of_another_size_is_none(
+    monkeypatch: pytest.MonkeyPatch, library: FakeNvjpeg
+) -> None:
+    """A frame that is not of the header's size is never written: there would be no room for it."""
+    monkeypatch.setattr(hardware_jpeg.torch.cuda, "current_stream", lambda _: Stream())
+    jpegs = hardware_jpeg.HardwareJpegs(is_grey=False, library=library)
+    assert jpegs.decode([b"jpeg 0"], [(40, 30)], torch.device("cpu")) is None
+    assert len(library.initialised) == (library.size == (40, 30))
+
+
+def test_hardware_decoder_absent_says_what_nvjpeg_answered() -> None:
+    """A card without one is no error of its own: torchvision's way stands behind it."""
+    with pytest.raises(hardware_jpeg.NoHardwareDecoder, match="answers 7"):
+        hardware_jpeg.HardwareJpegs(is_grey=False, library=FakeNvjpeg(create=7))

@@ -98,14 +98,17 @@ def _ways(batch: list[bytes]) -> dict[str, Callable[[], Any]]:
     """What is timed, each a call that ends when the card is done."""
     import torch
 
-    from server.backends.torch_serving.nvjpeg import decode_jpegs
+    from server.backends.torch_serving.nvjpeg import GpuJpegs
     from server.backends.torch_serving.pictures import PictureReader
 
     device = torch.device("cuda", torch.cuda.current_device())
     reader = PictureReader(NETWORK, device)
     out = torch.empty((len(batch), 3, 224, 224), dtype=torch.float16, device=device)
     out = out.to(memory_format=torch.channels_last)
-    decoded = reader._decode(batch, [reader._header(one) for one in batch])
+    headers: list[Any] = [reader._header(one) for one in batch]
+    sizes = [(one.width, one.height) for one in headers]
+    jpegs = {has: GpuJpegs(device, is_grey=False, is_hardware_wanted=has) for has in (False, True)}
+    decoded = reader._decode(batch, headers)
 
     def ended(work: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> None:
@@ -115,9 +118,10 @@ def _ways(batch: list[bytes]) -> dict[str, Callable[[], Any]]:
         return call
 
     return {
-        "decode": ended(lambda: decode_jpegs(batch, device, is_grey=False)),
+        f"{jpegs[False].name} by torchvision": ended(lambda: jpegs[False].decode(batch, sizes)),
+        f"{jpegs[True].name}, direct": ended(lambda: jpegs[True].decode(batch, sizes)),
         "kernel": ended(lambda: reader._launch(decoded, out)),
-        "both": ended(lambda: reader.prepare(batch, out)),
+        f"both ({reader.decoder})": ended(lambda: reader.prepare(batch, out)),
     }
 
 
@@ -154,27 +158,31 @@ def _differences() -> dict[str, dict[str, float]]:
     import cv2
     import torch
 
+    from server.backends.torch_serving.nvjpeg import GpuJpegs
     from server.backends.torch_serving.pictures import PictureReader
 
-    reader = PictureReader(LEVELS, torch.device("cuda", torch.cuda.current_device()))
+    device = torch.device("cuda", torch.cuda.current_device())
+    reader, plain = PictureReader(LEVELS, device), PictureReader(LEVELS, device)
+    plain._jpegs = GpuJpegs(device, is_grey=False, is_hardware_wanted=False)
     pixels = [cv2.imdecode(np.frombuffer(one, np.uint8), cv2.IMREAD_COLOR) for one in photos(32, seed=1)]
     samplings = {"4:4:4": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, "4:2:0": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420}
     found = {}
     for name, factor in samplings.items():
         options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_QUALITY, 92]
         encoded = [bytes(cv2.imencode(".jpg", one, options)[1]) for one in pixels]
-        found[name] = asdict(difference(encoded, reader, LEVELS))
+        for one in (reader, plain):
+            found[f"{name} by {one.decoder}"] = asdict(difference(encoded, one, LEVELS))
     return found
 
 
 def _print(device: str, figures: dict[str, Any]) -> None:
     rates = figures["rates"]
     print(f"{device}: pictures/s of photo-like JPEGs (500 x 375, 30 to 110 KB): median (smallest to largest)")
-    print("batch  " + "".join(f"{name:>26}" for name in rates))
+    print("batch  " + "".join(f"{name:>30}" for name in rates))
     for batch in next(iter(rates.values())):
         cells = (rates[name][batch] for name in rates)
         texts = (f"{statistics.median(one):,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in cells)
-        print(f"{batch:5}  " + "".join(f"{text:>26}" for text in texts))
+        print(f"{batch:5}  " + "".join(f"{text:>30}" for text in texts))
     print(f"Python a picture beside the calls: {figures['host_us_a_picture']:.1f} us")
     for name, one in figures["difference"].items():
         numbers = f"mean {one['mean']:.3f}, p99 {one['p99']:.1f}, largest {one['largest']:.0f}"

@@ -1,7 +1,8 @@
 """Encoded pictures to a network's input: decoded by nvJPEG, then turned, resized, cut and normalised by one kernel.
 
-What nvJPEG does not take or refuses (PNG, WebP, progressive and CMYK JPEGs, …) OpenCV decodes on the CPU; the kernel
-does the rest for all alike. A picture that cannot be decoded is an error of its own, its batch-mates are served.
+Baseline JPEGs go to nvJPEG (nvjpeg.py). What it does not take or refuses (PNG, WebP, progressive and CMYK JPEGs, …)
+OpenCV decodes on the CPU; the kernel does the rest for all alike. A picture that cannot be decoded is an error of its
+own, its batch-mates are served.
 
 Against the gateway's own path (server/vision/preprocess.py): the same decoded pixels give the same input, to the last
 bit where a picture is made smaller, within 1 of 255 where it is enlarged (OpenCV uses another arithmetic there). nvJPEG
@@ -14,13 +15,12 @@ for that.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torchvision.io import encode_jpeg
 
 from .kernels import PictureKernel
-from .nvjpeg import decode_jpegs
+from .nvjpeg import GpuJpegs
 from .picture_header import PictureHeader, Refused, read_header
 from .pictures_spec import PictureSpec
 from .placement import NO_PICTURE, ROW, Stored, walk
@@ -30,7 +30,13 @@ MAX_DECODED_BYTES = 1 << 28  # of pixels on the GPU at a time: 64 pictures of 1.
 _CPU_DECODERS = 4
 _KNOWN_SIZES = 4096
 
-Decoded = tuple[torch.Tensor, Stored]  # uint8 pixels on the device, and how they lie there
+
+class Decoded(NamedTuple):
+    """uint8 pixels on the device: their address there, how they lie, and what owns the memory."""
+
+    address: int
+    stored: Stored
+    memory: torch.Tensor
 
 
 class PictureReader:
@@ -50,16 +56,23 @@ class PictureReader:
         self._in_use: list[torch.Tensor] = []
         self._last_read: torch.cuda.Event | None = None
         self._cpu_decoders = ThreadPoolExecutor(_CPU_DECODERS, "decode")
+        self._jpegs: GpuJpegs | None = None
         if self._device.type == "cuda":
             self._warm_up()
 
     def _warm_up(self) -> None:
         """The first request should not wait for what is made once."""
-        first = encode_jpeg(torch.zeros((3, 64, 64), dtype=torch.uint8)).numpy().tobytes()
+        with torch.cuda.device(self._device):
+            self._jpegs = GpuJpegs(self._device, is_grey=self._spec.channels == 1)
         shape = (1, self._spec.channels, self._spec.height, self._spec.width)
         for dtype in (torch.float16, torch.float32):
-            self.prepare([first], torch.empty(shape, dtype=dtype, device=self._device))
+            self.prepare([b""], torch.empty(shape, dtype=dtype, device=self._device))
         self._wait_for_last_read()
+
+    @property
+    def decoder(self) -> str:
+        """What decodes most JPEGs, for a log."""
+        return "opencv" if self._jpegs is None else self._jpegs.name
 
     def prepare(self, encoded: Sequence[bytes], out: torch.Tensor) -> list[str | None]:
         """The first len(encoded) rows of out become the pictures' input; the row of one that is refused, black.
@@ -93,37 +106,43 @@ class PictureReader:
         return header
 
     def _wait_for_last_read(self) -> None:
-        """Until the kernel has read the pixels and the table before these: their memory is used again.
+        """Until the batch before is in the network's input: its table, bytes and pixels are memory that is used again.
 
-        nvJPEG writes on a stream of its own, so that torch's allocator does not keep the two apart.
+        By torchvision nvJPEG writes on a stream of its own, so that torch's allocator does not keep the two apart.
         """
         if self._last_read is not None:
             self._last_read.synchronize()
             self._in_use = []
 
     def _decode(self, encoded: Sequence[bytes], headers: Sequence[PictureHeader | str]) -> list[Decoded | str]:
-        found: list[Decoded | str | None] = [header if isinstance(header, str) else None for header in headers]
-        is_grey = self._spec.channels == 1
+        found: list[Any] = [header if isinstance(header, str) else None for header in headers]
         by_gpu = [i for i, header in enumerate(headers) if not isinstance(header, str) and header.is_for_gpu]
-        tensors = decode_jpegs([encoded[i] for i in by_gpu], self._device, is_grey=is_grey) if by_gpu else []
-        for i, tensor in zip(by_gpu, tensors, strict=True):
-            if tensor is not None:
-                found[i] = tensor, self._stored(headers[i], tensor.shape[2], tensor.shape[1], is_planar=True)
+        for i, planes in zip(by_gpu, self._by_gpu([(encoded[i], headers[i]) for i in by_gpu]), strict=True):
+            found[i] = planes
         by_cpu = [i for i, entry in enumerate(found) if entry is None]
         if by_cpu:
-            asks = [(encoded[i], headers[i]) for i in by_cpu]
-            run = self._cpu_decoders.map if len(asks) > 1 else map
-            for i, entry in zip(by_cpu, run(self._decode_on_cpu, asks), strict=True):
+            run = self._cpu_decoders.map if len(by_cpu) > 1 else map
+            for i, entry in zip(by_cpu, run(self._by_opencv, [(encoded[i], headers[i]) for i in by_cpu]), strict=True):
                 found[i] = entry
-        return found  # type: ignore[return-value]  # every None has become one of the others
+        return found
+
+    def _by_gpu(self, asks: Sequence[tuple[bytes, Any]]) -> list[Decoded | None]:
+        """None for those that nvJPEG refuses."""
+        if not asks or self._jpegs is None:
+            return [None] * len(asks)
+        planes = self._jpegs.decode([picture for picture, _ in asks], [(one.width, one.height) for _, one in asks])
+        return [
+            one and Decoded(one.address, self._stored(header, one.width, one.height, is_planar=True), one.memory)
+            for one, (_, header) in zip(planes, asks, strict=True)
+        ]
 
     def _stored(self, header: Any, width: int, height: int, *, is_planar: bool) -> Stored:
         channels = self._spec.channels
         color = "GRAY" if channels == 1 else "RGB" if is_planar else "BGR"
         return Stored(width, height, header.orientation, is_planar, channels, color)
 
-    def _decode_on_cpu(self, ask: tuple[bytes, Any]) -> Decoded | str:
-        """Pixels that OpenCV decoded, brought to the device."""
+    def _by_opencv(self, ask: tuple[bytes, Any]) -> Decoded | str:
+        """On the CPU, and then brought to the device."""
         from .opencv_pictures import decode_with_opencv
 
         encoded, header = ask
@@ -132,10 +151,11 @@ class PictureReader:
         except Refused as error:
             return f"the picture {error}"
         stored = self._stored(header, pixels.shape[1], pixels.shape[0], is_planar=False)
-        return torch.from_numpy(pixels).to(self._device), stored
+        there = torch.from_numpy(pixels).to(self._device)
+        return Decoded(there.data_ptr(), stored, there)
 
     def _launch(self, decoded: Sequence[Decoded | str], out: torch.Tensor) -> None:
-        self._in_use = [found[0] for found in decoded if not isinstance(found, str)]
+        self._in_use = [found.memory for found in decoded if not isinstance(found, str)]
         rows = self._rows.on_device([self._row(found) for found in decoded])
         kernel, table = self._kernel(out.element_size()), self._table(out.dtype)
         stream = torch.cuda.current_stream(self._device)
@@ -145,7 +165,7 @@ class PictureReader:
         self._last_read.record(stream)
 
     def _row(self, found: Decoded | str) -> bytes:
-        return NO_PICTURE if isinstance(found, str) else self._walk(found[1]).row(found[0].data_ptr())
+        return NO_PICTURE if isinstance(found, str) else self._walk(found.stored).row(found.address)
 
     def _kernel(self, element_bytes: int) -> PictureKernel:
         if element_bytes not in self._kernels:

@@ -6,6 +6,7 @@ The rules are those of server/vision/preprocess.py, and tests hold the two toget
 import math
 import struct
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .pictures_spec import Fit, PictureSpec
 
@@ -43,8 +44,7 @@ class Placement:
     pad_y: int = 0
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """How a decoder left a picture in memory: uint8, `width` by `height` before its orientation is applied.
 
     is_planar: (channels, height, width), as nvJPEG; else (height, width, channels), as OpenCV. Without gaps.
