@@ -19,9 +19,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from loadtest.bench.gpu.chart import ChartPlan, measure_chart
+from loadtest.bench.gpu.faults import FaultPlan, measure_faults
+from loadtest.bench.gpu.folders import Variant, write_variant
 from loadtest.bench.gpu.generators import Generators
+from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
 from loadtest.bench.gpu.laps import Ledger
 from loadtest.bench.gpu.options import parse_arguments
+from loadtest.bench.gpu.requests import face_of, read_config
 from loadtest.bench.gpu.served import EnginePlan, measure_engine
 from loadtest.bench.gpu.stretch import Bench, Plan
 from loadtest.bench.report import conditions
@@ -62,36 +66,72 @@ def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], 
     if engine:
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
         found[" and ".join(engine)] = lambda: measure_engine(bench, raw, source)
+    if "jpeg" in options.only:
+        found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, bench.plan))
+    if "faults" in options.only:
+        found["faults"] = lambda: measure_faults(bench, _fault_plan(options, bench.plan, source))
     return found
 
 
+def _jpeg_plan(options: argparse.Namespace, plan: Plan) -> JpegPlan:
+    """Two models from the same weights; with --source the given one, whose pictures the gateway decodes."""
+    home = plan.work / "jpeg"
+    if options.source:
+        models = {"gateway": "given"}
+        write_variant(options.source.resolve(), home / "models", Variant("given"), is_gpu=plan.is_gpu)
+    else:
+        models = {"engine": "resnet50-jpeg-random", "gateway": "resnet50-decoded-random"}
+        batched = ("--instances", str(options.jpeg_instances), "--batching", "gateway", "--max-batch", "64")
+        export(plan, home, models["engine"], "--pictures", *batched)
+        export(plan, home, models["gateway"], *batched)
+    return JpegPlan(home, environment_of(options), models, _mps_flags(plan), options.slo_ms, options.jpeg_seconds)
+
+
+def _fault_plan(options: argparse.Namespace, plan: Plan, source: Path) -> FaultPlan:
+    home = plan.work / "faults"
+    models = tuple(f"fault-{number}" for number in range(options.fault_instances))
+    for model in models:
+        write_variant(source, home / "models", Variant(model), is_gpu=plan.is_gpu)
+    return FaultPlan(home, environment_of(options), models, face_of(read_config(source)), _mps_flags(plan))
+
+
+def _mps_flags(plan: Plan) -> tuple[str, ...]:
+    return ("--mps", "on") if plan.is_gpu else ()
+
+
+def environment_of(options: argparse.Namespace) -> Path:
+    """Of Triton and its models."""
+    return options.engine_environment or default_environment(Path(sys.prefix))
+
+
 def _source(options: argparse.Namespace, plan: Plan) -> Path:
-    """The folder of the model that everything is measured with, exported where none is given. Raises BadAnswer."""
+    """The folder of the model that all but jpeg is measured with, exported where none is given. Raises BadAnswer."""
     if options.source:
         return Path(options.source).resolve()
-    return export(plan, *(("--input", "uint8") if options.input == "uint8" else ()))
+    is_bytes = options.input == "uint8"
+    name = "resnet50-torch-uint8-random" if is_bytes else "resnet50-torch-random"
+    return export(plan, plan.home, name, *(("--input", "uint8") if is_bytes else ()))
 
 
-def export(plan: Plan, *arguments: str) -> Path:
-    """A model of deploy.models.resnet50_torch in the plan's home. Raises BadAnswer."""
-    command = [plan.torch_python, "-m", "deploy.models.resnet50_torch", "--home", str(plan.home), *arguments]
-    before = set((plan.home / "models").glob("*"))
+def export(plan: Plan, home: Path, name: str, *arguments: str) -> Path:
+    """A model of deploy.models.resnet50_torch in home's repository. Raises BadAnswer."""
+    program = (plan.torch_python, "-m", "deploy.models.resnet50_torch")
+    command = [*program, "--home", str(home), "--name", name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
-    made = set((plan.home / "models").glob("*")) - before
-    if done.returncode or len(made) != 1:
+    folder = home / "models" / name
+    if done.returncode or not (folder / "config.pbtxt").is_file():
         raise BadAnswer(f"{' '.join(command[1:])} made no model: {done.stderr[-500:]}")
-    return made.pop()
+    return folder
 
 
 def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-gpu-")))
     work.mkdir(parents=True, exist_ok=True)
-    environment = options.engine_environment or default_environment(Path(sys.prefix))
     machine = read_machine()
     plan = Plan(
         work=work,
         home=work / "home",
-        runtime=find_triton(environment=environment),
+        runtime=find_triton(environment=environment_of(options)),
         torch_python=options.torch_python,
         is_gpu=options.is_gpu,
         rounds=options.rounds,
@@ -101,7 +141,8 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
         seed=options.seed,
     )
     told = conditions() | {"machine": describe(machine), "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-    ledger = Ledger(options.json, told, "resnet50-torch-random")
+    model = options.source.name if options.source else "resnet50-torch-random"
+    ledger = Ledger(options.json, told, model)
     sampler = stack.enter_context(Sampler()) if options.is_gpu else None
     return Bench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
 

@@ -4,6 +4,7 @@ import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from loadtest.bench.gpu.connection import OK, BrokenConnection, Connection, Reply, said
 
@@ -73,9 +74,14 @@ class _ClosedLoop:
         for caller in self._callers:
             self._ask(caller, time.monotonic())
 
-    def run(self, until_s: float) -> None:
-        """Goes on until that moment of the monotonic clock; what is under way then is not counted."""
+    def run(self, until_s: float, stop: Path | None = None) -> None:
+        """Until that moment of the clock, or until the file is there; what is under way then is not counted."""
+        look_at_s = 0.0
         while (now := time.monotonic()) < until_s:
+            if stop and now >= look_at_s:
+                look_at_s = now + _POLL_S
+                if stop.exists():
+                    return
             for fd, event in self._epoll.poll(min(_POLL_S, until_s - now)):
                 self._turn(self._by_fd[fd], event)
             self._reopen(time.monotonic())
@@ -145,8 +151,13 @@ class _ClosedLoop:
                 self._ask(caller, now)
 
 
-def run_callers(lanes: Sequence[tuple[int, Lane]], begin_s: float, settle_s: float, seconds: float) -> CallersLap:
-    """The lanes' closed loop from begin_s on the monotonic clock; what ends in the settling is left out."""
+def run_callers(
+    lanes: Sequence[tuple[int, Lane]], begin_s: float, settle_s: float, seconds: float, stop: Path | None = None
+) -> CallersLap:
+    """The lanes' closed loop from begin_s on the monotonic clock; what ends in the settling is left out.
+
+    stop: a file that ends the lap early when it comes.
+    """
     loop = _ClosedLoop(lanes, begin_s + settle_s)
     try:
         loop.open_all()
@@ -155,7 +166,7 @@ def run_callers(lanes: Sequence[tuple[int, Lane]], begin_s: float, settle_s: flo
         loop.run(begin_s + settle_s)
         loop.asks.clear()
         before_s = time.process_time()
-        loop.run(begin_s + settle_s + seconds)
+        loop.run(begin_s + settle_s + seconds, stop)
         return CallersLap(loop.asks, seconds, time.process_time() - before_s)
     finally:
         loop.close()

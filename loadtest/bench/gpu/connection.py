@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 _HEAD_END = b"\r\n\r\n"
-_LENGTH = b"content-length:"
+_LENGTH = b"\r\ncontent-length:"  # not Triton's inference-header-content-length
 _CHUNK_BYTES = 1 << 16
 _SEND_BUFFER_BYTES = 1 << 20  # a picture goes in one call
 OPEN_TIMEOUT_S = 10.0
@@ -96,7 +96,7 @@ def _whole_bytes(received: bytes) -> int:
     found = head.find(_LENGTH)
     if not head.startswith(b"http/1.1 ") or found < 0:
         raise BrokenConnection(f"no answer with a length: {received[:80]!r}")
-    stop = head.find(b"\r", found)
+    stop = head.find(b"\r", found + len(_LENGTH))
     return end + len(_HEAD_END) + int(head[found + len(_LENGTH) : stop if stop > 0 else end])
 
 

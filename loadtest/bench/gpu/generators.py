@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Self, TypeVar
 
 from loadtest.bench.gpu.closed import CallersLap, Lane, run_callers
@@ -32,12 +33,14 @@ class Generators:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def closed(self, lanes: Sequence[Lane], *, settle_s: float, seconds: float) -> Callable[[], CallersLap]:
-        """Begins a lap; what is returned waits for it. Lanes keep their numbers."""
+    def closed(
+        self, lanes: Sequence[Lane], *, settle_s: float, seconds: float, stop: Path | None = None
+    ) -> Callable[[], CallersLap]:
+        """Begins a lap; what is returned waits for it. Lanes keep their numbers. stop: a file that ends it early."""
         begin_s = time.monotonic() + START_S
         numbered = list(enumerate(lanes))
         parts = [part for number in range(self._count) if (part := numbered[number :: self._count])]
-        running = [self._pool.submit(run_callers, part, begin_s, settle_s, seconds) for part in parts]
+        running = [self._pool.submit(run_callers, part, begin_s, settle_s, seconds, stop) for part in parts]
         return lambda: _one_of_callers(_results(running))
 
     def opened(self, schedule: Schedule) -> Callable[[], ScheduleLap]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from loadtest.bench.wire import BadAnswer
+from loadtest.bench.wire import BadAnswer, HttpRequest
 
 ADMIN_S = 60.0
 _BYTES = {"TYPE_FP32": 4, "TYPE_FP16": 2, "TYPE_UINT8": 1, "TYPE_INT32": 4, "TYPE_INT64": 8}
@@ -102,10 +102,14 @@ def picture_request(model: str, picture: bytes) -> bytes:
 
 def http_post(path: str, body: bytes, media_type: str) -> bytes:
     """A whole HTTP/1.1 request."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    return as_sent(HttpRequest(path, {"Content-Type": media_type}, body))
+
+
+def as_sent(request: HttpRequest) -> bytes:
+    """The request as it goes over a socket."""
+    headers = {"Host": "localhost", "Content-Length": str(len(request.body))} | request.headers
+    lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + request.body
 
 
 def ask(port: int, path: str, body: object | None = None, *, timeout_s: float = ADMIN_S) -> bytes:

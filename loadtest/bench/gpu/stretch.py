@@ -22,7 +22,8 @@ from server.gpu.telemetry import NoTelemetry, Sampler
 
 FIRST_ANSWER_S = 60.0
 _ACTIVITY = {"sm": "sm_activity", "sm_occupancy": "sm_occupancy", "tensor": "tensor_activity"} | {
-    "memory_bandwidth": "memory_bandwidth_activity"
+    "memory_bandwidth": "memory_bandwidth_activity",
+    "graphics_engine": "kernel_running",
 }
 
 
@@ -74,7 +75,7 @@ class Bench:
         except (NoTelemetry, IndexError):
             return {}
         found = {name: getattr(card.activity, field_name) for field_name, name in _ACTIVITY.items()}
-        found["util"] = card.kernel_running
+        found["util"] = card.kernel_running  # nvidia-smi's, of the driver's own window of up to a second
         return {name: share for name, share in found.items() if share is not None}
 
 

@@ -24,6 +24,7 @@ from server.backends.triton_runtime import TritonRuntime
 from server.gpu.mps import PIPE_DIRECTORY
 
 STOP_S = 10.0
+STUB_S = 300  # 94 interpreters that start at once on 16 cores are late by Triton's own 30 s
 _LOG_LINES = 12
 _LOADS_AT_ONCE = 64
 
@@ -56,6 +57,7 @@ class BenchTriton:
             extra_args=(
                 *("--load-model", "*", "--exit-on-error", "false", "--allow-gpu-metrics", "false"),
                 *("--model-load-thread-count", str(_LOADS_AT_ONCE)),
+                *(f"--backend-config={name},stub-timeout-seconds={STUB_S}" for name in launch.python_backends),
             ),
         )
         arguments = [*launch.argv, *triton_arguments(options, launch.python_backends)]

@@ -1,0 +1,136 @@
+"""JPEG over HTTP to the best classes: how many pictures a second `penstock up` holds at a 99th percentile.
+
+Two ways side by side behind one gateway: the model's instance decodes (nvJPEG; the gateway relays the bytes), or the
+gateway's decoders do (the CPU). In each round: what a closed loop gets, then an open loop (Poisson) at shares of that,
+going down, until 99 % of the pictures are answered within the SLO of the moment at which they were due. What fails or
+is refused counts as late for ever. The load generator runs on the same cores and is told apart.
+"""
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.bench.gpu.closed import Lane
+from loadtest.bench.gpu.connection import OK, exchange, said
+from loadtest.bench.gpu.generators import START_S
+from loadtest.bench.gpu.opened import Schedule, ScheduleLap
+from loadtest.bench.gpu.penstock_up import PenstockUp
+from loadtest.bench.gpu.pictures import photos
+from loadtest.bench.gpu.requests import picture_request
+from loadtest.bench.gpu.stretch import Bench, busy_cpu_s, figures_of
+from loadtest.bench.wire import BadAnswer
+from loadtest.pacer import send_times
+from loadtest.scenario import Arrivals, Shape
+
+PICTURES = 64
+CALLERS = 192
+CONNECTIONS = 384
+SHARES = (0.97, 0.93, 0.88, 0.82, 0.75, 0.67, 0.58, 0.5)  # of what the closed loop got
+HELD = 0.99
+FIRST_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JpegPlan:
+    """models: by who decodes (engine, gateway), all in `home`'s repository. seconds: of each rate that is tried."""
+
+    home: Path
+    environment: Path
+    models: Mapping[str, str]
+    flags: tuple[str, ...]
+    slo_ms: float
+    seconds: float
+
+
+def measure_jpeg(bench: Bench, jpeg: JpegPlan) -> None:
+    """Every way in every round. Raises BadAnswer, OSError."""
+    plan = bench.plan
+    pictures = photos(PICTURES, seed=plan.seed)
+    bench.ledger.facts["jpeg bytes a picture"] = sum(map(len, pictures)) // len(pictures)
+    with ExitStack() as stack:
+        up = stack.enter_context(PenstockUp(jpeg.home, jpeg.models.values(), *jpeg.flags, environment=jpeg.environment))
+        began_s = time.monotonic()
+        up.wait(began_s + plan.load_s)
+        bench.ledger.facts["jpeg stack ready after s"] = round(time.monotonic() - began_s, 1)
+        ways = {way: _Way(bench, jpeg, up, way, pictures) for way in jpeg.models}
+        for number in range(1, plan.rounds + 1):
+            order = list(ways.values())
+            random.Random(plan.seed + number).shuffle(order)
+            for way in order:
+                way.run_round(number)
+            bench.save()
+
+
+class _Way:
+    """Pictures to one of the models."""
+
+    def __init__(self, bench: Bench, jpeg: JpegPlan, up: PenstockUp, way: str, pictures: Sequence[bytes]) -> None:
+        """Asks it once. Raises BadAnswer."""
+        self._bench, self._jpeg, self._up, self._way = bench, jpeg, up, way
+        self._requests = tuple(picture_request(jpeg.models[way], picture) for picture in pictures)
+        self._first_share = 0
+        until_s = time.monotonic() + FIRST_ANSWER_S
+        while (reply := exchange(up.port, self._requests[0], timeout_s=FIRST_ANSWER_S)).status != OK:
+            if time.monotonic() > until_s:  # decoders start with the first pictures, and the model may have a deadline
+                raise BadAnswer(f"{jpeg.models[way]} answered {said(reply)}")
+
+    def run_round(self, number: int) -> None:
+        """Capacity, then rates until one is held. A round begins where the last one was held, or one share above."""
+        capacity = self._capacity()
+        figures, span = {"capacity_per_s": capacity, "held_per_s": 0.0}, (0.0, 0.0)
+        for place in range(self._first_share, len(SHARES)):
+            tried, span = self._try(number, capacity * SHARES[place])
+            key = {"decoded_by": self._way, "share": f"{SHARES[place]:.2f}"}
+            self._bench.add("jpeg rate", number, key, tried, span)
+            if tried["in_time"] >= HELD:
+                figures |= tried | {"held_per_s": tried["ok_per_s"]}
+                self._first_share = max(0, place - 1)
+                break
+        self._bench.add("jpeg", number, {"decoded_by": self._way}, figures, span)
+
+    def _capacity(self) -> float:
+        model, port = self._jpeg.models[self._way], self._up.port
+        lanes = [Lane(model, port, self._requests[n % len(self._requests)]) for n in range(CALLERS)]
+        plan = self._bench.plan
+        return figures_of(self._bench.generators.closed(lanes, settle_s=1.0, seconds=plan.seconds)(), lanes)["rate"]
+
+    def _try(self, number: int, rate: float) -> tuple[dict[str, float], tuple[float, float]]:
+        seconds = self._jpeg.seconds
+        arrivals = Arrivals(shape=Shape.POISSON, rate=rate)
+        moments = tuple(send_times(arrivals, seconds, seed=self._bench.plan.seed + number))
+        schedule = Schedule(self._up.port, self._requests, moments, CONNECTIONS)
+        begin_s = time.monotonic() + START_S
+        wait = self._bench.generators.opened(schedule)
+        time.sleep(max(0.0, begin_s - time.monotonic()))
+        before, busy_s = self._up.cpu_s(), busy_cpu_s()
+        time.sleep(max(0.0, begin_s + seconds - time.monotonic()))
+        elapsed_s = time.monotonic() - begin_s
+        used, busy_s = self._up.cpu_s(), busy_cpu_s() - busy_s
+        figures = rate_figures(wait(), len(moments), seconds, self._jpeg.slo_ms)
+        figures |= {f"{kind}_cores": (used[kind] - before[kind]) / elapsed_s for kind in used}
+        return figures | {"machine_cores": busy_s / elapsed_s}, (begin_s, begin_s + seconds)
+
+
+def rate_figures(lap: ScheduleLap, asked: int, seconds: float, slo_ms: float) -> dict[str, float]:
+    """in_time: the share of all that were due; the percentiles are of all, too: what got no good answer is inf."""
+    ordered = sorted(lap.latencies_ms) + [math.inf] * (asked - len(lap.latencies_ms))
+    late = sorted(lap.late_ms) or [0.0]
+    return {
+        "asked_per_s": asked / seconds,
+        "ok_per_s": len(lap.latencies_ms) / seconds,
+        "in_time": sum(latency <= slo_ms for latency in lap.latencies_ms) / max(asked, 1),
+        "p50_ms": quantile(ordered, 0.5),
+        "p99_ms": quantile(ordered, 0.99),
+        "late_p99_ms": quantile(late, 0.99),
+        "failed": float(sum(lap.failures.values()) + lap.unsent),
+        "generator_cores": lap.cpu_s / seconds,
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """One that was measured; nan of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
