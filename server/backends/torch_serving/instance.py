@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from .batch import Group, groups
 from .config import EngineSpec
 from .errors import RequestError
+from .nvtx import stage
 from .runners import Pending, Runner
 
 
@@ -62,10 +63,13 @@ class Instance:
         members = [asks[place] for place in group.places]
         if self._reader is None:
             columns = [[ask.tensors[number] for ask in members] for number in range(len(self._spec.inputs))]
-            return _Run(group, self._runner.begin(columns, group.row_count), {})
+            with stage("infer"):
+                return _Run(group, self._runner.begin(columns, group.row_count), {})
         encoded = [picture for ask in members for picture in ask.pictures]
-        said = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
-        return _Run(group, self._runner.begin_pictures(group.row_count), _refusals(group, said))
+        with stage("decode"):
+            said = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
+        with stage("infer"):
+            return _Run(group, self._runner.begin_pictures(group.row_count), _refusals(group, said))
 
 
 def _refusals(group: Group, said: Sequence[str | None]) -> dict[int, RequestError]:
@@ -81,7 +85,8 @@ def _refusals(group: Group, said: Sequence[str | None]) -> dict[int, RequestErro
 
 
 def _finish(run: _Run) -> dict[int, Outcome]:
-    outputs = run.pending.outputs()
+    with stage("output"):
+        outputs = run.pending.outputs()
     if len(run.group.places) == 1:
         place = run.group.places[0]
         return {place: run.refused.get(place, outputs)}
