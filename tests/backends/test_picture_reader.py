@@ -284,3 +284,33 @@ def test_hardware_decoder_absent_says_what_nvjpeg_answered() -> None:
     """A card without one is no error of its own: torchvision's way stands behind it."""
     with pytest.raises(hardware_jpeg.NoHardwareDecoder, match="answers 7"):
         hardware_jpeg.HardwareJpegs(is_grey=False, library=FakeNvjpeg(create=7))
+
+
+class TriedHardware:
+    """In place of HardwareJpegs: decodes by torchvision on the CPU, with an error of that many levels."""
+
+    error = 0
+    answers = True
+
+    def __init__(self, *, is_grey: bool) -> None:
+        self.mode = ImageReadMode.GRAY if is_grey else ImageReadMode.RGB
+
+    def decode(self, encoded: list[bytes], sizes: list[tuple[int, int]], device: Any) -> Any:
+        pixels = decode_jpeg(torch.frombuffer(encoded[0], dtype=torch.uint8), self.mode).contiguous().reshape(-1)
+        found = pixels.int().add(self.error).clamp(0, 255).byte()
+        return (torch.cat([found, found[:100]]), [found.data_ptr()]) if self.answers else None
+
+
+@pytest.mark.parametrize("is_grey", [True, False])
+@pytest.mark.parametrize(
+    ("error", "answers", "name"),
+    [(0, True, "nvjpeg-hardware"), (40, True, "nvjpeg"), (0, False, "nvjpeg")],
+)
+def test_gpu_jpegs_hardware_that_decodes_otherwise_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, is_grey: bool, error: int, answers: bool, name: str
+) -> None:
+    """Its first picture is held against the CPU's: a decoder that gives other pixels, or none, is left alone."""
+    monkeypatch.setattr(nvjpeg, "HardwareJpegs", TriedHardware)
+    monkeypatch.setattr(TriedHardware, "error", error)
+    monkeypatch.setattr(TriedHardware, "answers", answers)
+    assert nvjpeg.GpuJpegs(torch.device("cpu"), is_grey=is_grey).name == name
