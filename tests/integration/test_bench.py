@@ -2,14 +2,18 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from deploy.models import opennmt
+from deploy.models.opennmt_weights import Size
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.pictures import frames, jpeg
+from tests.integration.web import post_json
 
 pytestmark = pytest.mark.xdist_group("load")
 
@@ -66,3 +70,23 @@ def test_bench_of_a_model_without_vision_parameters_says_what_is_missing(stack: 
     answer = bench("image_endpoint", *where, "--model", "identity_fp32")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "network-type" in answer.stderr
+
+
+def test_sentences_bench_finds_the_same_words_alone_and_in_the_gateways_batches(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    """A narrow translator with the real one's vocabulary and lengths, loaded by the bench, asked in every way."""
+    report = tmp_path / "report.json"
+    folder = opennmt.write(opennmt.Order(size=Size(width=8)), stack.home)
+    try:
+        answer = bench("gpu.sentences", "--url", stack.http_url, "--processes", "1", "--json", str(report))
+    finally:
+        post_json(f"{stack.http_url}/v2/repository/models/{folder.name}/unload", {})
+        shutil.rmtree(folder)
+    assert answer.returncode == 0, answer.stderr
+    assert "541 sentences/s" in answer.stdout
+    told = json.loads(report.read_text())
+    assert told["agreement"] == [{"model": "opennmt-random", "together": 1.0, "with_first": 1.0}]
+    rates = {(row["callers"], row["sentences"]): row["sentences_per_s"]["median"] for row in told["results"]}
+    assert rates.keys() == {(1, 1), (1, 4), (64, 1), (2, 64)}
+    assert all(rate > 0 for rate in rates.values())
