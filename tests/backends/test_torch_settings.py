@@ -1,0 +1,235 @@
+"""The torch backend's pure parts: its parameters, buckets, groups, and which memory is page-locked."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from server.backends.torch_serving.batch import Group, groups
+from server.backends.torch_serving.buckets import bucket_for, default_buckets
+from server.backends.torch_serving.config import Compiler, EngineSpec, Precision, engine_spec
+from server.backends.torch_serving.errors import LoadError
+from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
+from server.backends.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
+
+REGION = "/dev/shm/triton_python_backend_shm_region_1"
+ENCODED = {"image-decoder": "engine", "infer-dims": "3;224;160"}
+ENCODED_INPUT = [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]
+
+
+def config(parameters: dict[str, str] | None = None, **changed: Any) -> dict[str, Any]:
+    """What Triton hands over of a model of images."""
+    told = {
+        "name": "small",
+        "max_batch_size": 8,
+        "input": [{"name": "image", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
+        "output": [{"name": "logits", "data_type": "TYPE_FP32", "dims": [10]}],
+    }
+    values = {key: {"string_value": value} for key, value in (parameters or {}).items()}
+    return told | {"parameters": values} | changed
+
+
+def on_gpu(parameters: dict[str, str] | None = None, **changed: Any) -> EngineSpec:
+    """The record of an instance on a GPU, with 16 cores for all."""
+    return engine_spec(config(parameters, **changed), is_gpu=True, cores=16)
+
+
+def test_spec_without_parameters_is_that_of_the_device() -> None:
+    """On a GPU FP16 by CUDA graphs, channels last, buckets of powers of two; on a CPU FP32 and no graphs."""
+    spec = on_gpu()
+    assert (spec.precision, spec.has_cuda_graphs, spec.is_channels_last) == (Precision.FP16, True, True)
+    assert spec.buckets == (1, 2, 4, 8)
+    assert (spec.compiler, spec.fuse, spec.file_name) == (Compiler.OFF, "auto", "model.pt2")
+    on_cpu = engine_spec(config(), is_gpu=False)
+    assert (on_cpu.precision, on_cpu.has_cuda_graphs) == (Precision.FP32, False)
+
+
+def test_spec_of_words_is_not_channels_last() -> None:
+    """Only inputs of three dimensions beside the batch's are images."""
+    words = [{"name": "words", "data_type": "TYPE_INT64", "dims": [25]}]
+    assert not on_gpu(input=words).is_channels_last
+
+
+def test_spec_of_free_dimensions_has_no_graphs() -> None:
+    """A graph is of fixed shapes: a model that takes any runs eagerly."""
+    words = [{"name": "words", "data_type": "TYPE_INT64", "dims": [-1]}]
+    assert not on_gpu(input=words).has_cuda_graphs
+
+
+@pytest.mark.parametrize(
+    ("count", "said", "blocks"),
+    [(1, "", False), (8, "", False), (9, "", True), (1, "block", True), (47, "spin", False)],
+)
+def test_wait_is_by_spinning_while_there_are_cores_for_it(count: int, said: str, blocks: bool) -> None:
+    """An instance that spins takes a core: more than half as many instances as cores wait asleep, unless told."""
+    parameters = {"event-wait": said} if said else {}
+    assert on_gpu(parameters, instance_group=[{"count": count}]).waits_blocking is blocks
+
+
+@pytest.mark.parametrize(
+    ("said", "buckets"), [("4;1;4", (1, 4, 8)), ("8", (8,)), (" 2 ; 8 ", (2, 8)), ("", (1, 2, 4, 8))]
+)
+def test_buckets_are_ascending_and_hold_the_largest_batch(said: str, buckets: tuple[int, ...]) -> None:
+    """In any order and twice; max_batch_size is always one."""
+    assert on_gpu({"batch-buckets": said}).buckets == buckets
+
+
+def test_default_buckets_end_with_the_largest_batch() -> None:
+    """Also where it is no power of two, and without a batch dimension."""
+    assert default_buckets(47) == (1, 2, 4, 8, 16, 32, 47)
+    assert default_buckets(0) == (1,)
+
+
+@pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8)])
+def test_bucket_is_the_smallest_that_holds_the_rows(rows: int, bucket: int) -> None:
+    """One more row than a bucket takes the next."""
+    assert bucket_for(rows, (1, 4, 8)) == bucket
+
+
+def test_bucket_for_more_than_the_largest_is_an_error() -> None:
+    """Triton never sends it; who does is told."""
+    with pytest.raises(ValueError, match="9 rows are more than the largest bucket, 8"):
+        bucket_for(9, (1, 8))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"precision": "int4"}, "parameter precision is 'int4': say one of fp16, bf16, fp32"),
+        ({"cuda-graphs": "maybe"}, "parameter cuda-graphs is 'maybe': say 1 or 0"),
+        ({"batch-buckets": "1;x"}, "parameter batch-buckets is '1;x': say whole numbers above 0"),
+        ({"batch-buckets": "16"}, "16 is more than max_batch_size 8"),
+        ({"compile": "tvm"}, "parameter compile is 'tvm': say one of off, inductor"),
+        ({"image-decoder": "magic"}, "parameter image-decoder is 'magic': say gateway or engine"),
+        ({"image-decoder": "engine"}, "needs exactly one input, of TYPE_STRING"),
+    ],
+)
+def test_parameter_that_means_nothing_is_refused(parameters: dict[str, str], sentence: str) -> None:
+    """With its value, and what may be said instead."""
+    with pytest.raises(LoadError, match=sentence):
+        on_gpu(parameters)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"input": []}, "names no input"),
+        ({"output": []}, "names no output"),
+        ({"input": ENCODED_INPUT}, "say the parameter image-decoder: engine"),
+        ({"sequence_batching": {"max_sequence_idle_microseconds": 1}}, "does not have sequence_batching"),
+        ({"model_transaction_policy": {"decoupled": True}}, "does not have the decoupled transaction policy"),
+    ],
+)
+def test_configuration_that_cannot_be_served_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    """In one sentence, when it is loaded."""
+    with pytest.raises(LoadError, match=sentence):
+        on_gpu(**changed)
+
+
+def test_spec_of_encoded_pictures_has_the_networks_own_input() -> None:
+    """The wire carries strings, the program floats; nvinfer's words become the record."""
+    words = {"net-scale-factor": "0.5", "offsets": "1;2;3", "model-color-format": "BGR", "resize-shorter-side": "256"}
+    spec = on_gpu(ENCODED | words, input=ENCODED_INPUT)
+    assert (spec.inputs[0].data_type, spec.inputs[0].dims) == ("FP32", (3, 224, 160))
+    assert spec.pictures == PictureSpec(160, 224, "BGR", Fit.CROP, 256, 0.5, (1.0, 2.0, 3.0), (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"infer-dims": "224;224"}, "parameter infer-dims is '224;224': say the network's channels, height and width"),
+        ({"infer-dims": "1;224;160"}, "parameter infer-dims"),
+        ({"offsets": "1;2"}, "parameter offsets is '1;2': say 3 numbers"),
+        ({"scaling-filter": "area"}, "the engine resizes by bilinear alone"),
+        ({"resize-shorter-side": "100"}, "say a number from 224 to 896"),
+        ({"resize-shorter-side": "256", "maintain-aspect-ratio": "1"}, "does not go with maintain-aspect-ratio"),
+    ],
+)
+def test_word_about_encoded_pictures_that_means_nothing_is_refused(words: dict[str, str], sentence: str) -> None:
+    """With its value, and what may be said instead."""
+    with pytest.raises(LoadError, match=sentence):
+        on_gpu(ENCODED | words, input=ENCODED_INPUT)
+
+
+def test_requests_of_one_shape_share_a_run_up_to_the_largest_batch() -> None:
+    """In their order; what no longer fits begins another."""
+    shapes = [((3, 5),), ((2, 5),), ((4, 5),), ((1, 5),)]
+    assert groups(shapes, 8) == [Group((0, 1), (3, 2)), Group((2, 3), (4, 1))]
+
+
+def test_requests_of_unlike_shapes_run_apart() -> None:
+    """All dimensions but the first must agree."""
+    assert groups([((1, 5),), ((1, 6),), ((2, 5),)], 8) == [Group((0, 2), (1, 2)), Group((1,), (1,))]
+
+
+def test_requests_without_a_batch_dimension_run_alone() -> None:
+    """Each is one row, whatever its shape."""
+    assert groups([((5,),), ((5,),)], 0) == [Group((0,), (1,)), Group((1,), (1,))]
+
+
+def lines(*regions: tuple[int, int, str], rights: str = "rw-s") -> list[str]:
+    """As /proc/PID/maps has them."""
+    return [f"{begin:x}-{end:x} {rights} 00000000 00:19 77    {path}" for begin, end, path in regions]
+
+
+def test_shared_mappings_are_those_of_dev_shm_that_may_be_written() -> None:
+    """Libraries, anonymous memory and what may only be read are none."""
+    others = ["7f00-7f10 r-xp 00000000 08:01 12 /usr/lib/libc.so.6", "7f20-7f30 rw-p 00000000 00:00 0"]
+    told = [*others, *lines((0x1000, 0x2000, "/dev/shm/b"), rights="r--s"), *lines((0x5000, 0x6000, REGION))]
+    assert shared_mappings(told) == [Mapping(0x5000, 0x6000, REGION)]
+
+
+class Driver:
+    """Page-locks what it is told, and keeps count."""
+
+    def __init__(self, *maps: list[str], refuses: bool = False) -> None:
+        self.locked: list[tuple[int, int]] = []
+        self.asked, self.read = 0, 0
+        self._maps, self._refuses = list(maps), refuses
+
+    def lock(self, address: int, size: int) -> bool:
+        self.asked += 1
+        if self._refuses:
+            return False
+        self.locked.append((address, size))
+        return True
+
+    def unlock(self, address: int, size: int) -> None:
+        self.locked.remove((address, size))
+
+    def maps(self) -> Iterable[str]:
+        self.read += 1
+        return self._maps[min(self.read, len(self._maps)) - 1]
+
+
+def test_region_is_page_locked_once_however_many_tensors_lie_in_it() -> None:
+    """The maps are read for the first of them only."""
+    driver = Driver(lines((0x1000, 0x9000, REGION)))
+    regions = PinnedRegions(driver.lock, driver.unlock, driver.maps)
+    assert [regions.pin(address) for address in (0x1000, 0x5000, 0x8FFF)] == [True, True, True]
+    assert (driver.locked, driver.read) == ([(0x1000, 0x8000)], 1)
+
+
+def test_region_that_has_grown_is_page_locked_anew_and_its_old_mapping_no_more() -> None:
+    """Triton's backend maps it again elsewhere: the same pages need not be locked twice."""
+    first = lines((0x1000, 0x2000, REGION))
+    driver = Driver(first, [*first, *lines((0x10000, 0x14000, REGION))])
+    regions = PinnedRegions(driver.lock, driver.unlock, driver.maps)
+    assert regions.pin(0x1800)
+    assert regions.pin(0x13000)
+    assert driver.locked == [(0x10000, 0x4000)]
+
+
+def test_region_that_the_driver_refuses_is_not_asked_for_again() -> None:
+    """Copies from it are slower, and right."""
+    driver = Driver(lines((0x1000, 0x2000, REGION)), refuses=True)
+    regions = PinnedRegions(driver.lock, driver.unlock, driver.maps)
+    assert [regions.pin(0x1000), regions.pin(0x1001)] == [False, False]
+    assert driver.asked == 1
+
+
+def test_memory_in_no_shared_region_is_left_alone() -> None:
+    """A process's own memory is not page-locked."""
+    driver = Driver(lines((0x1000, 0x2000, REGION)))
+    assert not PinnedRegions(driver.lock, driver.unlock, driver.maps).pin(0x9000)
+    assert driver.locked == []
