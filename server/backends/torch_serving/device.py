@@ -45,8 +45,7 @@ def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opene
     loaded = load_program(folder / spec.file_name, spec, device)
     runner: Runner
     if spec.has_cuda_graphs:
-        pinned = PinnedRegions(_lock, _unlock)
-        runner = GraphRunner(loaded.program, spec, device, pinned=pinned, slots=1)
+        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=1)
     else:
         runner = EagerRunner(loaded.program, spec, device)
     return Opened(Instance(spec, runner, _reader(spec, device)), loaded.notes, _facts(spec, device, loaded.fused))
@@ -102,6 +101,11 @@ def is_broken(error: BaseException) -> bool:
 def end_after(seconds: float = _SECONDS_TO_ANSWER) -> None:
     """Ends the process, without unwinding through a driver that answers nothing any more."""
     threading.Timer(seconds, os._exit, (_BROKEN_CONTEXT_EXIT,)).start()
+
+
+def pinned_regions() -> PinnedRegions:
+    """Page-locked by the CUDA runtime of this process."""
+    return PinnedRegions(_lock, _unlock)
 
 
 def _lock(address: int, size: int) -> bool:

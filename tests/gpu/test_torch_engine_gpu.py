@@ -1,0 +1,211 @@
+"""On a real card: the torch backend by CUDA graphs, in this process and inside the real Triton.
+
+Stated tolerance against FP32 on the CPU, of the largest number: 2 % for FP16, 4 % for BF16, 1 % for FP32, whose
+convolutions are TF32 as PyTorch has them by default.
+PENSTOCK_ENGINE_ENVIRONMENT names the environment of Triton and its models, which must have torch.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from loadtest.bench.gpu.regions import CudaRegions, SystemRegions, noise_of
+from loadtest.bench.gpu.requests import Face, TensorFace
+from server.backends.torch_serving.config import EngineSpec, engine_spec
+from server.backends.triton_runtime import TritonUnavailable, find_triton
+from tests.backends.test_torch_settings import config
+from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+TOLERANCES = {"fp16": 0.02, "bf16": 0.04, "fp32": 0.01}
+WAYS = ("off", "fold", "cudnn", "kernel", "mixed", "auto")
+ROWS, CLASSES, WORDS = 8, 10, 50
+FACE = Face(
+    TensorFace("image", "FP32", (3, 32, 32), 3 * 32 * 32 * 4),
+    TensorFace("logits", "FP32", (CLASSES,), 4 * CLASSES),
+    True,
+)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    module = pytest.importorskip("torch", reason="needs torch")
+    if not module.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    return module
+
+
+@pytest.fixture(scope="module")
+def programs(torch: Any) -> Any:
+    from tests.backends import torch_programs
+
+    return torch_programs
+
+
+@pytest.fixture(scope="module")
+def reference(torch: Any, programs: Any) -> Callable[[Any], Any]:
+    """The small network in FP32 on the CPU."""
+    network = programs.small_resnet()
+
+    def answer(images: Any) -> Any:
+        with torch.no_grad():
+            return network(images)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def folder(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version folders of the small network, for FP32 and for pixels."""
+    root: Path = tmp_path_factory.mktemp("programs")
+    programs.save(programs.small_resnet(), programs.images(2), root / "fp32" / "model.pt2")
+    pixels = (programs.images(2) * 255).byte()
+    programs.save(programs.OfPixels(), pixels, root / "uint8" / "model.pt2")
+    return root
+
+
+def runner_of(torch: Any, path: Path, spec: EngineSpec, slots: int = 1) -> Any:
+    """As the backend makes it, on the first card."""
+    from server.backends.torch_serving.device import pinned_regions
+    from server.backends.torch_serving.program import load_program
+    from server.backends.torch_serving.runners import GraphRunner
+
+    device = torch.device("cuda", 0)
+    program = load_program(path / "model.pt2", spec, device).program
+    return GraphRunner(program, spec, device, pinned=pinned_regions(), slots=slots)
+
+
+def assert_near(answer: Any, expected: Any, tolerance: float) -> None:
+    """No number is off by more than that share of the largest."""
+    assert answer.shape == expected.shape
+    largest = float(abs(expected).max())
+    assert float(abs(answer - expected).max()) <= tolerance * largest
+
+
+@pytest.mark.parametrize("fuse", WAYS)
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_graphs_of_every_bucket_answer_what_the_cpu_answers(
+    torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path, precision: str, fuse: str
+) -> None:
+    """Whole buckets and every size between, from host memory and from the card's, however the program is fused."""
+    spec = engine_spec(config({"precision": precision, "fuse": fuse}), is_gpu=True, cores=16)
+    runner = runner_of(torch, folder / "fp32", spec)
+    for rows in range(1, ROWS + 1):
+        images = programs.images(rows, seed=rows)
+        for tensor in (images, images.cuda()):
+            (answer,) = runner.begin([[tensor]], rows).outputs()
+            assert answer.dtype is torch.float32
+            assert_near(answer, reference(images), TOLERANCES[precision])
+
+
+def test_graphs_of_pixels_answer_what_the_cpu_answers(
+    torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
+) -> None:
+    """UINT8 travels as it is; the program casts it to its own precision."""
+    told = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
+    runner = runner_of(torch, folder / "uint8", engine_spec(told, is_gpu=True, cores=16))
+    pixels = (programs.images(5) * 255).byte()
+    (answer,) = runner.begin([[pixels[:2], pixels[2:]]], 5).outputs()
+    assert_near(answer, reference(pixels.float() / 255), TOLERANCES["fp16"])
+
+
+def test_batches_in_flight_keep_their_own_rows(
+    torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
+) -> None:
+    """Two slots, and each batch's copies beside the run of the one before: a hundred batches of unlike sizes."""
+    runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True, cores=16), slots=2)
+    batches = [programs.images(1 + number % ROWS, seed=number).pin_memory() for number in range(16)]
+    expected = [reference(images) for images in batches]
+    pending = runner.begin([[batches[0]]], len(batches[0]))
+    for number in range(1, 100):
+        following = runner.begin([[batches[number % 16]]], len(batches[number % 16]))
+        assert_near(pending.outputs()[0].clone(), expected[(number - 1) % 16], TOLERANCES["fp16"])
+        pending = following
+
+
+@pytest.fixture(scope="module")
+def triton(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTriton]:
+    """One Triton with the small network in two instances, one that batches, and a lookup that can be made to fault."""
+    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT")
+    root: Path = tmp_path_factory.mktemp("triton")
+    try:
+        launch = find_triton(environment=Path(environment) if environment else None).prepare(root)
+    except TritonUnavailable as error:
+        pytest.skip(str(error))
+    network, sample = programs.small_resnet(), programs.images(2)
+    programs.write_model(root / "models", "two", network, sample, kind="GPU", instances=2)
+    batching = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
+    programs.write_model(root / "models", "batched", network, sample, kind="GPU", rest=batching)
+    programs.write_lookup(root / "models", "lookup", kind="GPU")
+    with running_triton(launch, root / "models", root) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(triton: RunningTriton) -> Iterator[grpc_client.InferenceServerClient]:
+    with grpc_client.InferenceServerClient(triton.grpc_address) as connected:
+        for name in ("two", "batched", "lookup"):
+            assert connected.is_model_ready(name), triton.log()[-3000:]
+        yield connected
+
+
+def ask(client: grpc_client.InferenceServerClient, model: str, name: str, array: Any, output: str) -> Any:
+    datatype = {"float32": "FP32", "int64": "INT64"}[str(array.dtype)]
+    tensor = grpc_client.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return client.infer(model, [tensor], client_timeout=60).as_numpy(output)
+
+
+@pytest.mark.parametrize("model", ["two", "batched"])
+def test_served_answers_are_the_cpus_whoever_asks_with_them(
+    client: grpc_client.InferenceServerClient, programs: Any, reference: Callable[[Any], Any], model: str
+) -> None:
+    """Forty requests of one to eight rows at once, over two instances and in batches that Triton forms."""
+    asked = [programs.images(1 + seed % ROWS, seed=seed) for seed in range(40)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda images: ask(client, model, "image", images.numpy(), "logits"), asked))
+    for images, answer in zip(asked, answers, strict=True):
+        assert_near(answer, reference(images).numpy(), TOLERANCES["fp16"])
+
+
+@pytest.mark.parametrize("memory", ["system", "cuda"])
+def test_served_from_shared_memory_answers_what_the_cpu_answers(
+    triton: RunningTriton,
+    client: grpc_client.InferenceServerClient,
+    torch: Any,
+    reference: Callable[[Any], Any],
+    memory: str,
+) -> None:
+    """Inputs in the system's and in the card's shared memory, several requests for each region."""
+    port = int(triton.http_url.rpartition(":")[2])
+    made: Any = (CudaRegions if memory == "cuda" else SystemRegions)(FACE, 2, ROWS)
+    images = torch.frombuffer(bytearray(noise_of(FACE, ROWS)), dtype=torch.float32).reshape(ROWS, 3, 32, 32)
+    with made as regions:
+        regions.register(port)
+        for region, rows in itertools.product(regions.regions, (1, 3, ROWS)):
+            tensor = grpc_client.InferInput("image", [rows, 3, 32, 32], "FP32")
+            tensor.set_shared_memory(region.name, rows * FACE.input.row_bytes)
+            answer = client.infer("two", [tensor], client_timeout=60).as_numpy("logits")
+            assert_near(answer, reference(images[:rows]).numpy(), TOLERANCES["fp16"])
+        client.unregister_system_shared_memory()
+        client.unregister_cuda_shared_memory()
+
+
+def test_fault_of_the_card_is_an_error_and_ends_the_instances_process(
+    triton: RunningTriton, client: grpc_client.InferenceServerClient
+) -> None:
+    """A word beyond the table is a device-side assertion: that request fails, its process ends, others serve on."""
+    good = ask(client, "lookup", "word", np.array([[3]], np.int64), "vector")
+    assert good.shape == (1, 4)
+    with pytest.raises(InferenceServerException, match="model 'lookup'"):
+        ask(client, "lookup", "word", np.array([[WORDS * 1000]], np.int64), "vector")
+    assert "the CUDA context is lost" in triton.log()
+    assert ask(client, "two", "image", np.zeros((1, 3, 32, 32), np.float32), "logits").shape == (1, CLASSES)
