@@ -1,11 +1,12 @@
 """Pictures a second on the GPU by batch size: decoding alone, the kernel alone, both; and how far from the CPU's path.
 
-`python -m loadtest.bench.gpu.pictures` runs it, about half a minute on an H200. Each figure is the median of rounds
+`python -m loadtest.bench.gpu.pictures` runs it, under a minute on an H200. Each figure is the median of rounds
 that take turns, with the smallest and the largest behind it.
 """
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -63,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the tables; --json FILE keeps the figures."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.pictures", description=__doc__)
     parser.add_argument("--batches", default="1,8,16,32,64,128", help="pictures in a call")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", default="1,4,8", help="of so many at once, 32 pictures in a call; 0 for none")
     parser.add_argument("--json", help="a file for the figures")
     asked = parser.parse_args(arguments)
     try:
@@ -74,10 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(2, f"{error.name} is not installed: `make gpu` builds the environment that has it\n")
     if not torch.cuda.is_available():
         parser.exit(2, "no NVIDIA GPU that torch can use: nothing is measured\n")
-    batches = [int(word) for word in asked.batches.split(",")]
-    rates = _rates(photos(max(batches)), batches, asked.seconds, asked.rounds)
-    figures = {"rates": rates, "host_us_a_picture": _host_us(), "difference": _differences()}
-    _print(torch.cuda.get_device_name(), figures)
+    batches, counts = ([int(word) for word in text.split(",")] for text in (asked.batches, asked.processes))
+    print(f"{torch.cuda.get_device_name()}: pictures/s of photo-like JPEGs, median (smallest to largest)", flush=True)
+    figures: dict[str, Any] = {"rates": _rates(photos(max(batches)), batches, asked.seconds, asked.rounds)}
+    figures["host_us_a_picture"] = _host_us()
+    print(f"Python a picture beside the calls: {figures['host_us_a_picture']:.1f} us")
+    figures["difference"] = _differences()
+    figures["processes"] = {count: _of_processes(count) for count in counts if count}
     if asked.json:
         with open(asked.json, "w", encoding="utf-8") as file:
             json.dump(figures, file, indent=1)
@@ -88,9 +93,14 @@ def _rates(made: list[bytes], batches: Sequence[int], seconds: float, rounds: in
     found: dict[str, dict[int, list[float]]] = {}
     for batch in batches:
         ways = _ways(made[:batch])
+        if not found:
+            print("batch  " + "".join(f"{name:>30}" for name in ways))
         for _ in range(rounds):
             for name, way in ways.items():
                 found.setdefault(name, {}).setdefault(batch, []).append(batch * _calls_per_s(way, seconds))
+        rounds_of = [rates[batch] for rates in found.values()]
+        texts = (f"{statistics.median(one):,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in rounds_of)
+        print(f"{batch:5}  " + "".join(f"{text:>30}" for text in texts), flush=True)
     return found
 
 
@@ -134,6 +144,38 @@ def _calls_per_s(work: Callable[[], Any], seconds: float) -> float:
     return calls / spent
 
 
+def _of_processes(count: int) -> float:
+    """Pictures a second of all, each process with a reader of its own: how instances share the card's decoders."""
+    context = multiprocessing.get_context("spawn")
+    start, answers = context.Barrier(count), context.Queue()
+    workers = [context.Process(target=_one_process, args=(start, answers)) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    total = sum(answers.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join()
+    print(f"{count} processes, 32 pictures a call: {total:,.0f} pictures/s", flush=True)
+    return float(total)
+
+
+def _one_process(start: Any, answers: Any) -> None:
+    """Puts its pictures a second, over a second that begins when all are ready."""
+    import torch
+
+    from server.backends.torch_serving.pictures import PictureReader
+
+    reader = PictureReader(NETWORK, torch.device("cuda", 0))
+    batch, out = photos(32), torch.empty((32, 3, 224, 224), dtype=torch.float16, device="cuda:0")
+
+    def work() -> None:
+        reader.prepare(batch, out)
+        torch.cuda.synchronize()
+
+    work()
+    start.wait(timeout=60)
+    answers.put(32 * _calls_per_s(work, 1.0))
+
+
 def _host_us() -> float:
     """Of Python a picture in a batch of 64, but for the calls into nvJPEG and CUDA."""
     import torch
@@ -171,19 +213,7 @@ def _differences() -> dict[str, dict[str, float]]:
         options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_QUALITY, 92]
         encoded = [bytes(cv2.imencode(".jpg", one, options)[1]) for one in pixels]
         for one in (reader, plain):
-            found[f"{name} by {one.decoder}"] = asdict(difference(encoded, one, LEVELS))
+            levels = difference(encoded, one, LEVELS)
+            found[f"{name} by {one.decoder}"] = asdict(levels)
+            print(f"{name} by {one.decoder} against the CPU's path, levels of 255: {levels}", flush=True)
     return found
-
-
-def _print(device: str, figures: dict[str, Any]) -> None:
-    rates = figures["rates"]
-    print(f"{device}: pictures/s of photo-like JPEGs (500 x 375, 30 to 110 KB): median (smallest to largest)")
-    print("batch  " + "".join(f"{name:>30}" for name in rates))
-    for batch in next(iter(rates.values())):
-        cells = (rates[name][batch] for name in rates)
-        texts = (f"{statistics.median(one):,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in cells)
-        print(f"{batch:5}  " + "".join(f"{text:>30}" for text in texts))
-    print(f"Python a picture beside the calls: {figures['host_us_a_picture']:.1f} us")
-    for name, one in figures["difference"].items():
-        numbers = f"mean {one['mean']:.3f}, p99 {one['p99']:.1f}, largest {one['largest']:.0f}"
-        print(f"{name} against the CPU's path, levels of 255: {numbers}")
