@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from server.backends.lost_instances import InstanceRenewal, InstanceSight
 from server.backends.shell_paths import plain_paths
 from server.backends.triton_ports import answers_live
 from server.backends.triton_process import TritonOptions, TritonProcess
@@ -29,6 +30,7 @@ from server.choices import (
 from server.core.address import authority
 from server.gpu.mps.errors import MpsError
 from server.gpu.mps.supervisor import EngineHandle, MpsNews
+from server.gpu.telemetry.processes import process_name
 from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.front_processes import AddressHeld, FrontProcesses
 from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
@@ -96,6 +98,7 @@ class Stack:
         self._news = EngineNews(is_running=False, reason="the engine is starting", restarts=0)
         self._engine: TritonProcess | None = None
         self._engine_task: asyncio.Task[None] | None = None
+        self._renewal_task: asyncio.Task[None] | None = None
         self._embedded_restarts = 0
 
     async def run(self) -> int:
@@ -162,10 +165,12 @@ class Stack:
         fronts_task = asyncio.create_task(self._fronts.run()) if self._fronts is not None else None
         stop_task = asyncio.create_task(self._stop_asked.wait())
         mps_task = self._sharing.task if self._sharing is not None else None
-        others = filter(None, [self._engine_task, fronts_task, mps_task])
+        others = filter(None, [self._engine_task, fronts_task, mps_task, self._renewal_task])
         watched: set[asyncio.Task[object]] = {gateway_task, stop_task, *others}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
+        if self._renewal_task is not None:
+            self._renewal_task.cancel()
         patience_s = self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S
         code = 0
         if self._fronts is not None and fronts_task is not None:  # the core serves them until they have drained
@@ -178,8 +183,9 @@ class Stack:
         if self._engine_task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._engine_task
-        if mps_task is not None and mps_task.done():
-            mps_task.result()  # it should run until it is told to end
+        for task in filter(None, [mps_task, self._renewal_task]):
+            if task.done() and not task.cancelled():
+                task.result()  # it should run until it is told to end
         if self._failure:
             raise CannotStart(self._failure)
         log.info("stopped")
@@ -216,6 +222,17 @@ class Stack:
             launch, options, emit=log_engine, on_status=self._on_engine_status, before_start=gate
         )
         self._engine_task = asyncio.create_task(self._engine.run())
+        renewal = InstanceRenewal(
+            InstanceSight(process_name),
+            f"http://127.0.0.1:{options.http_port}",
+            engine_pid=self._running_engine,
+            restart=self._engine.restart,
+        )
+        self._renewal_task = asyncio.create_task(renewal.run())
+
+    def _running_engine(self) -> int | None:
+        status = self._engine_status()
+        return status.pid if status is not None and status.state is EngineState.RUNNING else None
 
     def _on_engine_status(self, status: EngineStatus) -> None:
         is_running = status.state is EngineState.RUNNING

@@ -226,7 +226,7 @@ def test_instances_are_all_clients_of_mps(served: Served) -> None:
     """Each process of the model is listed by the MPS server, and the gateway's metric counts them."""
     served.until_all_serve(time.monotonic())
     assert served.clients() == {stub.pid for stub in served.stubs()}
-    assert len(served.stubs()) == INSTANCES
+    assert len(served.stubs()) >= INSTANCES
     assert served.metric("mps_clients") >= INSTANCES
     assert served.metric("mps_unattached_processes") == 0
 
@@ -237,7 +237,7 @@ def test_client_that_is_killed_costs_the_others_nothing(served: Served, report: 
     told = after(served, report, "one client killed", served.stubs()[0].kill)
     assert told.answered > told.failed
     assert told.restarts == 0
-    assert told.clients_after == INSTANCES
+    assert told.clients_after >= INSTANCES
     assert others
 
 
@@ -252,7 +252,7 @@ def test_client_that_faults_ends_what_shares_its_server_and_all_serve_again(serv
         )  # fmt: skip
 
     told = after(served, report, "illegal memory access of another client", stray)
-    assert told.clients_after == INSTANCES
+    assert told.clients_after >= INSTANCES
 
 
 def test_daemon_that_is_killed_is_replaced_and_all_clients_attach_to_the_new_one(
@@ -261,7 +261,7 @@ def test_daemon_that_is_killed_is_replaced_and_all_clients_attach_to_the_new_one
     """FAULTS 67: daemon, server and clients are started again in order."""
     daemon = mps_process(CONTROL, served.pipes)
     told = after(served, report, "control daemon killed", lambda: daemon.send_signal(signal.SIGKILL))
-    assert (told.restarts, told.clients_after) == (1, INSTANCES)
+    assert (told.restarts, told.clients_after >= INSTANCES) == (1, True)
 
 
 def test_server_that_is_killed_is_replaced_and_all_clients_attach_to_the_new_one(
@@ -270,4 +270,4 @@ def test_server_that_is_killed_is_replaced_and_all_clients_attach_to_the_new_one
     """FAULTS 68: its clients' contexts go with it."""
     server = mps_process(SERVER, served.pipes)
     told = after(served, report, "MPS server killed", lambda: server.send_signal(signal.SIGKILL))
-    assert (told.restarts, told.clients_after) == (1, INSTANCES)
+    assert (told.restarts, told.clients_after >= INSTANCES) == (1, True)

@@ -1,0 +1,158 @@
+"""Model instances whose process has died under a living Triton, and their replacement.
+
+Triton 2.51 does not start a Python-based instance's process again: each request that the instance gets fails after a
+second, "Stub process … is not healthy", while the others of the model go on. So the model is loaded once more beside
+itself, by a config that differs in a parameter nobody reads; Triton swaps when the new instances are ready. Where there
+is no room for both, Triton as a whole is restarted.
+"""
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from server.backends.patience import Patience
+from server.backends.triton_backoff import RestartBackoff
+from server.backends.triton_http import TritonHttp, origin_of
+from server.core.errors import InferenceError
+from server.core.relay import HttpCall
+from server.logs import get_logger
+
+log = get_logger("engine")
+LOOK_S = 0.5
+CONTROL_S, LOAD_S = 5.0, 600.0
+RENEWAL_PARAMETER = "penstock-renewal"
+_STUB = "triton_python_b"  # as the kernel shortens triton_python_backend_stub
+_INSTANCE = re.compile(r"(.+)_\d+_\d+")
+
+
+def model_of(instance: str, models: Iterable[str]) -> str:
+    """The model of an instance, named MODEL_GROUP_NUMBER, or GROUP_NUMBER where its config names the group.
+
+    Empty where none of the models is meant.
+    """
+    known = set(models)
+    usual = _INSTANCE.fullmatch(instance)
+    if usual is not None and usual[1] in known:
+        return usual[1]
+    return max((name for name in known if instance.startswith(f"{name}_")), key=len, default="")
+
+
+class InstanceSight:
+    """Which of Triton's model processes died since the last look. name_of: an instance's, by its living process's id.
+
+    A process is lost when it was dead, and not taken leave of by Triton, in two looks on end: one that Triton ends is
+    for a moment, too.
+    """
+
+    def __init__(self, name_of: Callable[[int], str], proc: Path = Path("/proc")) -> None:
+        self._name_of = name_of
+        self._proc = proc
+        self._names: dict[int, str] = {}
+        self._dead: set[int] = set()
+        self._told: set[int] = set()
+
+    def lost(self, engine_pid: int) -> tuple[str, ...]:
+        """The instances lost, each told once. engine_pid: of the Triton that runs now."""
+        states = {pid: state for pid in self._children(engine_pid) if (state := self._stub_state(pid))}
+        dead = {pid for pid, state in states.items() if state == "Z"}
+        new = (dead & self._dead) - self._told
+        self._names = {pid: self._named(pid, is_alive=pid not in dead) for pid in states}
+        self._dead, self._told = dead, (self._told & dead) | new
+        return tuple(sorted(self._names[pid] for pid in new if self._names[pid]))
+
+    def _named(self, pid: int, *, is_alive: bool) -> str:
+        name = self._names.get(pid, "")
+        return self._name_of(pid) if is_alive and not _INSTANCE.fullmatch(name) else name
+
+    def _children(self, pid: int) -> list[int]:
+        """A child is its maker's, which may be any thread of Triton."""
+        found: list[int] = []
+        try:
+            threads = os.listdir(self._proc / str(pid) / "task")
+        except OSError:
+            return found
+        for thread in threads:
+            try:
+                text = (self._proc / str(pid) / "task" / thread / "children").read_text()
+            except OSError:
+                continue
+            found += map(int, text.split())
+        return found
+
+    def _stub_state(self, pid: int) -> str:
+        """Its letter; empty for a process that is no model's."""
+        try:
+            _, _, rest = (self._proc / str(pid) / "stat").read_text().partition("(")
+        except OSError:
+            return ""
+        name, _, fields = rest.rpartition(")")
+        return fields.split()[0] if name == _STUB else ""
+
+
+class InstanceRenewal:
+    """Run it beside one Triton, at that address. engine_pid: while that runs, else None. restart: the whole of it, for
+    this reason. A model whose processes die again and again is loaded anew after growing pauses."""
+
+    def __init__(
+        self,
+        sight: InstanceSight,
+        http_url: str,
+        engine_pid: Callable[[], int | None],
+        restart: Callable[[str], object],
+    ) -> None:
+        self._sight = sight
+        self._http = TritonHttp(origin_of(http_url), max_connections=1, patience=Patience())
+        self._backoff = RestartBackoff()
+        self._engine_pid = engine_pid
+        self._restart = restart
+        self._renewed_at = time.monotonic()
+        self.renewals = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (pid := self._engine_pid()) is not None and (lost := self._sight.lost(pid)):
+                self._backoff.live(self._renewed_at)
+                await asyncio.sleep(self._backoff.next_delay_s(time.monotonic()))
+                await self._replace(lost, pid)
+                self._renewed_at = time.monotonic()
+
+    async def _replace(self, instances: tuple[str, ...], engine_pid: int) -> None:
+        """Of a Triton that was ended meanwhile nothing is left to mend."""
+        try:
+            rows = await self._ask("POST", "/v2/repository/index", b"{}")
+            ready = [str(row["name"]) for row in rows if row.get("state") == "READY"]
+            for model in sorted({model_of(instance, ready) for instance in instances} - {""}):
+                await self._renew(model, [name for name in instances if model_of(name, ready) == model])
+        except (InferenceError, ValueError) as error:
+            if self._engine_pid() == engine_pid:
+                log.error("a dead instance cannot be replaced beside the others", reason=str(error))
+                self._restart(f"the process of {', '.join(instances)} died, and no other took its place")
+
+    async def _renew(self, model: str, instances: list[str]) -> None:
+        began = time.monotonic()
+        log.error(
+            "a model's process died; the model is loaded anew beside it", model=model, instances=",".join(instances)
+        )
+        self.renewals += 1
+        place = f"/v2/models/{quote(model, safe='')}"
+        config = await self._ask("GET", f"{place}/config")
+        config.setdefault("parameters", {})[RENEWAL_PARAMETER] = {"string_value": str(self.renewals)}
+        question = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+        await self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", question, patience_s=LOAD_S)
+        log.info("all of the model's processes are new", model=model, seconds=round(time.monotonic() - began, 3))
+
+    async def _ask(self, method: str, path: str, body: bytes = b"", *, patience_s: float = CONTROL_S) -> Any:
+        """Triton's JSON. Raises InferenceError, ValueError with its reason where it refuses."""
+        call = HttpCall(method, path.encode(), ((b"content-type", b"application/json"),), body)
+        answer = await self._http.relay(call, deadline=time.monotonic() + patience_s)
+        if answer.status != 200:
+            raise ValueError(f"{method} {path}: {answer.status} {answer.body[:200].decode(errors='replace')}")
+        return json.loads(answer.body) if answer.body else {}
