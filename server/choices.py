@@ -15,6 +15,7 @@ from server.backends.triton_runtime import TritonRuntime, TritonUnavailable, def
 from server.card_sharing import MpsAsked, MpsPlan, plan_mps, this_machine
 from server.gpu.mps.errors import MpsUnavailable
 from server.gpu.mps.limits import ModelClients
+from server.gpu.profiling import Profile, ProfilerMissing, Profiling, plan_profiling
 from server.local.running import run_folders
 from server.logs import get_logger
 from server.rest.listener import PortTaken, bind
@@ -138,6 +139,22 @@ def resolve_ports(settings: Settings) -> Settings:
         for listener in held:
             listener.close()
     return settings.model_copy(update=ports)
+
+
+def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
+    """How Triton is started under a profiler, None for without one. name: of its reports. Raises CannotStart."""
+    settings = choice.settings
+    if settings.profile is not Profile.OFF and choice.triton is None:
+        raise CannotStart("profile is of a Triton that is started here; leave it out, or use --engine triton")
+    try:
+        profiling = plan_profiling(settings.profile, settings.home_path / "profiles", name)
+        if profiling is not None and profiling.report is not None:
+            profiling.report.parent.mkdir(parents=True, exist_ok=True)
+    except ProfilerMissing as error:
+        raise CannotStart(str(error)) from error
+    except OSError as error:
+        raise CannotStart(f"no folder for profiles: {error}; set --home to one that you may write") from error
+    return profiling
 
 
 def check_repositories(settings: Settings) -> tuple[Path, ...]:

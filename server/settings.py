@@ -18,6 +18,7 @@ from server.core.address import is_loopback
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InvalidRequest
 from server.gpu.mps.limits import mistake_in_memory
+from server.gpu.profiling import Profile
 from server.gpu.telemetry.choice import checked_source
 from server.logs import LogFormat
 
@@ -72,6 +73,7 @@ class Settings(BaseSettings):
     mps_pinned_memory: str = ""  # of a card's memory for a client: 4G, or by card 0=4G,1=2G
 
     gpu_metrics: str = "auto"  # off, or a dcgm-exporter's address instead of NVML's own counters
+    profile: Profile = Profile.OFF  # of the Triton that is started here
 
     access_file: Path | None = None
     api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only

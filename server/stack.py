@@ -14,7 +14,7 @@ from server.backends.lost_instances import InstanceRenewal, InstanceSight
 from server.backends.shell_paths import plain_paths
 from server.backends.triton_ports import answers_live
 from server.backends.triton_process import TritonOptions, TritonProcess
-from server.backends.triton_runtime import TritonUnavailable
+from server.backends.triton_runtime import Launch, TritonUnavailable
 from server.backends.triton_status import EngineState, EngineStatus
 from server.card_sharing import CardSharing, engine_eyes
 from server.choices import (
@@ -23,6 +23,7 @@ from server.choices import (
     check_access,
     check_repositories,
     choose_engine,
+    choose_profiling,
     choose_sharing,
     claim_run_dir,
     resolve_ports,
@@ -30,6 +31,7 @@ from server.choices import (
 from server.core.address import authority
 from server.gpu.mps.errors import MpsError
 from server.gpu.mps.supervisor import EngineHandle, MpsNews
+from server.gpu.profiling import REPORT_GRACE_S, Profiling
 from server.gpu.telemetry.processes import process_name
 from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.front_processes import AddressHeld, FrontProcesses
@@ -82,7 +84,9 @@ class Stack:
         self._mps_news = MpsNews()
         where = {"mps_directory": self._sharing.directory} if self._sharing is not None else {}
         self._settings = choice.settings.model_copy(update=where)
+        self._choice = choice
         self._triton = choice.triton
+        self._engine_grace_s = min(choice.settings.grace_s, ENGINE_GRACE_S)
         self._announce = announce
         self._ports: GatewayServes | None = None
         self._stop_asked = asyncio.Event()
@@ -179,7 +183,7 @@ class Stack:
         await self._gateway.stop(patience_s)
         code = max(code, await gateway_task, key=abs)
         if self._engine is not None and not self._is_hurried:
-            await self._engine.stop(min(self._settings.grace_s, ENGINE_GRACE_S))
+            await self._engine.stop(self._engine_grace_s)
         if self._engine_task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._engine_task
@@ -193,6 +197,7 @@ class Stack:
 
     def _start_engine(self) -> None:
         repositories = () if self._settings.engine_is_external else check_repositories(self._settings)
+        profiling = choose_profiling(self._choice, self._run_dir.engine_id)
         if self._triton is None:
             self._tell_gateway(EngineNews(is_running=True, reason="", restarts=0))
             return
@@ -203,6 +208,8 @@ class Stack:
         gate = None
         if self._sharing is not None and self._sharing.is_started:
             launch, gate = self._sharing.shared(launch), self._sharing.until_clients_may_start
+        if profiling is not None:
+            launch = self._profiled(launch, profiling)
         options = TritonOptions(
             engine_id=self._run_dir.engine_id,
             repositories=plain_paths(repositories, self._run_dir.path / "repositories"),
@@ -233,6 +240,12 @@ class Stack:
     def _running_engine(self) -> int | None:
         status = self._engine_status()
         return status.pid if status is not None and status.state is EngineState.RUNNING else None
+
+    def _profiled(self, launch: Launch, profiling: Profiling) -> Launch:
+        if profiling.report is not None:
+            self._engine_grace_s = REPORT_GRACE_S
+        log.info("the engine is profiled", report=str(profiling.report or "none: NVTX ranges alone"))
+        return replace(launch, argv=(*profiling.prefix, *launch.argv), env={**launch.env, **profiling.environment})
 
     def _on_engine_status(self, status: EngineStatus) -> None:
         is_running = status.state is EngineState.RUNNING

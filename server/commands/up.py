@@ -56,6 +56,13 @@ Repositories = Annotated[
 TraceFile = Annotated[
     Path | None, typer.Option(help="where the supervised Triton writes traces, once a client asks for them [none]")
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        help="off, auto, nsys, ncu, nvtx: start Triton under NVIDIA's profiler, its report in HOME/profiles; nvtx "
+        "marks stages only [off]"
+    ),
+]
 Batching = Annotated[
     list[str] | None,
     typer.Option(help="who forms a model's batches, MODEL=gateway, triton or off[,NAME=VALUE…]; may be repeated"),
@@ -95,6 +102,7 @@ def up(
     allow_client_shm: SharesMemory = None,
     otlp_endpoint: Collector = None,
     trace_file: TraceFile = None,
+    profile: ProfileOption = None,
     workers: Workers = None,
     grace_s: Annotated[float | None, typer.Option(help="seconds that running requests get at the end [30]")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="seconds not ready but serving before it [0]")] = None,
