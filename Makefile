@@ -1,7 +1,7 @@
 # Every target bootstraps what it needs, with nothing but python3 (3.11 or 3.12) and make on the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test test-long check lock clean no-triton
+.PHONY: help up gpu test test-long check lock clean no-triton
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	"$$p" -c 'import sys; raise SystemExit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -27,6 +27,8 @@ help:  ## what can be made here
 
 up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
 	@exec $(BIN)/penstock up $(ARGS)
+
+gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, beside Triton (5 GB; CUDA 13: driver 580, Turing or newer)
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 3 -p tests.work_units --reruns 1 -rR -p tests.second_tries -m "not long and not gpu" $(ARGS)
@@ -74,6 +76,10 @@ $(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
 	@echo "building $(TRITON_VENV): Triton and the environment of its models" && $(PYTHON) -m venv --without-pip $(TRITON_VENV)
 	@$(call install,$(TRITON_VENV),-r requirements/triton.txt)
 	@$(call install,$(TRITON_VENV),-r requirements/triton-server.txt)
+	@touch $@
+
+$(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
+	@echo "adding PyTorch to $(TRITON_VENV)" && $(call install,$(TRITON_VENV),-r requirements/triton-gpu.txt)
 	@touch $@
 
 $(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)

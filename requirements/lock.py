@@ -26,6 +26,7 @@ LOCKS: dict[str, list[str]] = {
     ],
     "locust.txt": ["requirements/locust.in", "-c", "requirements/load.txt"],
     "triton.txt": ["requirements/triton.in"],
+    "triton-gpu.txt": ["requirements/triton-gpu.in", "-c", "requirements/triton.txt"],
     "triton-models.txt": ["requirements/triton-models.in", "-c", "requirements/triton.txt"],
     "triton-server.txt": ["requirements/triton-server.in", "--no-deps"],
     "clients.txt": ["requirements/clients.in"],
