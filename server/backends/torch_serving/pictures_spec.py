@@ -13,6 +13,7 @@ from .errors import LoadError
 
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 _COLORS = {"0": "RGB", "1": "BGR", "2": "GRAY", "rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
+_FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 _MOST_ENLARGED = 4  # as the gateway: a resize to more would cost much and leave less than a sixteenth of the picture
 
 
@@ -53,9 +54,9 @@ def picture_spec(config: dict[str, Any], text: Callable[[str], str]) -> PictureS
     Raises LoadError naming parameter, value and what is allowed.
     """
     decoder = text("image-decoder").lower() or "gateway"
-    if decoder not in ("gateway", "engine"):
+    if decoder not in ("0", "gateway", "1", "engine"):
         raise LoadError(f"parameter image-decoder is '{decoder}': say gateway or engine")
-    if decoder == "gateway":
+    if decoder in ("0", "gateway"):
         return None
     _check_wire(config)
     color = _color(text)
@@ -67,9 +68,9 @@ def picture_spec(config: dict[str, Any], text: Callable[[str], str]) -> PictureS
         color=color,
         fit=fit,
         shorter_side=_shorter_side(text, max(width, height)) if fit is Fit.CROP else 0,
-        scale=_numbers(text, "net-scale-factor", 1, 1.0)[0],
+        scale=_factors(text, "net-scale-factor", 1)[0],
         offsets=_numbers(text, "offsets", _CHANNELS[color], 0.0),
-        channel_factors=_numbers(text, "channel-scale-factors", _CHANNELS[color], 1.0),
+        channel_factors=_factors(text, "channel-scale-factors", _CHANNELS[color]),
     )
 
 
@@ -91,7 +92,7 @@ def _color(text: Callable[[str], str]) -> str:
 def _infer_dims(text: Callable[[str], str], channels: int) -> tuple[int, int]:
     """(width, height)."""
     said = text("infer-dims")
-    words = [word.strip() for word in said.split(";")]
+    words = [word.strip() for word in said.split(";") if word.strip()]
     if len(words) != 3 or not all(word.isdigit() and int(word) > 0 for word in words) or int(words[0]) != channels:
         raise LoadError(
             f"parameter infer-dims is '{said}': say the network's channels, height and width, as {channels};224;224"
@@ -104,7 +105,7 @@ def _fit(text: Callable[[str], str]) -> Fit:
         raise LoadError(f"parameter scaling-filter is '{text('scaling-filter')}': the engine resizes by bilinear alone")
     if text("network-input-order").lower() not in ("", "0", "nchw"):
         raise LoadError("parameter network-input-order: a program that is sent pictures takes NCHW; leave it out")
-    keeps_aspect, is_symmetric = (text(key).lower() in ("1", "true", "on") for key in _PADDING_KEYS)
+    keeps_aspect, is_symmetric = (_flag(text, key) for key in ("maintain-aspect-ratio", "symmetric-padding"))
     if text("resize-shorter-side") and keeps_aspect:
         raise LoadError("parameter resize-shorter-side does not go with maintain-aspect-ratio, which pads instead")
     if text("resize-shorter-side"):
@@ -114,7 +115,11 @@ def _fit(text: Callable[[str], str]) -> Fit:
     return Fit.PAD_SYMMETRIC if is_symmetric else Fit.PAD_RIGHT_BOTTOM
 
 
-_PADDING_KEYS = ("maintain-aspect-ratio", "symmetric-padding")
+def _flag(text: Callable[[str], str], key: str) -> bool:
+    said = text(key).lower() or "0"
+    if said not in _FLAGS:
+        raise LoadError(f"parameter {key} is '{said}': say 1 or 0")
+    return _FLAGS[said]
 
 
 def _shorter_side(text: Callable[[str], str], network_side: int) -> int:
@@ -123,6 +128,13 @@ def _shorter_side(text: Callable[[str], str], network_side: int) -> int:
     if not said.isdigit() or not least <= int(said) <= most:
         raise LoadError(f"parameter resize-shorter-side is '{said}': say a number from {least} to {most}")
     return int(said)
+
+
+def _factors(text: Callable[[str], str], key: str, count: int) -> tuple[float, ...]:
+    factors = _numbers(text, key, count, 1.0)
+    if 0.0 in factors:
+        raise LoadError(f"parameter {key} is '{text(key)}': 0 leaves nothing of a picture")
+    return factors
 
 
 def _numbers(text: Callable[[str], str], key: str, count: int, default: float) -> tuple[float, ...]:
