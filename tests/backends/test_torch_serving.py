@@ -166,6 +166,7 @@ def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:
     [
         (config(output=[*config()["output"]] * 2), "returns 1 tensors and config.pbtxt names 2"),
         (config(input=[*config()["input"]] * 2), "takes 1 inputs and config.pbtxt names 2"),
+        (config(output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [9]}]), r"has shape \[1, 10\] for 1 rows"),
     ],
 )
 def test_program_that_does_not_fit_its_configuration_is_refused(
@@ -173,7 +174,7 @@ def test_program_that_does_not_fit_its_configuration_is_refused(
 ) -> None:
     """The sentence says what the program has and what config.pbtxt says."""
     with pytest.raises(LoadError, match=sentence):
-        instance_of(saved, told).answer([Ask((images(1),))])
+        instance_of(saved, told)
 
 
 def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ class EagerRunner:
         self._spec = spec
         self._device = device
         self._pictures: Any = None
+        if all(one.is_fixed for one in spec.inputs):
+            with torch.inference_mode():
+                check_answers(spec, program([_empty_input(one, 1, spec, device) for one in spec.inputs]), 1)
 
     def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> Pending:
         del rows
@@ -97,7 +100,7 @@ class GraphRunner:
     """
 
     def __init__(self, program: Program, spec: EngineSpec, device: Any, *, pinned: PinnedRegions, slots: int) -> None:
-        """Captures every bucket. Raises LoadError for a program whose answer has not one row a row of input."""
+        """Captures every bucket. Raises LoadError for a program that does not answer as configured."""
         self._program = program
         self._spec = spec
         self._device = device
@@ -193,16 +196,24 @@ class GraphRunner:
 
     def _new_outputs(self, answers: Sequence[Any], bucket: int) -> list[Any]:
         """Static outputs in the wire's types, outside the graphs' memory."""
-        for spec, answer in zip(self._spec.outputs, answers, strict=True):
-            if self._spec.max_batch_size and answer.shape[:1] != (bucket,):
-                raise LoadError(
-                    f"output '{spec.name}' has shape {list(answer.shape)} for a batch of {bucket}: "
-                    "a program that is batched answers one row a row of input"
-                )
+        check_answers(self._spec, answers, bucket)
         return [
             torch.zeros(answer.shape, dtype=WIRE_TYPES[spec.data_type], device=self._device)
             for spec, answer in zip(self._spec.outputs, answers, strict=True)
         ]
+
+
+def check_answers(engine: EngineSpec, answers: Sequence[Any], rows: int) -> None:
+    """LoadError for a program that does not answer what config.pbtxt says of its outputs."""
+    for spec, answer in zip(engine.outputs, answers, strict=True):
+        batch = (rows,) if engine.max_batch_size else ()
+        shape = tuple(answer.shape)
+        free = tuple(said if said > 0 else found for said, found in zip(spec.dims, shape[len(batch) :], strict=False))
+        if shape[: len(batch)] != batch or shape[len(batch) :] != free or len(free) != len(spec.dims):
+            raise LoadError(
+                f"output '{spec.name}' of the program has shape {list(shape)} for {rows} rows; config.pbtxt says "
+                f"{[*batch, *spec.dims]}"
+            )
 
 
 class _Slot:
