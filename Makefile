@@ -1,7 +1,7 @@
 # Every target bootstraps what it needs, with nothing but python3 (3.11 or 3.12) and make on the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up gpu test test-long check lock clean no-triton
+.PHONY: help up gpu test test-gpu test-long check lock clean no-triton
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	"$$p" -c 'import sys; raise SystemExit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -32,6 +32,10 @@ gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu,no-triton)  ## PyTorch for models o
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 3 -p tests.work_units --reruns 1 -rR -p tests.second_tries -m "not long and not gpu" $(ARGS)
+
+test-gpu: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minutes; with PyTorch after make gpu (ARGS="-k mps -s")
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }
+	@$(BIN)/python -m pytest -p no:randomly -m gpu -rs --timeout 300 tests/gpu $(ARGS)
 
 test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soaks and fuzzing
 	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)

@@ -58,7 +58,7 @@ def read_committed(targets: Iterable[Target], folder: Path = FOLDER) -> tuple[Co
     """
     targets = tuple(targets)
     files = sorted(folder.glob("*/*.json"))
-    found = [_from_run(path) if path.name == RUN_FILE else _from_bench(path, targets) for path in files]
+    found = [_from_run(path) if path.name == RUN_FILE else read_bench(path, targets) for path in files]
     return tuple(sorted((one for one in found if one), key=lambda one: one.began_at, reverse=True))
 
 
@@ -98,8 +98,8 @@ def _from_run(path: Path) -> Committed:
     )
 
 
-def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
-    """None for a bench that measures nothing that a target speaks of."""
+def read_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
+    """What a bench wrote; None for one that measures nothing that a target speaks of. Raises ResultsError."""
     try:
         bench = msgspec.json.decode(path.read_bytes(), type=_Bench)
     except (OSError, msgspec.DecodeError) as error:
@@ -115,7 +115,10 @@ def _from_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
         raise ResultsError(f"{path}: no result of {name} ({error!r}); measure it again with --json") from None
     on = bench.conditions.get("machine") or bench.conditions.get("cpu", "not known").partition(", load ")[0]
     circumstances = Circumstances(
-        machine=Machine(on, 0, 0.0, (), "", ()), models=models, slo_p99_ms=0.0, server_hardware=on
+        machine=Machine(on, 0, 0.0, (), "", ()),
+        models=models,
+        slo_p99_ms=float(bench.conditions.get("slo_p99_ms", 0.0)),
+        server_hardware=on,
     )
     return Committed(
         name=name,
@@ -167,10 +170,18 @@ def _of_sentences(results: Results) -> Iterable[Measurement]:
         yield _measurement(measure, max(spreads, key=lambda spread: spread["median"]))
 
 
+def _of_gpu(results: Results) -> Iterable[Measurement]:
+    """The ratios within rounds; what was not measured in that run has no row."""
+    for row in results:
+        if row["kind"] == "ratio" and row["measure"] in UNITS:
+            yield _measurement(row["measure"], row["value"], int(row["rounds"]))
+
+
 _READINGS: Mapping[str, Callable[[Results], Iterable[Measurement]]] = {
     "bench image_endpoint": _of_image_endpoint,
     "bench video": _of_video,
     "bench peers": _of_peers,
+    "bench gpu": _of_gpu,
     "bench gpu.sentences": _of_sentences,
 }
 

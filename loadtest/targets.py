@@ -20,7 +20,7 @@ SCENARIOS = (
     *("image-steady", "image-burst", "tensor-small", "tensor-large", "mixed-models", "grpc-stream"),
     *("overload", "soak", "cold-start", "video-streams"),
 )
-ELSEWHERE = ("gpu-mps", "batcher-replay", NOTHING_MEASURES_IT)  # other programs', and facts
+ELSEWHERE = ("batcher-replay", NOTHING_MEASURES_IT)  # another program's, and facts
 BENCH = "bench "  # "bench peers": `python -m loadtest.bench.peers`
 FACT = "fact"
 ERRORS_OF_SLO = 0.01  # an SLO that speaks of 99 % of the requests

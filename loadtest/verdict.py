@@ -34,9 +34,7 @@ _WAYS = {
     "batch_size_mean": "the server does not say how large its batches are",
 }
 _WAYS_ELSEWHERE = {
-    "gpu-mps": "comes with the MPS program, on a GPU",
     "batcher-replay": "comes with penstock plan",
-    "bench gpu_engine": "comes with the GPU's bench",
     NOTHING_MEASURES_IT: "a fact, which no load test measures",
 }
 

@@ -158,7 +158,7 @@ def test_targets_show_their_newest_committed_verdict(keep: Callable[[str, object
     assert rows["gateway-triton-tiny"].state is State.NOT_COMPARABLE
     assert rows["video-limit"].why == "run python -m loadtest.bench.video"
     assert rows["video-streams-core"].why == "run penstock load run video-streams"
-    assert rows["h200-jpeg"].why == "run penstock load knee"
+    assert rows["h200-jpeg"].why == "run python -m loadtest.bench.gpu"
 
 
 def test_table_is_written_and_checked(

@@ -217,9 +217,8 @@ def test_what_was_not_measured_says_what_would_measure_it(name: str, way: str) -
 
 
 def test_what_other_programs_measure_names_them() -> None:
-    """MPS, the batcher's replay and benches are sent to their programs; facts say that they are facts."""
+    """The batcher's replay and benches are sent to their programs; facts say that they are facts."""
     expected = {
-        "gpu-mps": "comes with the MPS program, on a GPU",
         "batcher-replay": "comes with penstock plan",
         "bench peers": "run python -m loadtest.bench.peers",
         NOTHING_MEASURES_IT: "a fact, which no load test measures",

@@ -34,7 +34,8 @@ from loadtest.hardware import describe, read_machine
 from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
 from server.gpu.telemetry import NoTelemetry, Sampler
 
-NO_GPU = 2
+NO_GPU, NO_TORCH = 2, "no torch"
+MODELS = {"fp32": "resnet50-torch-random", "uint8": "resnet50-torch-uint8-random"}
 
 
 def run(options: argparse.Namespace, stack: ExitStack) -> int:
@@ -84,7 +85,15 @@ def _jpeg_plan(options: argparse.Namespace, plan: Plan) -> JpegPlan:
         batched = ("--instances", str(options.jpeg_instances), "--batching", "gateway", "--max-batch", "64")
         export(plan, home, models["engine"], "--pictures", *batched)
         export(plan, home, models["gateway"], *batched)
-    return JpegPlan(home, environment_of(options), models, _mps_flags(plan), options.slo_ms, options.jpeg_seconds)
+    return JpegPlan(
+        home=home,
+        environment=environment_of(options),
+        models=models,
+        flags=_mps_flags(plan),
+        slo_ms=options.slo_ms,
+        seconds=options.jpeg_seconds,
+        callers=options.jpeg_callers,
+    )
 
 
 def _fault_plan(options: argparse.Namespace, plan: Plan, source: Path) -> FaultPlan:
@@ -108,9 +117,7 @@ def _source(options: argparse.Namespace, plan: Plan) -> Path:
     """The folder of the model that all but jpeg is measured with, exported where none is given. Raises BadAnswer."""
     if options.source:
         return Path(options.source).resolve()
-    is_bytes = options.input == "uint8"
-    name = "resnet50-torch-uint8-random" if is_bytes else "resnet50-torch-random"
-    return export(plan, plan.home, name, *(("--input", "uint8") if is_bytes else ()))
+    return export(plan, plan.home, MODELS[options.input], "--input", options.input)
 
 
 def export(plan: Plan, home: Path, name: str, *arguments: str) -> Path:
@@ -128,11 +135,12 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-gpu-")))
     work.mkdir(parents=True, exist_ok=True)
     machine = read_machine()
+    torch_python = options.torch_python or _with_torch(environment_of(options))
     plan = Plan(
         work=work,
         home=work / "home",
         runtime=find_triton(environment=environment_of(options)),
-        torch_python=options.torch_python,
+        torch_python=torch_python,
         is_gpu=options.is_gpu,
         rounds=options.rounds,
         seconds=options.seconds,
@@ -141,10 +149,38 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
         seed=options.seed,
     )
     told = conditions() | {"machine": describe(machine), "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-    model = options.source.name if options.source else "resnet50-torch-random"
+    told["gpu versions"] = f"{_driver()}, {_torch(torch_python)}, Triton 2.51"
+    told["slo_p99_ms"] = f"{options.slo_ms:g}"
+    model = options.source.name if options.source else MODELS[options.input]
     ledger = Ledger(options.json, told, model)
     sampler = stack.enter_context(Sampler()) if options.is_gpu else None
     return Bench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
+
+
+def _driver() -> str:
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        cuda = divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100)
+        return f"driver {nvml.nvmlSystemGetDriverVersion()} (CUDA {cuda[0]}.{cuda[1]})"
+    except (ImportError, nvml.NVMLError):
+        return "no driver"
+
+
+def _with_torch(environment: Path) -> str:
+    """The first interpreter that has it; this one where none has, which then says so."""
+    candidates = (sys.executable, str(environment / "bin" / "python"))
+    return next((python for python in candidates if _torch(python) != NO_TORCH), sys.executable)
+
+
+def _torch(python: str) -> str:
+    ask = "import torch; print('torch', torch.__version__, 'cuDNN', torch.backends.cudnn.version())"
+    try:
+        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
+    except OSError:
+        return NO_TORCH
+    return done.stdout.strip() or NO_TORCH
 
 
 def main() -> int:

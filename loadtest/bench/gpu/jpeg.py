@@ -21,13 +21,12 @@ from loadtest.bench.gpu.opened import Schedule, ScheduleLap
 from loadtest.bench.gpu.penstock_up import PenstockUp
 from loadtest.bench.gpu.pictures import photos
 from loadtest.bench.gpu.requests import picture_request
-from loadtest.bench.gpu.stretch import Bench, busy_cpu_s, figures_of
+from loadtest.bench.gpu.stretch import Bench, busy_cpu_s
 from loadtest.bench.wire import BadAnswer
 from loadtest.pacer import send_times
 from loadtest.scenario import Arrivals, Shape
 
 PICTURES = 64
-CALLERS = 192
 CONNECTIONS = 384
 SHARES = (0.97, 0.93, 0.88, 0.82, 0.75, 0.67, 0.58, 0.5)  # of what the closed loop got
 HELD = 0.99
@@ -36,7 +35,10 @@ FIRST_ANSWER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class JpegPlan:
-    """models: by who decodes (engine, gateway), all in `home`'s repository. seconds: of each rate that is tried."""
+    """models: by who decodes (engine, gateway), all in `home`'s repository. callers: of the closed loop.
+
+    seconds: of each rate that is tried.
+    """
 
     home: Path
     environment: Path
@@ -44,6 +46,7 @@ class JpegPlan:
     flags: tuple[str, ...]
     slo_ms: float
     seconds: float
+    callers: int
 
 
 def measure_jpeg(bench: Bench, jpeg: JpegPlan) -> None:
@@ -94,9 +97,14 @@ class _Way:
 
     def _capacity(self) -> float:
         model, port = self._jpeg.models[self._way], self._up.port
-        lanes = [Lane(model, port, self._requests[n % len(self._requests)]) for n in range(CALLERS)]
-        plan = self._bench.plan
-        return figures_of(self._bench.generators.closed(lanes, settle_s=1.0, seconds=plan.seconds)(), lanes)["rate"]
+        lanes = [Lane(model, port, self._requests[n % len(self._requests)]) for n in range(self._jpeg.callers)]
+        seconds = self._bench.plan.seconds
+        lap = self._bench.generators.closed(lanes, settle_s=1.0, seconds=seconds)()
+        good = sum(not ask.failure for ask in lap.asks)
+        if not good:
+            why = lap.asks[0].failure if lap.asks else "nothing"
+            raise BadAnswer(f"{model} answered {self._jpeg.callers} callers {why}")
+        return good / seconds
 
     def _try(self, number: int, rate: float) -> tuple[dict[str, float], tuple[float, float]]:
         seconds = self._jpeg.seconds

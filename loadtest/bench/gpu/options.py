@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +35,7 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 8], metavar="N", help="of raw and served")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 128], metavar="N", help="of raw and served")
     parser.add_argument("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
+    parser.add_argument("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     parser.add_argument("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
     parser.add_argument("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
     parser.add_argument("--fault-instances", type=int, default=8, metavar="N", help="of faults' model [8]")
@@ -50,8 +50,10 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "--engine-environment", type=Path, default=Path(environment) if environment else None, metavar="DIR",
         help="of Triton and its models, as penstock up takes it",
     )  # fmt: skip
-    parser.add_argument("--torch-python", default=sys.executable, metavar="FILE", help="an interpreter with torch")
-    parser.add_argument("--generators", type=int, default=2, metavar="N", help="processes that make the load [2]")
+    parser.add_argument(
+        "--torch-python", metavar="FILE", help="an interpreter with torch [this one, else that of Triton's models]"
+    )
+    parser.add_argument("--generators", type=int, default=4, metavar="N", help="processes that make the load [4]")
     parser.add_argument("--work", type=Path, metavar="DIR", help="for models, sockets and logs; kept [a temporary one]")
 
 

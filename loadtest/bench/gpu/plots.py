@@ -1,0 +1,168 @@
+"""The plots of the GPU bench's report, from its rows: what the chart of 2017 showed, and what util does not."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from loadtest.bench.gpu.laps import Row
+from loadtest.report.plots_canvas import canvas, new_figure
+from loadtest.report.wording import plain_number
+
+MODES: Mapping[str, tuple[str, str, str]] = {  # colours of Okabe and Ito, which colour-blind people tell apart
+    "none": ("no MPS", "#D55E00", "o"),
+    "mps": ("MPS", "#0072B2", "s"),
+    "batching": ("batching", "#CC79A7", "^"),
+    "mps+batching": ("MPS + batching", "#009E73", "D"),
+}
+WAYS = {"engine": ("nvJPEG in the model's instance", "#0072B2"), "gateway": ("the gateway's CPU decoders", "#D55E00")}
+PIXELS_PER_INCH = 110
+
+
+def write_plots(folder: Path, rows: Sequence[Row], slo_ms: float) -> list[str]:
+    """The names of the files that were written: of what the rows hold."""
+    with canvas():
+        figures = {
+            "chart.png": chart_figure([row for row in rows if row.part == "chart"]),
+            "activity.png": activity_figure([row for row in rows if row.part == "chart"]),
+            "served.png": served_figure([row for row in rows if row.part in ("raw", "served")]),
+            "jpeg.png": jpeg_figure([row for row in rows if row.part == "jpeg rate"], slo_ms),
+        }
+        written = []
+        for name, figure in figures.items():
+            if figure is not None:
+                FigureCanvasAgg(figure)
+                figure.savefig(folder / name, dpi=PIXELS_PER_INCH, metadata={"Software": None})
+                written.append(name)
+    return written
+
+
+def chart_figure(rows: Sequence[Row]) -> Figure | None:
+    """Pictures a second over the number of clients, a line a mode; bars from the lowest round to the highest."""
+    if not rows:
+        return None
+    figure, (axes,) = new_figure(1, 4.6)
+    for mode, (label, color, marker) in MODES.items():
+        points = _of_mode(rows, mode)
+        if not points:
+            continue
+        rates = [row.figures["rate"] for row in points]
+        middles = [rate.median for rate in rates]
+        errors = [[r.median - r.low for r in rates], [r.high - r.median for r in rates]]
+        axes.errorbar(_clients(points), middles, errors, color=color, marker=marker, capsize=3, label=label)
+        axes.annotate(
+            f"{middles[-1]:,.0f}", (_clients(points)[-1], middles[-1]), xytext=(7, -3), textcoords="offset points",
+            color=color, fontsize=9,
+        )  # fmt: skip
+    _over_clients(axes, rows)
+    axes.set_ylim(0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    axes.set_ylabel("images/s")
+    axes.set_title("ResNet-50, one image a request, N callers at once")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def activity_figure(rows: Sequence[Row]) -> Figure | None:
+    """A panel a mode: nvidia-smi's util beside SM and tensor activity."""
+    modes = [mode for mode in MODES if any("sm_activity" in row.figures for row in _of_mode(rows, mode))]
+    if not modes:
+        return None
+    figure, panels = new_figure((len(modes) + 1) // 2, 2.9 * ((len(modes) + 1) // 2), columns=min(len(modes), 2))
+    lines = (
+        ("util", "nvidia-smi's util", "#767676", "--"),
+        ("sm_activity", "SM activity", "#0072B2", "-"),
+        ("tensor_activity", "tensor activity", "#009E73", "-"),
+        ("memory_bandwidth_activity", "memory bandwidth", "#E69F00", "-"),
+    )
+    for axes, mode in zip(panels, modes, strict=False):
+        points = [row for row in _of_mode(rows, mode) if "sm_activity" in row.figures]
+        for name, label, color, style in lines:
+            shown = [row for row in points if name in row.figures]
+            shares = [row.figures[name].median * 100 for row in shown]
+            axes.plot(_clients(shown), shares, color=color, linestyle=style, marker=".", label=label)
+        _over_clients(axes, points)
+        axes.set_ylim(0, 104)
+        axes.set_ylabel("%")
+        axes.set_title(MODES[mode][0])
+    for axes in panels[len(modes) :]:
+        axes.set_visible(False)
+    panels[0].legend(loc="center left", fontsize=8)
+    return figure
+
+
+def served_figure(rows: Sequence[Row]) -> Figure | None:
+    """Bars: raw beside served, a group for each number of processes, batch and memory that both have."""
+    by_key: dict[tuple[int, int, str], dict[str, Row]] = {}
+    for row in rows:
+        key = (int(row.key["processes"]), int(row.key["batch"]), str(row.key["memory"]))
+        by_key.setdefault(key, {})[row.part] = row
+    keys = sorted(key for key, parts in by_key.items() if len(parts) > 1)
+    if not keys:
+        return None
+    figure, (axes,) = new_figure(1, 0.62 * len(keys) + 1.2)
+    for offset, (part, color) in zip((0.2, -0.2), (("raw", "#767676"), ("served", "#0072B2")), strict=True):
+        rates = [by_key[key][part].figures["rate"] for key in keys]
+        places = [place + offset for place in range(len(keys))]
+        errors = [[r.median - r.low for r in rates], [r.high - r.median for r in rates]]
+        axes.barh(places, [r.median for r in rates], 0.38, xerr=errors, color=color, label=part, ecolor="#222222")
+        for place, rate in zip(places, rates, strict=True):
+            axes.annotate(
+                f"{rate.median:,.0f}", (rate.high, place), xytext=(5, -3), textcoords="offset points", fontsize=8.5
+            )
+    words = [f"{p} process{'es' * (p > 1)}, batch {b}, {memory}" for p, b, memory in keys]
+    axes.set_yticks(range(len(keys)), words)
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    axes.margins(x=0.1)
+    axes.set_xlabel("images/s")
+    axes.set_title("The same program, served through shared memory and raw")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def jpeg_figure(rows: Sequence[Row], slo_ms: float) -> Figure | None:
+    """p99 over the rate that was asked for, a line a way to decode. A rate whose p99 is endless is not drawn."""
+    shown = [row for row in rows if "p99_ms" in row.figures]
+    if not shown:
+        return None
+    figure, (axes,) = new_figure(1, 4.0)
+    for way, (label, color) in WAYS.items():
+        points = sorted((row for row in shown if row.key["decoded_by"] == way), key=_asked)
+        rates = [_asked(row) for row in points]
+        axes.plot(rates, [row.figures["p99_ms"].median for row in points], color=color, marker="o", label=label)
+    axes.axhline(slo_ms, color="#222222", linestyle="--", linewidth=1)
+    axes.annotate(f"p99 {slo_ms:g} ms", (0, slo_ms), xycoords=("axes fraction", "data"), xytext=(4, 3),
+                  textcoords="offset points", fontsize=8.5)  # fmt: skip
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    axes.set_xlabel("JPEGs/s asked for, Poisson")
+    axes.set_ylabel("p99 from the moment due, ms")
+    axes.set_title("JPEG over HTTP through the gateway")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def _asked(row: Row) -> float:
+    return row.figures["asked_per_s"].median
+
+
+def _of_mode(rows: Sequence[Row], mode: str) -> list[Row]:
+    return sorted((row for row in rows if row.key["mode"] == mode), key=lambda row: int(row.key["clients"]))
+
+
+def _clients(rows: Sequence[Row]) -> list[int]:
+    return [int(row.key["clients"]) for row in rows]
+
+
+def _over_clients(axes: Axes, rows: Sequence[Row]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(_clients(rows)))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(x=0.08)
+    axes.set_xlabel("clients")

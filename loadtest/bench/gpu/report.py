@@ -1,0 +1,244 @@
+"""The GPU bench's report from its file alone: `python -m loadtest.bench.gpu.report gpu.json`, on any machine.
+
+Writes report.md and plots beside it. Every figure is the median over the rounds, the lowest and the highest behind it.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.gpu.laps import Lap, Row, ratios_of, rows_of
+from loadtest.bench.gpu.limits import limit_in_words
+from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
+from loadtest.bench.report import Spread, spread
+from loadtest.committed import Committed, ResultsError, read_bench
+from loadtest.report.wording import percent, plain_number
+from loadtest.targets import read_targets
+
+PART_OF_PLOT = {"chart.png": "chart", "activity.png": "chart", "served.png": "served", "jpeg.png": "jpeg"}
+
+
+class Told:
+    """What stands in the file."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.conditions: dict[str, str] = content["conditions"]
+        self.model = str(content["model"])
+        self.facts: dict[str, Any] = content["facts"]
+        self.laps = [Lap(lap["part"], lap["round"], lap["key"], lap["figures"]) for lap in content["laps"]]
+        self.faults: list[dict[str, Any]] = [row for row in content["results"] if row["kind"] == "fault"]
+        self.rows = rows_of(self.laps)
+
+    @property
+    def cores(self) -> int:
+        """Of the machine; 0 where that is not told."""
+        found = re.search(r"(\d+) cores", self.conditions.get("machine", ""))
+        return int(found[1]) if found else 0
+
+    @property
+    def slo_ms(self) -> float:
+        """That the pictures were held to."""
+        return float(self.conditions.get("slo_p99_ms", 15))
+
+    def of(self, *parts: str) -> list[Row]:
+        """The rows of these parts."""
+        return [row for row in self.rows if row.part in parts]
+
+
+def report_text(told: Told, judged: Committed | None, plots: Sequence[str]) -> str:
+    """The page as Markdown. judged: by targets.toml; None where the file has nothing that it wants."""
+    pictures = {part: [name for name in plots if PART_OF_PLOT[name] == part] for part in PART_OF_PLOT.values()}
+    sections = [
+        _head(told),
+        _verdicts(told, judged),
+        *(_with_plots(text, pictures[part]) for part, text in (
+            ("chart", _chart(told)), ("served", _served(told)), ("jpeg", _jpeg(told)),
+        )),
+        _faults(told),
+        _facts(told),
+    ]  # fmt: skip
+    return "\n".join(section for section in sections if section)
+
+
+def _with_plots(text: str, names: Iterable[str]) -> str:
+    return text and "\n".join([text, *(f"![{name.removesuffix('.png')}]({name})\n" for name in names)])
+
+
+def _head(told: Told) -> str:
+    conditions = told.conditions
+    lines = [
+        "# One GPU, many processes: MPS, batching, JPEG, faults",
+        "",
+        f"{conditions['machine']}. {conditions.get('at', '')}. Model {told.model}: its weights are random, its "
+        "arithmetic is ResNet-50's. The load generator ran on the same cores. Every figure is the median over the "
+        "rounds, whose laps are interleaved in an order drawn anew (lowest to highest).",
+        "",
+        f"    {conditions['command']}",
+        "",
+        f"{conditions['versions']}. {conditions.get('gpu versions', '')}".strip(),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _verdicts(told: Told, judged: Committed | None) -> str:
+    words = {measure: of for measure, of, _ in ratios_of(told.laps)}
+    rows = [
+        (verdict.title, figure(measurement.spread), of_what(verdict.comparison, verdict.figure, verdict.goal),
+         f"**{verdict.state}**", words.get(verdict.measure, ""))
+        for verdict in (judged.verdicts if judged else ())
+        for measurement in (judged.measurements if judged else ())
+        if measurement.measure == verdict.measure
+    ]  # fmt: skip
+    return _table("What it was held to", ("target", "measured", "floor / goal", "verdict", "of"), rows)
+
+
+def of_what(comparison: str, floor: float, goal: float | None) -> str:
+    """ "at least 3 / 7"."""
+    words = f"{comparison.replace('_', ' ')} {plain_number(floor)}"
+    return words + (f" / {plain_number(goal)}" if goal else "")
+
+
+def _chart(told: Told) -> str:
+    rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("chart")}
+    if not rows:
+        return ""
+    modes = [mode for mode in MODES if any(mode == found for found, _ in rows)]
+    clients = sorted({count for _, count in rows})
+    rates = [(count, *(_figure(rows.get((mode, count)), "rate") for mode in modes)) for count in clients]
+    names = [MODES[mode][0] for mode in modes]
+    text = _table("The chart of 2017 again: images/s, one image a request", ("clients", *names), rates)
+    busy = [
+        (f"{MODES[mode][0]}, {count}", _share(row, "util"), _share(row, "sm_activity"), _share(row, "sm_occupancy"),
+         _share(row, "tensor_activity"), _share(row, "memory_bandwidth_activity"), _middle(row, "machine_cores"),
+         _middle(row, "p50_ms"), _middle(row, "p99_ms"), _middle(row, "batch_size"))
+        for mode in modes for count in clients if (row := rows.get((mode, count)))
+    ]  # fmt: skip
+    head = ("mode, clients", "util", "SM", "occupancy", "tensor", "memory", "cores", "p50 ms", "p99 ms", "batch")
+    text += "\n" + _table("", head, busy)
+    limits = [
+        f"* {MODES[mode][0]}, {clients[-1]} clients: {limit_in_words(rows[mode, clients[-1]], told.cores)}"
+        for mode in modes
+        if (mode, clients[-1]) in rows
+    ]
+    said = "util is nvidia-smi's; SM, occupancy, tensor, memory: NVML's GPM over the lap; cores: busy of the machine's."
+    return "\n".join([text, said, "", "What limits the rest:", "", *limits, ""])
+
+
+def _served(told: Told) -> str:
+    found = told.of("raw", "served")
+    rows = [
+        (row.part, *(row.key[name] for name in ("processes", "batch", "memory")), _figure(row, "rate"),
+         _share(row, "sm_activity"), _share(row, "tensor_activity"), _middle(row, "machine_cores"))
+        for row in sorted(found, key=lambda row: (row.part, -row.figures["rate"].median))
+    ]  # fmt: skip
+    head = ("", "processes", "batch", "memory", "images/s", "SM", "tensor", "cores")
+    return _table("The program served, and the same program raw, under MPS", head, rows)
+
+
+def _jpeg(told: Told) -> str:
+    rows = [
+        (WAYS.get(str(row.key["decoded_by"]), ("?",))[0], _figure(row, "capacity_per_s"), _figure(row, "held_per_s"),
+         _middle(row, "p50_ms"), _middle(row, "p99_ms"),
+         *(_middle(row, f"{kind}_cores") for kind in ("gateway", "model", "triton", "generator", "machine")),
+         _share(row, "sm_activity"))
+        for row in told.of("jpeg")
+    ]  # fmt: skip
+    head = (
+        *("decoded by", "closed loop/s", f"held/s at p99 {told.slo_ms:g} ms", "p50 ms", "p99 ms"),
+        *("gateway cores", "instances", "Triton", "generator", "machine", "SM"),
+    )
+    return _table("JPEG over HTTP to the best classes", head, rows)
+
+
+def _faults(told: Told) -> str:
+    rows = [
+        (one["fault"], _who(one), _seconds(one["recovery_s"]), _seconds(max(one["silent_s"].values(), default=0.0)),
+         "; ".join(f"{count} × {said}" for said, count in sorted(one["said"].items(), key=lambda it: -it[1])[:3]),
+         one["note"])
+        for one in told.faults
+    ]  # fmt: skip
+    head = (
+        "fault",
+        "callers that failed",
+        "until all are served again",
+        "longest silence",
+        "what they were told",
+        "note",
+    )
+    return _table("When one process ends", head, rows)
+
+
+def _who(fault: Mapping[str, Any]) -> str:
+    failed, victim = fault["failed"], fault["victim"]
+    others = {name: count for name, count in failed.items() if name != victim}
+    own = f"its own ({failed[victim]} requests); " if victim in failed else ""
+    return f"{own}{len(others)} of {len(fault['silent_s']) - bool(victim)} others ({sum(others.values())} requests)"
+
+
+def _seconds(value: float | None) -> str:
+    return "not within the watch" if value is None else f"{value:.2f} s"
+
+
+def _facts(told: Told) -> str:
+    lines = [f"* {name}: {value}" for name, value in told.facts.items() if name != "failures"]
+    failures = [f"* **not measured**: {' '.join(str(failure).split())}" for failure in told.facts.get("failures", [])]
+    return "\n".join(["## How it went", "", *lines, *failures, ""])
+
+
+def _table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*([f"## {title}", ""] if title else []), *body, ""])
+
+
+def figure(found: object) -> str:
+    """ "3.3 (3.1 to 3.4)"."""
+    one = found if isinstance(found, Spread) else spread([found.median, found.low, found.high])  # type: ignore[attr-defined]
+    return f"{plain_number(one.median)} ({plain_number(one.low)} to {plain_number(one.high)})"
+
+
+def _figure(row: Row | None, name: str) -> str:
+    return figure(row.figures[name]) if row and name in row.figures else ""
+
+
+def _middle(row: Row, name: str) -> str:
+    return plain_number(row.figures[name].median) if name in row.figures else ""
+
+
+def _share(row: Row, name: str) -> str:
+    return percent(row.figures[name].median) if name in row.figures else ""
+
+
+def write_report(path: Path) -> Iterator[Path]:
+    """Writes beside the file; what was written. Raises OSError, ResultsError, for another file KeyError, ValueError."""
+    told = Told(json.loads(path.read_text()))
+    plots = write_plots(path.parent, told.rows, told.slo_ms)
+    judged = read_bench(path, read_targets())
+    page = path.with_name("report.md")
+    page.write_text(report_text(told, judged, plots))
+    yield page
+    yield from (path.parent / name for name in plots)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: written. 1: the file is none of the bench's."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.report", description=__doc__)
+    parser.add_argument("file", type=Path, help="what python -m loadtest.bench.gpu wrote")
+    options = parser.parse_args(arguments)
+    try:
+        print("\n".join(map(str, write_report(options.file))))
+    except (OSError, ResultsError, KeyError, ValueError) as error:
+        print(f"report: {options.file} is no file of the GPU bench: {error!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
