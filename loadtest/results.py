@@ -123,7 +123,8 @@ class RequestSummary(msgspec.Struct, frozen=True):
 class Second(msgspec.Struct, frozen=True):
     """One second of a phase, by intended time. The loads are None where nobody could read them.
 
-    server_cpu: cores used by the server's processes; machine_cpu: busy share of all cores; gpu: share of time.
+    server_cpu: cores used by the server's processes; machine_cpu: busy share of all cores; gpu: share of time
+    in which a kernel ran; gpu_sm: share of its SMs that had work.
     """
 
     at_s: float
@@ -137,12 +138,14 @@ class Second(msgspec.Struct, frozen=True):
     machine_cpu: float | None = None
     gpu: float | None = None
     rss_mib: float | None = None
+    gpu_sm: float | None = None
 
 
 class Load(msgspec.Struct, frozen=True):
     """What was read of the machines around one moment, in seconds since the run's start; None: nobody could read it.
 
-    server_cpu: cores used by the server's processes; machine_cpu: busy share of all cores; gpu: share of time.
+    server_cpu: cores used by the server's processes; machine_cpu: busy share of all cores; gpu: share of time
+    in which a kernel ran; gpu_sm: share of its SMs that had work.
     """
 
     at_s: float
@@ -150,6 +153,7 @@ class Load(msgspec.Struct, frozen=True):
     machine_cpu: float | None = None
     gpu: float | None = None
     rss_mib: float | None = None
+    gpu_sm: float | None = None
 
 
 class ServerQuantile(msgspec.Struct, frozen=True):

@@ -78,6 +78,7 @@ def _load_fields(loads: Sequence[Load]) -> dict[str, float | None]:
         "server_cpu": _mean(loads, lambda load: load.server_cpu),
         "machine_cpu": _mean(loads, lambda load: load.machine_cpu),
         "gpu": _mean(loads, lambda load: load.gpu),
+        "gpu_sm": _mean(loads, lambda load: load.gpu_sm),
         "rss_mib": _mean(loads, lambda load: load.rss_mib),
     }
 

@@ -30,6 +30,7 @@ _WHITE_ON = ("#0072B2", "#009E73", "#882255", "#D55E00")
 FEWEST_BARS = 8
 _GREYS = {Side.TARGET: GREY, Side.BESIDE: "#B9A17F"}
 _GREENS = {Side.TARGET: "#007A5A", Side.BESIDE: BESIDE}
+_PURPLES = {Side.TARGET: "#8F4E9F", Side.BESIDE: "#C9A3D4"}
 
 
 def draw_batches(run: Run) -> Figure:
@@ -91,7 +92,8 @@ _PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
         "busy share, %",
         (
             _Line("machine CPU", _GREYS, lambda series: series.machine_cpu, 100.0),
-            _Line("GPU (NVML)", _GREENS, lambda series: series.gpu, 100.0),
+            _Line("GPU runs a kernel (util)", _GREENS, lambda series: series.gpu, 100.0),
+            _Line("GPU's SMs with work", _PURPLES, lambda series: series.gpu_sm, 100.0),
         ),
     ),
     ("server memory, MiB", (_Line("server", STRONG, lambda series: series.rss_mib),)),

@@ -13,8 +13,10 @@ from loadtest.results import Reload, Run, Second, Side
 
 GPU_SHARE = (
     "GPU is NVML's utilisation: the share of time in which at least one kernel ran, however few of the GPU's cores it"
-    " used. At 100 % most of the GPU may still be idle; SM activity would be the honest figure."
+    " used. At 100 % most of the GPU may still be idle; "
 )
+SM_ACTIVITY_SAID = "SM activity beside it is the share of its SMs that had work."
+SM_ACTIVITY_UNSAID = "SM activity, which this card or user could not tell, would be the honest figure."
 _STAGE_WORDS = {
     "infer": "“infer” is the whole wait for the engine, with the engine's own queue where that is not shown beside it",
     "server": "“server” is the server's time outside its named stages",
@@ -74,7 +76,7 @@ def load_section(run: Run) -> Section | Absence:
     return Section(
         "load",
         "CPU and GPU load",
-        sentences=(*([GPU_SHARE] if "GPU" not in missing else []), *([f"{others}."] if others else [])),
+        sentences=(*([_gpu_words(run)] if "GPU" not in missing else []), *([f"{others}."] if others else [])),
         plot=PlotName.LOAD,
         how_to_read="Server CPU is how many cores the server's processes kept busy; the machine's share counts every"
         " process, the load generator too where it shares the machine. A machine near 100 % is the limit, whoever"
@@ -83,6 +85,11 @@ def load_section(run: Run) -> Section | Absence:
         tables=(_loads(run),),
         remarks=tuple(remarks),
     )
+
+
+def _gpu_words(run: Run) -> str:
+    is_told = _is_read(run, lambda second: second.gpu_sm)
+    return GPU_SHARE + (SM_ACTIVITY_SAID if is_told else SM_ACTIVITY_UNSAID)
 
 
 def reload_section(run: Run) -> Section | None:
@@ -129,7 +136,10 @@ def _is_read(run: Run, pick: Callable[[Second], float | None]) -> bool:
 
 
 def _loads(run: Run) -> Table:
-    head = ("phase", "server CPU, cores", "machine CPU", "GPU", "memory MiB, mean", "memory MiB, highest")
+    head = (
+        *("phase", "server CPU, cores", "machine CPU", "GPU", "SM activity"),
+        *("memory MiB, mean", "memory MiB, highest"),
+    )
     rows = tuple(_load(phase) for phase in phase_rounds(run))
     return drop_columns(Table(head, rows), NOTHING)
 
@@ -150,6 +160,7 @@ def _load(phase: PhaseRounds) -> tuple[Cell, ...]:
         mean(lambda second: second.server_cpu, number),
         mean(lambda second: second.machine_cpu, percent),
         mean(lambda second: second.gpu, percent),
+        mean(lambda second: second.gpu_sm, percent),
         mean(lambda second: second.rss_mib, number),
         Cell(number(max(memory)) if memory else NOTHING),
     )

@@ -35,6 +35,7 @@ class Series:
     server_cpu: list[float]
     machine_cpu: list[float]
     gpu: list[float]
+    gpu_sm: list[float]
     rss_mib: list[float]
 
 
@@ -89,6 +90,7 @@ def _series(points: Sequence[tuple[float, Sequence[Second]]]) -> Series:
         server_cpu=[_mean(chunk, lambda second: second.server_cpu) for chunk in chunks],
         machine_cpu=[_mean(chunk, lambda second: second.machine_cpu) for chunk in chunks],
         gpu=[_mean(chunk, lambda second: second.gpu) for chunk in chunks],
+        gpu_sm=[_mean(chunk, lambda second: second.gpu_sm) for chunk in chunks],
         rss_mib=[_mean(chunk, lambda second: second.rss_mib) for chunk in chunks],
     )
 

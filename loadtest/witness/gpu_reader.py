@@ -24,7 +24,7 @@ class GpuReader:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._has_spoken = asyncio.Event()
-        self._said = (float("-inf"), 0.0)
+        self._said = (float("-inf"), GpuLine())
         self.why = ""
 
     async def start(self) -> None:
@@ -48,8 +48,17 @@ class GpuReader:
 
     def share(self) -> float | None:
         """Of the last second, how much the busiest card ran kernels; None where nobody said so lately."""
-        when, busiest = self._said
-        return busiest if self._clock() - when <= STALE_S else None
+        line = self._fresh()
+        return None if line is None else line.busiest
+
+    def sm_activity(self) -> float | None:
+        """How much of the card with most work had work; None where nobody said so lately, or no card tells."""
+        line = self._fresh()
+        return None if line is None else line.sm_activity
+
+    def _fresh(self) -> GpuLine | None:
+        when, line = self._said
+        return line if self._clock() - when <= STALE_S else None
 
     async def stop(self) -> None:
         """Ends the process, by force where it hangs."""
@@ -81,7 +90,7 @@ class GpuReader:
                 continue
             self.why = line.why
             if not line.why:
-                self._said = (self._clock(), line.busiest)
+                self._said = (self._clock(), line)
             self._has_spoken.set()
         if not self._has_spoken.is_set():
             self.why = "the process that asks NVML ended without a word"

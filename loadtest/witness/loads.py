@@ -40,6 +40,7 @@ class Moment(NamedTuple):
     busy_s: float
     all_s: float
     gpu: float | None
+    gpu_sm: float | None = None
 
 
 def load_between(earlier: Moment, later: Moment) -> Load:
@@ -57,6 +58,7 @@ def load_between(earlier: Moment, later: Moment) -> Load:
         server_cpu=server_cpu,
         machine_cpu=min(1.0, max(0.0, (later.busy_s - earlier.busy_s) / all_s)) if all_s > 0 else None,
         gpu=later.gpu,
+        gpu_sm=later.gpu_sm,
         rss_mib=later.usage.rss_bytes / MIB if later.usage and later.usage.rss_bytes else None,
     )
 
@@ -113,13 +115,12 @@ class Loads:
         times = psutil.cpu_times()
         all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # guests are users, too
         idle_s = times.idle + getattr(times, "iowait", 0.0)
-        return Moment(self._clock() - self._began_s, usage, all_s - idle_s, all_s, self._gpu())
+        gpus = self._readers.gpus
+        share, activity = (gpus.share(), gpus.sm_activity()) if gpus else (None, None)
+        return Moment(self._clock() - self._began_s, usage, all_s - idle_s, all_s, share, activity)
 
     async def _usage(self) -> Usage | None:
         return await self._readers.usage.read() if self._readers.usage else None
-
-    def _gpu(self) -> float | None:
-        return self._readers.gpus.share() if self._readers.gpus else None
 
     async def _sample(self) -> None:
         earlier = await self.moment()

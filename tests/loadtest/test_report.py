@@ -109,7 +109,7 @@ def whole_run() -> Run:
 
 
 def _with_gpu(phase: PhaseResult) -> PhaseResult:
-    seconds = tuple(msgspec.structs.replace(second, gpu=0.5) for second in phase.timeline)
+    seconds = tuple(msgspec.structs.replace(second, gpu=0.5, gpu_sm=0.125) for second in phase.timeline)
     witness = phase.witness and msgspec.structs.replace(phase.witness, disagreements=("the server counted 3 more",))
     return msgspec.structs.replace(phase, timeline=seconds, witness=witness)
 
@@ -305,9 +305,29 @@ def test_ladder_shows_a_knee_and_one_rate_shows_none() -> None:
 
 
 def test_gpu_share_is_said_to_be_nvmls() -> None:
-    """Who reads 50 % of a GPU is told what that figure hides; without a GPU nothing is said of it."""
-    assert "however few of the GPU's cores" in render_markdown(whole_run())
+    """Who reads 50 % of a GPU is told what that figure hides, with SM activity beside it where a card tells it; without
+    a GPU nothing is said of it."""
+    text = render_markdown(whole_run())
+    assert "however few of the GPU's cores" in text
+    assert "SM activity beside it is the share of its SMs" in text
+    assert re.search(r"\| GPU \| SM activity \|", text)
+    assert re.search(r"\| 50 % \| 12(\.5)? % \|", text)
     assert "however few of the GPU's cores" not in render_markdown(make_run())
+    assert "SM activity" not in render_markdown(make_run())
+
+
+def test_gpu_share_of_a_card_that_tells_no_sm_activity_says_so() -> None:
+    """Before Hopper, or where the counters are root's."""
+    run = whole_run()
+    phases = tuple(
+        msgspec.structs.replace(
+            phase, timeline=tuple(msgspec.structs.replace(second, gpu_sm=None) for second in phase.timeline)
+        )
+        for phase in run.phases
+    )
+    text = render_markdown(changed(run, phases=phases))
+    assert "would be the honest figure" in text
+    assert "| SM activity |" not in text
 
 
 def test_disagreeing_witnesses_are_told_in_words() -> None:

@@ -83,9 +83,10 @@ def test_server_of_another_machine_has_no_meter() -> None:
 def test_load_between_two_moments_is_cores_and_shares_at_their_middle() -> None:
     """3 CPU seconds in 2 s are 1.5 cores; 6 of 8 seconds busy are 75 %."""
     earlier = Moment(10.0, Usage(5.0, 0), 100.0, 200.0, None)
-    later = Moment(12.0, Usage(8.0, 3 << 20), 106.0, 208.0, 0.5)
+    later = Moment(12.0, Usage(8.0, 3 << 20), 106.0, 208.0, 0.5, 0.01)
     load = load_between(earlier, later)
     assert (load.at_s, load.server_cpu, load.machine_cpu, load.gpu, load.rss_mib) == (11.0, 1.5, 0.75, 0.5, 3.0)
+    assert load.gpu_sm == 0.01
 
 
 def test_cpu_of_a_server_that_was_started_again_is_unknown_for_a_moment() -> None:
@@ -142,12 +143,12 @@ async def test_loads_of_a_server_nobody_can_read_are_none_and_say_why() -> None:
 async def test_gpu_share_is_what_its_process_said_last_and_not_what_it_said_long_ago() -> None:
     """After three seconds of silence nobody knows."""
     now = 0.0
-    program = "import sys; print('{\"busiest\":0.25}', flush=True); sys.stdin.read()"
+    program = 'import sys; print(\'{"busiest":0.25,"sm_activity":0.01}\', flush=True); sys.stdin.read()'
     reader = GpuReader((sys.executable, "-c", program), clock=lambda: now)
     await reader.start()
-    assert (reader.share(), reader.why) == (0.25, "")
+    assert (reader.share(), reader.sm_activity(), reader.why) == (0.25, 0.01, "")
     now = 3.5
-    assert reader.share() is None
+    assert (reader.share(), reader.sm_activity()) == (None, None)
     await reader.stop()
 
 
