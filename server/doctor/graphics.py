@@ -7,18 +7,20 @@ from pathlib import Path
 from server.doctor.finding import Finding, Status, shown_bytes
 from server.doctor.host import container_kind
 from server.gpu.nvml import Card, NvmlOutcome, Reading, read_cards
+from server.gpu.telemetry import CardLoad, NoTelemetry, sample
 
 PCI = Path("/sys/bus/pci/devices")
 DRIVER = Path("/proc/driver/nvidia/version")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 _NEARLY_FULL = 0.9
+_LOOK_S = 0.3
 _NO_RUNTIME = "install nvidia-container-toolkit on the host and start it with docker run --gpus all"
 
 
 @dataclass(frozen=True, slots=True)
 class GraphicsFacts:
     """pci: addresses of NVIDIA display devices. has_module: the kernel has NVIDIA's driver. hidden: the variable that
-    hides cards from CUDA, with its value. in_container: the kind, "" for none."""
+    hides cards from CUDA, with its value. in_container: the kind, "" for none. loads: how busy the cards are."""
 
     reading: Reading
     pci: tuple[str, ...] = ()
@@ -26,19 +28,29 @@ class GraphicsFacts:
     in_container: str = ""
     hidden: str = ""
     device_files: tuple[str, ...] = field(default=())
+    loads: tuple[CardLoad, ...] = ()
 
 
 def probe() -> GraphicsFacts:
-    """NVML in a child process, then /sys and /proc. Blocks for NVML's deadline at most."""
+    """NVML in child processes, /sys and /proc. Blocks for NVML's deadline, and a second where there are cards."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    reading = read_cards()
     return GraphicsFacts(
-        reading=read_cards(),
+        reading=reading,
         pci=nvidia_devices(PCI),
         has_module=DRIVER.exists(),
         in_container=container_kind(),
         hidden="" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}",
         device_files=tuple(sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))),
+        loads=_loads() if reading.cards else (),
     )
+
+
+def _loads() -> tuple[CardLoad, ...]:
+    try:
+        return sample(_LOOK_S)
+    except NoTelemetry:  # why, the reading says
+        return ()
 
 
 def nvidia_devices(folder: Path) -> tuple[str, ...]:
@@ -69,6 +81,7 @@ def findings_of(facts: GraphicsFacts) -> list[Finding]:
     cuda = f", CUDA up to {reading.cuda[0]}.{reading.cuda[1]}" if reading.cuda else ""
     findings = [Finding("gpu.driver", Status.OK, f"driver {reading.driver}{cuda}")]
     findings += [_card(card) for card in reading.cards]
+    findings += [_activity(load) for load in facts.loads]
     if facts.hidden:
         advice = "unset it if every card is meant to serve"
         seen = "CUDA sees none of them" if facts.hidden.endswith(("=", "=-1")) else "CUDA sees those named only"
@@ -93,6 +106,19 @@ def _card(card: Card) -> Finding:
         advice = "name the instances that Triton may use: CUDA_VISIBLE_DEVICES=MIG-... (nvidia-smi -L)"
         return Finding(name, Status.NOTE, found, advice)
     return Finding(name, Status.OK, found)
+
+
+def _activity(load: CardLoad) -> Finding:
+    """How busy, beside what nvidia-smi calls so."""
+    name = f"gpu.activity{load.index}"
+    if load.lost:
+        advice = "see dmesg, then reset the card (nvidia-smi --gpu-reset) or restart the machine"
+        return Finding(name, Status.WARNING, f"NVML cannot ask the card any more: {load.lost}", advice)
+    util = "" if load.kernel_running is None else f"a kernel ran {load.kernel_running:.0%} of the time (util)"
+    if load.activity.sm is None:
+        found = f"{util}, SM activity unknown".removeprefix(", ")
+        return Finding(name, Status.NOTE, found, f"{load.why_no_activity}: gpu_metrics in penstock up's settings")
+    return Finding(name, Status.OK, f"SM activity {load.activity.sm:.1%} by {load.source}, {util}".removesuffix(", "))
 
 
 def _no_card(facts: GraphicsFacts) -> Finding:

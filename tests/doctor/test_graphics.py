@@ -9,6 +9,7 @@ from server.doctor import graphics, image
 from server.doctor.finding import Status
 from server.doctor.graphics import GraphicsFacts
 from server.gpu.nvml import Card, NvmlOutcome, Reading
+from server.gpu.telemetry import Activity, CardLoad, Source
 from tests.doctor.machines import A100, B200, H100, P4, T4, V100, pick, reading
 
 NO_LIBRARY = Reading(NvmlOutcome.NO_LIBRARY)
@@ -111,3 +112,27 @@ def test_nvidia_devices_finds_display_controllers_only(tmp_path: Path) -> None:
         (tmp_path / address / "class").write_text(f"{kind}\n")
     assert graphics.nvidia_devices(tmp_path) == ("0000:01:00.0", "0000:02:00.0")
     assert graphics.nvidia_devices(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    ("load", "status", "found", "advice"),
+    [
+        (
+            CardLoad(0, kernel_running=1.0, source=Source.GPM, activity=Activity(sm=0.0076)),
+            *(Status.OK, "SM activity 0.8% by gpm, a kernel ran 100% of the time (util)", ""),
+        ),
+        (
+            CardLoad(0, kernel_running=0.5, why_no_activity="this card has no GPM"),
+            *(Status.NOTE, "a kernel ran 50% of the time (util), SM activity unknown", "this card has no GPM"),
+        ),
+        (CardLoad(0, why_no_activity="no"), Status.NOTE, "SM activity unknown", "gpu_metrics"),
+        (CardLoad(0, lost="GPU is lost"), Status.WARNING, "cannot ask the card any more: GPU is lost", "--gpu-reset"),
+    ],
+)
+def test_graphics_tells_how_busy_a_card_is_and_what_keeps_it_from_knowing(
+    load: CardLoad, status: Status, found: str, advice: str
+) -> None:
+    """SM activity beside util, by whom; without it, where else it can be had."""
+    finding = pick(graphics.findings_of(GraphicsFacts(reading(H100), loads=(load,))), "gpu.activity0")
+    assert (finding.status, found in finding.found, advice in finding.advice) == (status, True, True), finding
+    assert bool(finding.advice) == bool(advice)

@@ -7,8 +7,8 @@ from server.gpu.telemetry.gpm import GpmMeter
 from server.gpu.telemetry.line import Activity, CardLoad, Line, ProcessLoad, Source, Xid
 from server.gpu.telemetry.processes import process_name, processes_of, time_shares
 
-NOT_SUPPORTED = "this card has no GPM (Hopper and later have); name a dcgm-exporter to have SM activity"
-NOT_PERMITTED = "this user may not read the card's counters (the driver's RmProfilingAdminOnly)"
+NOT_SUPPORTED = "this card has no GPM (Hopper and later have); a dcgm-exporter tells SM activity from Volta on"
+NOT_PERMITTED = "this user may not read the card's counters (RmProfilingAdminOnly of the driver); a dcgm-exporter may"
 _MOST_EVENTS = 100  # a line: a card that floods the driver's log says no more with the next hundred
 
 
