@@ -103,7 +103,7 @@ class Control:
             threads = await self.threads() if asks_threads else None
             return DaemonStatus(is_up=True, servers=servers, threads=threads)
         except MpsError as error:
-            return DaemonStatus(is_up=False, reason=str(error))
+            return DaemonStatus(is_up=False, reason=str(error), is_silent=True)
 
     async def _server(self, pid: int) -> Server:
         """One that ends between the questions has no clients."""

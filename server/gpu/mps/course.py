@@ -15,6 +15,7 @@ from server.gpu.mps.status import DaemonStatus, Server, ServerState
 ATTACH_S = 10.0  # a server that initialises several cards without the persistence daemon takes seconds
 FAULT_PATIENCE_S = 10.0  # for a server whose clients have gone to come out of its fault by itself
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0  # between starts of a daemon that does not stay
+SILENCE_PATIENCE_S = 15.0  # of a daemon that takes connections and does not answer: the machine may be overloaded
 MOST_RENEWALS = 3  # of clients that will not attach, in a row
 
 
@@ -34,10 +35,21 @@ class EngineSeen:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at both."""
+    """One look at both.
+
+    has_our_ids: whether the daemon names its clients by the process ids that we know; in a container it may not.
+    """
 
     daemon: DaemonStatus
     engine: EngineSeen = EngineSeen()
+    has_our_ids: bool = True
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """The daemon's clients by our ids; under other ids as many of those that hold the card are taken for them."""
+        if self.has_our_ids:
+            return self.daemon.clients
+        return frozenset(sorted(self.engine.holding)[: len(self.daemon.clients)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,7 @@ class Course:
         self._ended_engine: int | None = None  # it is being ended: what it still does tells nothing
         self._lost_at: float | None = None
         self._faulty_since: float | None = None
+        self._silent_since: float | None = None
         self._holding_since: dict[int, float] = {}
         self._servers: frozenset[int] = frozenset()  # those that had clients of ours
         self._was_proven = False
@@ -121,6 +134,7 @@ class Course:
             self._ended_engine = None
         if not seen.daemon.is_up:
             return self._without_daemon(now, seen)
+        self._silent_since = None
         faulty = [server for server in seen.daemon.servers if server.state is ServerState.FAULT]
         if faulty:
             return self._in_fault(now, seen, faulty[0])
@@ -134,6 +148,9 @@ class Course:
 
     def _without_daemon(self, now: float, seen: Seen) -> list[Action]:
         self.may_start = False
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if seen.daemon.is_silent and now - self._silent_since < SILENCE_PATIENCE_S:
+            return []
         if not self._owns_daemon:
             if self._is_awaited:
                 return []
@@ -149,7 +166,7 @@ class Course:
     def _daemon_is_back(self, now: float, seen: Seen) -> list[Action]:
         """What runs belongs to the server of the former one, if to any: two servers would take turns."""
         self._is_awaited = False
-        if seen.engine.holding <= seen.daemon.clients:
+        if seen.engine.holding <= seen.clients:
             return []
         return self._end_clients(now, seen, "the MPS daemon is back, and its clients attach anew", is_lost=False)
 
@@ -158,7 +175,7 @@ class Course:
         since = self._faulty_since = now if self._faulty_since is None else self._faulty_since
         reason = f"MPS server {server.pid} is in FAULT: a fatal fault of one client ended all on its card"
         actions = self._end_clients(now, seen, reason, is_lost=True)
-        if self._owns_daemon and now - since >= FAULT_PATIENCE_S and not seen.daemon.clients & seen.engine.ours:
+        if self._owns_daemon and now - since >= FAULT_PATIENCE_S and not seen.clients & seen.engine.ours:
             self._faulty_since = None
             actions.append(StartDaemon(f"MPS server {server.pid} stays in FAULT without clients"))
         return actions
@@ -175,19 +192,19 @@ class Course:
         return [EndClients(reason, is_lost)]
 
     def _attachments(self, now: float, seen: Seen) -> list[Action]:
-        engine, clients = seen.engine, seen.daemon.clients
+        engine, clients = seen.engine, seen.clients
         stranded = (self.attached & engine.ours) - clients
         if stranded and not self._servers & {server.pid for server in seen.daemon.servers}:
             return self._end_clients(now, seen, "the MPS server has ended, and its clients with it", is_lost=True)
         before, self.attached = self.attached, engine.ours & clients
-        self._servers = frozenset(
-            server.pid for server in seen.daemon.servers if self.attached.intersection(server.clients)
-        )
+        self._servers = frozenset(server.pid for server in seen.daemon.servers if server.clients)
         self._was_proven |= bool(self.attached)
         self.beside = self._long_beside(now, engine, clients)
         if self.beside:
             return self._not_attached(now, seen)
         self._told_beside = False
+        if self.attached and not self._holding_since:
+            self._renewals = 0
         return self._tell_of(before)
 
     def _long_beside(self, now: float, engine: EngineSeen, clients: frozenset[int]) -> frozenset[int]:
@@ -231,5 +248,4 @@ class Course:
         if self._lost_at is None or self._ended_engine is not None or not seen.engine.serves:
             return []
         self.recovery_s, self._lost_at = now - self._lost_at, None
-        self._renewals = 0
         return [Tell(Event.RECOVERED, {"seconds": round(self.recovery_s, 3), "clients": len(self.attached)})]

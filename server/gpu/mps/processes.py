@@ -20,6 +20,11 @@ def holding(pids: frozenset[int], proc: Path = PROC) -> frozenset[int]:
     return frozenset(pid for pid in pids if any(_COMPUTES.match(target) for target in _open_files(proc, pid)))
 
 
+def exist(pids: frozenset[int], proc: Path = PROC) -> bool:
+    """Whether any of them is a process here; true where none is asked for."""
+    return not pids or any((proc / str(pid)).exists() for pid in pids)
+
+
 def _pids(proc: Path) -> Iterator[int]:
     return (int(name) for name in os.listdir(proc) if name.isdecimal())
 

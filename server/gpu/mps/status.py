@@ -29,10 +29,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
-    """is_up: the control daemon answers. reason: why not. threads: the default percentage of a client."""
+    """is_up: the control daemon answers. reason: why not. threads: the default percentage of a client.
+
+    is_silent: it takes connections and does not answer.
+    """
 
     is_up: bool
     reason: str = ""
+    is_silent: bool = False
     servers: tuple[Server, ...] = ()
     threads: float | None = None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from server.gpu.mps.course import Action, Course, EndClients, EngineSeen, Refuse, Seen, StartDaemon, Tell
 from server.gpu.mps.daemon import Daemon, OwnDaemon
 from server.gpu.mps.errors import MpsError
+from server.gpu.mps.processes import exist
 from server.logs import get_logger
 
 log = get_logger("mps")
@@ -96,7 +97,8 @@ class MpsSupervisor:
     async def _look(self) -> None:
         self._is_looking = True
         engine = await self._engine.look(self._course.is_recovering)
-        seen = Seen(await self._daemon.status(), engine)
+        daemon = await self._daemon.status()
+        seen = Seen(daemon, engine, has_our_ids=exist(daemon.clients))
         for action in self._course.decide(time.monotonic(), seen):
             await self._do(action)
         self._publish(is_up=seen.daemon.is_up)

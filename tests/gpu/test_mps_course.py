@@ -1,0 +1,213 @@
+"""What is done when MPS fails, decided from what was seen: the order, once each, and by whom the daemon is run."""
+
+import itertools
+
+import pytest
+
+from server.gpu.mps.course import (
+    ATTACH_S,
+    FAULT_PATIENCE_S,
+    LONGEST_PAUSE_S,
+    MOST_RENEWALS,
+    SILENCE_PATIENCE_S,
+    Action,
+    Course,
+    EndClients,
+    EngineSeen,
+    Event,
+    Refuse,
+    Seen,
+    StartDaemon,
+    Tell,
+)
+from server.gpu.mps.status import DaemonStatus, Server, ServerState
+
+TRITON, FIRST, SECOND, SERVER = 100, 101, 102, 50
+STUBS = frozenset({FIRST, SECOND})
+
+
+def daemon(*clients: int, state: ServerState = ServerState.ACTIVE, server: int = SERVER) -> DaemonStatus:
+    """Up, with one server that has these clients."""
+    return DaemonStatus(is_up=True, servers=(Server(server, state, clients),))
+
+
+def engine(*holding: int, pid: int = TRITON, serves: bool = True) -> EngineSeen:
+    """Running, with a process of its own and the two of its models."""
+    return EngineSeen(pid, True, STUBS | {pid}, frozenset(holding), serves)
+
+
+GONE = DaemonStatus(is_up=False, reason="it is gone")
+DOWN = EngineSeen()
+WELL = Seen(daemon(*STUBS), engine(*STUBS))
+
+
+def course(*, owns: bool = True, must: bool = True) -> Course:
+    """One whose clients are all attached."""
+    one = Course(owns_daemon=owns, must_attach=must)
+    assert events(one.decide(0.0, WELL)) == [Event.ATTACHED]
+    return one
+
+
+def events(actions: list[Action]) -> list[Event]:
+    return [action.event for action in actions if isinstance(action, Tell)]
+
+
+def kinds(actions: list[Action]) -> list[type[Action]]:
+    return [type(action) for action in actions]
+
+
+def test_course_of_a_healthy_mps_does_nothing_and_lets_clients_start() -> None:
+    """All is told once."""
+    one = course()
+    assert one.may_start
+    assert [one.decide(now, WELL) for now in (1.0, 2.0, 3.0)] == [[], [], []]
+    assert (one.attached, one.beside, one.restarts) == (STUBS, frozenset(), 0)
+
+
+def test_fault_of_one_client_ends_all_once_and_they_start_when_the_server_is_well_again() -> None:
+    """Until then none may start, for CUDA refuses it with error 807; the time is that from the sight to the service."""
+    one = course()
+    faulty = Seen(daemon(*STUBS, state=ServerState.FAULT), engine(*STUBS))
+    (action,) = one.decide(10.0, faulty)
+    assert isinstance(action, EndClients)
+    assert action.is_lost
+    assert "FAULT" in action.reason
+    assert not one.may_start
+    assert one.decide(10.1, faulty) == []  # they are being ended
+    assert one.decide(10.5, Seen(daemon(state=ServerState.FAULT), DOWN)) == []
+    assert not one.may_start
+    assert one.decide(11.0, Seen(daemon(), DOWN)) == []
+    assert one.may_start
+    assert one.decide(12.0, Seen(daemon(), engine(pid=200, serves=False))) == []
+    assert one.is_recovering
+    back = one.decide(14.0, Seen(daemon(*STUBS), engine(*STUBS, pid=200)))
+    assert events(back) == [Event.ATTACHED, Event.RECOVERED]
+    assert (one.restarts, one.recovery_s, one.is_recovering) == (1, 4.0, False)
+
+
+def test_server_that_stays_in_fault_without_clients_is_replaced_with_its_daemon_only_where_it_is_ours() -> None:
+    """It is given its time; and never while clients of ours still hang on to it."""
+    for owns in (True, False):
+        one = course(owns=owns)
+        faulty = daemon(state=ServerState.FAULT)
+        one.decide(10.0, Seen(daemon(*STUBS, state=ServerState.FAULT), engine(*STUBS)))
+        assert one.decide(10.0 + FAULT_PATIENCE_S - 0.1, Seen(faulty, DOWN)) == []
+        late = 10.0 + FAULT_PATIENCE_S
+        held = Seen(daemon(FIRST, state=ServerState.FAULT), EngineSeen(TRITON, False, STUBS))
+        assert one.decide(late, held) == []
+        assert kinds(one.decide(late, Seen(faulty, DOWN))) == [StartDaemon] * owns
+
+
+def test_daemon_of_ours_that_died_is_started_anew_and_all_its_clients_too() -> None:
+    """At once, and then after growing pauses as long as it does not stay."""
+    one = course()
+    assert kinds(one.decide(10.0, Seen(GONE, engine(*STUBS)))) == [EndClients, StartDaemon]
+    starts = [10.0]
+    now = 10.0
+    while now < 120.0:
+        now += 0.1
+        if one.decide(now, Seen(GONE, DOWN)):
+            starts.append(now)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert pauses[0] == pytest.approx(0.2, abs=0.11)
+    assert pauses == sorted(pauses, key=lambda pause: round(pause))
+    assert max(pauses) == pytest.approx(LONGEST_PAUSE_S, abs=0.2)
+    assert not one.may_start
+    assert one.restarts == 1
+
+
+def test_daemon_of_somebody_else_that_died_costs_what_runs_nothing_until_it_is_back() -> None:
+    """What runs goes on, nothing starts; when it is back, all attach to the new one, with time to end in."""
+    one = course(owns=False)
+    assert events(one.decide(10.0, Seen(GONE, engine(*STUBS)))) == [Event.DAEMON_AWAITED]
+    assert one.decide(20.0, Seen(GONE, engine(*STUBS))) == []
+    assert not one.may_start
+    (action,) = one.decide(30.0, Seen(DaemonStatus(is_up=True), engine(*STUBS)))
+    assert isinstance(action, EndClients)
+    assert not action.is_lost
+    assert one.may_start
+
+
+def test_daemon_that_is_slow_to_answer_is_not_taken_for_dead_at_once() -> None:
+    """On an overloaded machine its answer may be late; one that hangs on is replaced."""
+    silent = Seen(DaemonStatus(is_up=False, reason="no answer", is_silent=True), engine(*STUBS))
+    one = course()
+    assert one.decide(10.0, silent) == []
+    assert not one.may_start
+    one.decide(11.0, WELL)
+    assert one.may_start
+    assert one.decide(20.0, silent) == []
+    assert one.decide(20.0 + SILENCE_PATIENCE_S - 0.1, silent) == []
+    assert kinds(one.decide(20.0 + SILENCE_PATIENCE_S, silent)) == [EndClients, StartDaemon]
+
+
+def test_server_that_was_killed_takes_its_clients_along_and_they_are_started_anew() -> None:
+    """Seen by its clients, which are on no server's list any more, or already on a new one's."""
+    for after in (DaemonStatus(is_up=True), daemon(FIRST, server=51)):
+        one = course()
+        (action,) = one.decide(10.0, Seen(after, engine(*STUBS)))
+        assert isinstance(action, EndClients)
+        assert action.is_lost
+
+
+def test_client_that_was_killed_is_told_and_the_others_are_left_alone() -> None:
+    """FAULTS 69: one is gone, the server has the other on."""
+    one = course()
+    left = EngineSeen(TRITON, True, frozenset({TRITON, SECOND}), frozenset({SECOND}), serves=True)
+    assert events(one.decide(10.0, Seen(daemon(SECOND), left))) == [Event.CLIENT_ENDED]
+    assert one.may_start
+    assert one.restarts == 0
+
+
+def test_process_that_computes_beside_mps_from_the_start_is_refused_or_told_once() -> None:
+    """CUDA falls back silently; a process has time to attach in, and Triton's own is no proof against its models'."""
+    beside = Seen(DaemonStatus(is_up=True), engine(*STUBS))
+    one = Course(owns_daemon=True, must_attach=True)
+    assert one.decide(0.0, beside) == []
+    assert one.decide(ATTACH_S - 0.1, beside) == []
+    (action,) = one.decide(ATTACH_S, beside)
+    assert isinstance(action, Refuse)
+    assert "101, 102" in action.reason
+    lenient = Course(owns_daemon=True, must_attach=False)
+    assert [events(lenient.decide(now, beside)) for now in (0.0, ATTACH_S, ATTACH_S + 1)] == [[], [Event.BESIDE], []]
+    assert lenient.beside == STUBS
+
+
+def test_tritons_own_process_beside_attached_models_is_no_trouble() -> None:
+    """It may have asked CUDA for its cards and nothing else."""
+    one = course()
+    seen = Seen(daemon(*STUBS), engine(TRITON, *STUBS))
+    assert [one.decide(now, seen) for now in (1.0, 1.0 + 2 * ATTACH_S)] == [[], []]
+
+
+def test_clients_that_attach_no_more_are_restarted_a_few_times_then_refused() -> None:
+    """Not for ever: each time costs requests."""
+    one = course()
+    now, pid, seen_kinds = 10.0, TRITON, []
+    for _ in range(MOST_RENEWALS + 1):
+        beside = Seen(daemon(999), engine(*STUBS, pid=pid))  # the server lives, for somebody else
+        one.decide(now, beside)
+        now += ATTACH_S
+        seen_kinds += kinds(one.decide(now, beside))
+        now, pid = now + 1.0, pid + 1
+    assert [kind for kind in seen_kinds if kind is not Tell] == [EndClients] * MOST_RENEWALS + [Refuse]
+
+
+def test_daemon_that_names_clients_by_other_ids_is_believed_by_their_number() -> None:
+    """As in a container with ids of its own: as many clients as processes that hold the card are all of them."""
+    one = Course(owns_daemon=True, must_attach=True)
+    for now in (0.0, 2 * ATTACH_S):
+        one.decide(now, Seen(daemon(70001, 70002), engine(*STUBS), has_our_ids=False))
+    assert (one.attached, one.beside) == (STUBS, frozenset())
+    fewer = Seen(daemon(70001), engine(*STUBS), has_our_ids=False)
+    one.decide(100.0, fewer)
+    (action,) = one.decide(100.0 + ATTACH_S, fewer)
+    assert isinstance(action, EndClients)
+
+
+def test_engine_that_still_starts_is_not_ended_by_a_fault() -> None:
+    """It has no models yet; clients of others may have made the fault."""
+    one = Course(owns_daemon=True, must_attach=True)
+    starting = EngineSeen(TRITON, False, frozenset({TRITON}))
+    assert one.decide(0.0, Seen(daemon(7, state=ServerState.FAULT), starting)) == []
+    assert not one.may_start
