@@ -17,6 +17,8 @@ def limit_in_words(row: Row, cores: int) -> str:
         why = "the card's memory bandwidth is the limit"
     elif sm is not None and sm >= FULL_SM:
         why = "the card is the limit: its SMs hold work nearly all the time, in kernels too small for its tensor cores"
+    elif "mps" not in str(row.key["mode"]) and clients > 1:
+        why = "the processes take turns on the card, one context at a time, and none of them fills it"
     elif cores and busy >= FULL_CORES * cores:
         why = "the CPU is the limit: copies, Triton and the models' Python, and the load generator, share its cores"
     else:

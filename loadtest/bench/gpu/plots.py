@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from loadtest.bench.gpu.laps import Row
-from loadtest.report.plots_canvas import canvas, new_figure
+from loadtest.report.plots_canvas import canvas, log_latency, new_figure, slo_line, widen
 from loadtest.report.wording import plain_number
 
 MODES: Mapping[str, tuple[str, str, str]] = {  # colours of Okabe and Ito, which colour-blind people tell apart
@@ -134,11 +134,11 @@ def jpeg_figure(rows: Sequence[Row], slo_ms: float) -> Figure | None:
         points = sorted((row for row in shown if row.key["decoded_by"] == way), key=_asked)
         rates = [_asked(row) for row in points]
         axes.plot(rates, [row.figures["p99_ms"].median for row in points], color=color, marker="o", label=label)
-    axes.axhline(slo_ms, color="#222222", linestyle="--", linewidth=1)
-    axes.annotate(f"p99 {slo_ms:g} ms", (0, slo_ms), xycoords=("axes fraction", "data"), xytext=(4, 3),
-                  textcoords="offset points", fontsize=8.5)  # fmt: skip
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    latencies = [row.figures["p99_ms"].median for row in shown]
+    axes.set_ylim(*widen(min(*latencies, slo_ms), max(*latencies, slo_ms)))
+    axes.set_xlim(0)
+    log_latency(axes)
+    slo_line(axes, slo_ms)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
     axes.set_xlabel("JPEGs/s asked for, Poisson")
     axes.set_ylabel("p99 from the moment due, ms")
