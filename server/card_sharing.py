@@ -173,7 +173,7 @@ def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
         plan.program,
         bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
         environ={**_without_ours(os.environ), ENGINE_ID_VARIABLE: engine_id},
-        clear=lambda: reap(engine_id),
+        clear=lambda child_pid: reap(engine_id, child_pid=child_pid),
         card_count=plan.card_count,
     )
     return OwnDaemon(options, hold, emit=log.log)

@@ -88,6 +88,8 @@ def daemon() -> int:
             if words[0] == "quit" and SICK != "deaf":
                 caller.send(b"0 ")
                 return 0
+            if words[0] == "stumble":  # as its server's lines come among its own
+                tell("Fatal GPU exception on a device of 2 clients")
             if words[0] == "set_default_active_thread_percentage":
                 threads = float(words[1])
             refused = words[0] == "set_default_device_pinned_mem_limit" and words[1] == "7"

@@ -49,14 +49,15 @@ class Daemon(Protocol):
 class Hold:
     """How the daemon's process is held. program: NVIDIA's. bond: what it is started through, so that it dies with us.
 
-    environ: what it starts with, which carries the mark by which clear finds what it leaves: called from a thread after
-    its end, and before each start. card_count: those that a limit without a card is for.
+    environ: what it starts with, which carries the mark by which clear finds what it leaves: called from a thread, with
+    the id of the child that is waited for here, after its end and before each start. card_count: those that a limit
+    without a card is for.
     """
 
     program: str
     bond: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
-    clear: Callable[[], object] = lambda: None
+    clear: Callable[[int | None], object] = lambda _: None
     card_count: int = 1
 
 
@@ -90,12 +91,10 @@ class OwnDaemon:
 
         Raises MpsError; nothing of it runs then.
         """
+        if self.control.listens:
+            raise MpsError(f"an MPS daemon runs in {self.options.directory} already; end it, or name another folder")
         try:
-            if self.control.listens:
-                raise MpsError(
-                    f"an MPS daemon runs in {self.options.directory} already; end it, or name another folder"
-                )
-            await asyncio.to_thread(self._hold.clear)
+            await asyncio.to_thread(self._hold.clear, None)
             make_room(self.options.directory)
             await self._launch()
             await self._until_it_answers()
@@ -173,7 +172,7 @@ class OwnDaemon:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-        await asyncio.to_thread(self._hold.clear)
+        await asyncio.to_thread(self._hold.clear, process.pid if process is not None else None)
         if process is not None:
             await process.wait()
         if self._reading is not None:
