@@ -87,6 +87,16 @@ def test_prepare_without_subsampled_chroma_differs_by_the_transform_alone(torch:
     assert found.is_within(SAME_DECODER_TOLERANCE), found
 
 
+@pytest.mark.parametrize("subsampling", ["444", "422", "420"])
+def test_prepare_odd_sizes_have_no_strange_edges(torch: Any, subsampling: str) -> None:
+    """Sizes that no block or chroma pixel divides, down to one pixel: the whole picture is the CPU's, edges as well."""
+    sizes = [(501, 333), (333, 501), (17, 9), (9, 17), (1, 1), (1, 40), (40, 1), (1023, 769), (8, 8), (16, 16)]
+    encoded = [images.jpeg(images.picture(*size), subsampling=subsampling) for size in sizes]
+    reader = reader_of(torch, LEVELS)
+    found = [difference([one], reader, LEVELS) for one in encoded]
+    assert [round(one.mean, 1) for one in found if one.mean > 2.0] == []
+
+
 def test_prepare_mixed_batch_refuses_only_what_is_no_picture(torch: Any) -> None:
     """JPEGs by nvJPEG, PNG, WebP and progressive by OpenCV, turned by EXIF; one broken of each is refused alone."""
     smooth = images.picture(640, 480)
