@@ -175,6 +175,7 @@ class Stack:
         stop_task.cancel()
         if self._renewal_task is not None:
             self._renewal_task.cancel()
+            await asyncio.wait({self._renewal_task})
         patience_s = self._settings.drain_delay_s + self._settings.grace_s + STOP_MARGIN_S
         code = 0
         if self._fronts is not None and fronts_task is not None:  # the core serves them until they have drained

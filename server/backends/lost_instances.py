@@ -116,6 +116,12 @@ class InstanceRenewal:
 
     async def run(self) -> None:
         """Until cancelled."""
+        try:
+            await self._run()
+        finally:
+            await self._http.aclose()
+
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             if (pid := self._engine_pid()) is not None and (lost := self._sight.lost(pid)):

@@ -6,6 +6,7 @@ their own, exist from Volta on.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,10 +37,12 @@ def too_many_clients(wanted: Iterable[ModelClients], reading: Reading) -> str:
     """One sentence where a card would get more clients than MPS serves; empty where all fit."""
     models = tuple(wanted)
     for place, card in enumerate(reading.cards):
-        counts = {row.model: row.count for row in models if not row.cards or place in row.cards}
-        total, limit = sum(counts.values()) + ENGINES_OWN, client_limit(card.capability, reading.cuda)
-        if counts and total > limit:
-            largest = max(counts, key=lambda name: counts[name])
+        counts: Counter[str] = Counter()
+        for row in models:
+            counts[row.model] += row.count if not row.cards or place in row.cards else 0
+        total, limit = counts.total() + ENGINES_OWN, client_limit(card.capability, reading.cuda)
+        if total > limit:
+            largest, _ = counts.most_common(1)[0]
             return (
                 f"{total} MPS clients on card {place}, {total - ENGINES_OWN} model instances and Triton's own, are "
                 f"more than the {limit} that MPS serves on a {card.name}; lower the count of {largest!r} "

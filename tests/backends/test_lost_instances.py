@@ -1,0 +1,168 @@
+"""A model's process that dies under a living Triton is noticed once, and its model loaded anew beside the others."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.backends import lost_instances
+from server.backends.lost_instances import RENEWAL_PARAMETER, InstanceRenewal, InstanceSight, model_of
+
+TRITON = 50
+
+
+@pytest.mark.parametrize(
+    ("instance", "model"),
+    [("a_0_3", "a"), ("a_0_0_1", "a_0"), ("a_b_1_0", "a_b"), ("a_group_1", "a"), ("other_0_0", ""), ("a", "")],
+)
+def test_model_of_an_instance_is_found_by_its_name(instance: str, model: str) -> None:
+    """Groups have numbers unless the config names them; a model's name may look like another's instance."""
+    assert model_of(instance, ["a", "a_0", "a_b"]) == model
+
+
+class FalseProc:
+    """A /proc with one Triton of two threads, and its children."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for thread in ("50", "51"):
+            (folder / "50" / "task" / thread).mkdir(parents=True)
+            (folder / "50" / "task" / thread / "children").touch()
+
+    def child(self, pid: int, state: str, *, thread: str = "51", name: str = "triton_python_b") -> None:
+        (self.folder / str(pid)).mkdir(exist_ok=True)
+        (self.folder / str(pid) / "stat").write_text(f"{pid} ({name}) {state} 50 50")
+        children = self.folder / "50" / "task" / thread / "children"
+        children.write_text(" ".join({*children.read_text().split(), str(pid)}))
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FalseProc:
+    return FalseProc(tmp_path)
+
+
+def sight(proc: FalseProc) -> InstanceSight:
+    """Process 60 is instance m_0_60, and so on; a dead one has no name."""
+
+    def name_of(pid: int) -> str:
+        state = (proc.folder / str(pid) / "stat").read_text().split()[2]
+        return "unknown" if state == "Z" else f"m_0_{pid}"
+
+    return InstanceSight(name_of, proc.folder)
+
+
+def test_instance_that_dies_is_told_once_by_the_name_that_it_had(proc: FalseProc) -> None:
+    """After two looks, for one that Triton ends is a zombie for a moment, too; whichever thread made it."""
+    eyes = sight(proc)
+    proc.child(60, "S")
+    proc.child(61, "S", thread="50")
+    assert [eyes.lost(TRITON), eyes.lost(TRITON)] == [(), ()]
+    proc.child(60, "Z")
+    proc.child(61, "Z")
+    assert [eyes.lost(TRITON) for _ in range(3)] == [(), ("m_0_60", "m_0_61"), ()]
+
+
+def test_processes_that_are_no_models_and_a_triton_that_is_gone_are_nothing(proc: FalseProc) -> None:
+    """A child of another name; no such process."""
+    eyes = sight(proc)
+    proc.child(60, "S", name="sh")
+    eyes.lost(TRITON)
+    proc.child(60, "Z", name="sh")
+    assert [eyes.lost(TRITON) for _ in range(3)] == [(), (), ()]
+    assert eyes.lost(99) == ()
+
+
+class FalseTriton:
+    """Its repository API. refuses: loads."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.refuses = False
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                size = int(head.partition("content-length: ")[2].partition("\r\n")[0] or 0)
+                body = await reader.readexactly(size)
+                path = head.split()[1]
+                self.asked.append((path, json.loads(body or b"{}")))
+                status, told = self._told(path)
+                text = json.dumps(told).encode()
+                writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
+        writer.close()
+
+    def _told(self, path: str) -> tuple[int, Any]:
+        if path.endswith("index"):
+            return 200, [{"name": "m", "state": "READY"}, {"name": "n", "state": "UNAVAILABLE"}]
+        if path.endswith("config"):
+            return 200, {"name": "m", "parameters": {"a": {"string_value": "b"}}}
+        return (400, {"error": "no memory"}) if self.refuses else (200, {})
+
+
+@pytest.fixture
+async def triton() -> AsyncIterator[FalseTriton]:
+    one = FalseTriton()
+    server = await asyncio.start_server(one.answer, "127.0.0.1", 0)
+    one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield one
+    server.close()
+    await server.wait_closed()
+    await asyncio.sleep(0.01)  # for its connections to see that the other end has gone
+
+
+class ScriptedSight(InstanceSight):
+    """Says what it is given, look by look."""
+
+    def __init__(self, *looks: tuple[str, ...]) -> None:
+        super().__init__(str)
+        self._looks = list(looks)
+
+    def lost(self, engine_pid: int) -> tuple[str, ...]:
+        return self._looks.pop(0) if self._looks else ()
+
+
+async def renewed(eyes: InstanceSight, triton: FalseTriton, *, until: str) -> list[str]:
+    """Why Triton was restarted, if it was. until: the path that ends it, or restart."""
+    restarts: list[str] = []
+    renewal = InstanceRenewal(eyes, triton.url, engine_pid=lambda: TRITON, restart=restarts.append)
+    task = asyncio.create_task(renewal.run())
+    async with asyncio.timeout(5):
+        while not (restarts if until == "restart" else any(until in path for path, _ in triton.asked)):
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.wait({task})
+    return restarts
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_instances, "LOOK_S", 0.001)
+
+
+async def test_model_of_lost_instances_is_loaded_once_more_with_its_own_config(triton: FalseTriton) -> None:
+    """Two of one model at once are one load; a parameter more makes it a new one to Triton."""
+    assert await renewed(ScriptedSight(("m_0_1", "m_0_2")), triton, until="/load") == []
+    loads = [body for path, body in triton.asked if path.endswith("/load")]
+    assert len(loads) == 1
+    config = json.loads(loads[0]["parameters"]["config"])
+    assert config["parameters"] == {"a": {"string_value": "b"}, RENEWAL_PARAMETER: {"string_value": "1"}}
+
+
+async def test_instance_of_a_model_that_is_not_loaded_any_more_is_left(triton: FalseTriton) -> None:
+    """Somebody unloaded it meanwhile."""
+    assert await renewed(ScriptedSight(("n_0_1",)), triton, until="index") == []
+    assert not any(path.endswith("/load") for path, _ in triton.asked)
+
+
+async def test_model_that_has_no_room_beside_itself_has_triton_restarted(triton: FalseTriton) -> None:
+    """As where MPS takes no more clients, or the card has no memory left."""
+    triton.refuses = True
+    (reason,) = await renewed(ScriptedSight(("m_0_1",)), triton, until="restart")
+    assert "m_0_1" in reason
