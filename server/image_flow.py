@@ -28,7 +28,7 @@ from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
 from server.vision.postprocess import parse
 from server.vision.preparing import Preparing
-from server.vision.relayed import input_tensor, relayed
+from server.vision.relayed import input_tensor, is_short, relayed
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 from server.vision.together import together
 
@@ -148,7 +148,7 @@ class ImageFlow:
                 waves.append(await self._owned_wave(request, which, model, owner))
             else:
                 waves.append(await self._wave(request, which, model, label))
-        timings = times_in_turn([wave.timings for wave in waves])
+        timings = waves[0].timings if len(waves) == 1 else times_in_turn([wave.timings for wave in waves])
         self._metrics.stages(label, timings)
         return ImageResponse(
             request.model_name,
@@ -229,7 +229,10 @@ class ImageFlow:
         return prepared
 
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
-        prepared = await self._prepare_owned(request, index, model)
+        if model.card.is_relayed and is_short(request.images[index]):  # there is nothing to wait for
+            prepared = await self._one(request, index, model, self._slab)
+        else:
+            prepared = await self._prepare_owned(request, index, model)
         _trace_stages(("decode", prepared.decode_s), ("preprocess", prepared.preprocess_s))
         tensor = input_tensor(model.card.input_name, prepared.array[np.newaxis], prepared.lease)
         asked = InferRequest(
@@ -242,11 +245,10 @@ class ImageFlow:
                 prepared.lease.release()
         parse_started = time.monotonic()
         result = parse(model.card, response, 0, prepared.geometry)
-        timings = replace(
-            response.timings,
-            decode=prepared.decode_s,
-            preprocess=prepared.preprocess_s,
-            postprocess=time.monotonic() - parse_started,
+        told = response.timings
+        postprocess_s = time.monotonic() - parse_started
+        timings = Timings(
+            prepared.decode_s, prepared.preprocess_s, told.queue, told.infer, postprocess_s, told.batch_size
         )
         _trace_stages(("postprocess", timings.postprocess))
         return _Seen(result, response, timings)

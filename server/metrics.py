@@ -67,6 +67,7 @@ class Metrics:
         # What each request meets: the library takes longer to find a series by its labels than to count in it.
         self._done: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
         self._infer_seconds: dict[str, Histogram] = {}
+        self._stages: dict[str, tuple[Histogram, ...]] = {}
         self._accepted = self._answered = 0  # since the last flush
         for row in TABLE:
             name = f"penstock_{row.name}"
@@ -104,8 +105,12 @@ class Metrics:
 
     def stages(self, model: str, timings: Timings) -> None:
         """The stages of an image request."""
-        for stage in STAGES:
-            self._histograms[f"{stage}_seconds"].labels(model).observe(getattr(timings, stage))
+        series = self._stages.get(model)
+        if series is None:
+            series = tuple(self._histograms[f"{stage}_seconds"].labels(model) for stage in STAGES)
+            self._stages[model] = series
+        for stage, seconds in zip(STAGES, series, strict=True):
+            seconds.observe(getattr(timings, stage))
 
     def prepared(self, model: str, timings: Timings) -> None:
         """The stages of encoded images that go on to the engine as a tensor."""

@@ -48,8 +48,8 @@ class ModelBatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._wakeup_at: float | None = None
 
-    async def infer(self, request: InferRequest, *, client: str, priority: int) -> InferResponse:
-        """See Batching.infer."""
+    def enter(self, request: InferRequest, *, client: str, priority: int) -> Member:
+        """The request in the queue; who gives it up calls `leave`. Raises of the InferenceError tree."""
         now = time.monotonic()
         member = Member(
             key=key_of(request),
@@ -67,10 +67,15 @@ class ModelBatcher:
         if not self._is_pumping:  # once a turn of the loop: what arrives together may go together
             self._is_pumping = True
             self._loop.call_soon(self._pump)
+        return member
+
+    async def infer(self, request: InferRequest, *, client: str, priority: int) -> InferResponse:
+        """See Batching.infer."""
+        member = self.enter(request, client=client, priority=priority)
         try:
             response = await member.answer
         except asyncio.CancelledError as cancelled:
-            leaving(cancelled, self._leave(member))
+            leaving(cancelled, self.leave(member))
             raise
         if member.trace is not None and not member.leads:
             member.trace.stages((("queue", response.timings.queue), ("engine", response.timings.infer)))
@@ -100,8 +105,9 @@ class ModelBatcher:
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    def _leave(self, member: Member) -> LeftAt:
+    def leave(self, member: Member) -> LeftAt:
         """Nobody waits for the member any longer: its place is another's at once. Where it was."""
+        member.answer.cancel()
         if not member.answer.cancelled():  # its end came in the same moment
             member.answer.exception()
             return LeftAt.BATCH
@@ -182,6 +188,21 @@ class ModelBatcher:
         self._queue.delivered(call.batch, time.monotonic() - answered_at)
 
 
+class Ticket:
+    """A request in a queue, for who waits for it without a task. answer: see Member.answer."""
+
+    __slots__ = ("_batcher", "_member", "answer")
+
+    def __init__(self, batcher: ModelBatcher, member: Member) -> None:
+        self._batcher = batcher
+        self._member = member
+        self.answer = member.answer
+
+    def leave(self) -> LeftAt:
+        """Nobody waits for it any longer. Where it was."""
+        return self._batcher.leave(self._member)
+
+
 class BatcherPool:
     """Batching over an engine: a queue for each model that the gateway owns, made when it is first asked for."""
 
@@ -219,6 +240,11 @@ class BatcherPool:
         """See Batching.infer. The request is good for its model: names, datatypes, shapes, rows."""
         batcher = self._batcher(request.model_name)
         return await batcher.infer(request, client=client, priority=priority)
+
+    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Ticket:
+        """The same without waiting. Raises of the InferenceError tree what is known now."""
+        batcher = self._batcher(request.model_name)
+        return Ticket(batcher, batcher.enter(request, client=client, priority=priority))
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
         """Of every model that was asked for, as it is now."""

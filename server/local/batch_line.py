@@ -12,6 +12,7 @@ from server.logs import get_logger
 SOCKET_NAME = "core-batch.sock"
 FAREWELL_S = 1.0  # for the other end to take what was sent last
 _LENGTH_BYTES = 4
+_JOINED_BYTES = 64 << 10  # a record to here is copied behind its length: one write costs less than two
 ANY_BYTES = 1 << 32
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -55,7 +56,11 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         if self._transport is None or self._transport.is_closing():
             return
         encoded = _ENCODER.encode(record)
-        self._transport.writelines((len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded))
+        length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
+        if len(encoded) <= _JOINED_BYTES:
+            self._transport.write(length + encoded)
+        else:
+            self._transport.writelines((length, encoded))
 
     def close(self) -> None:
         """Drop the connection."""
@@ -76,23 +81,32 @@ class BatchLine(asyncio.Protocol, Generic[In]):
 
     def data_received(self, data: bytes) -> None:
         received = self._received
-        received += data
-        position = 0
-        while len(received) - position >= _LENGTH_BYTES and not self._is_ended:
-            size_bytes = int.from_bytes(received[position : position + _LENGTH_BYTES], "little")
-            end = position + _LENGTH_BYTES + size_bytes
-            if size_bytes > self.max_record_bytes:
-                self._refuse(f"it has {size_bytes} bytes, {self.max_record_bytes} are the most")
+        if received:
+            received += data
+            position = self._take_all(received)
+            if self._is_ended:
+                received.clear()
+            elif position:
+                del received[:position]
+            return
+        position = self._take_all(data)  # as most records come: whole, and nothing is gathered
+        if position < len(data) and not self._is_ended:
+            received += memoryview(data)[position:]
+
+    def _take_all(self, received: bytes | bytearray) -> int:
+        """Every whole record of it; where the first one begins that is not."""
+        position, size = 0, len(received)
+        while size - position >= _LENGTH_BYTES and not self._is_ended:
+            begin = position + _LENGTH_BYTES
+            end = begin + int.from_bytes(received[position:begin], "little")
+            if end - begin > self.max_record_bytes:
+                self._refuse(f"it has {end - begin} bytes, {self.max_record_bytes} are the most")
                 break
-            if len(received) < end:
+            if size < end:
                 break
-            record = bytes(memoryview(received)[position + _LENGTH_BYTES : end])
             position = end
-            self._take(record)
-        if self._is_ended:
-            received.clear()
-        elif position:
-            del received[:position]
+            self._take(bytes(memoryview(received)[begin:end]))
+        return position
 
     def connection_lost(self, error: Exception | None) -> None:
         self._received.clear()

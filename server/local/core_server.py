@@ -17,6 +17,7 @@ from server.core.errors import InferenceError, Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
 from server.local.batch_line import ANY_BYTES, FAREWELL_S, SOCKET_NAME, BatchLine
+from server.local.direct_asks import DirectAsk, Queues, enter
 from server.local.guest_calls import GuestCalls
 from server.local.guests import (
     GREETING_BYTES,
@@ -69,12 +70,13 @@ class _OutOfOrder(Exception):
 class _Front:
     """One that is connected. index: 0 for a guest. name: for the log and, of a guest, for the queue.
 
-    tasks: what it waits for, by its own numbers. known: the last `Know` that it has heard.
+    tasks, asks: what it waits for, by its own numbers. known: the last `Know` that it has heard.
     """
 
     index: int
     name: str
     tasks: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
+    asks: dict[int, DirectAsk] = field(default_factory=dict)
     known: int = 0
 
     @property
@@ -85,7 +87,8 @@ class _Front:
 class CoreServer:
     """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone.
 
-    guests: their inferences, set before `run`; none are welcome without it.
+    guests: their inferences, set before `run`; none are welcome without it. queues: of the batching, where it is in
+    this process, set before `run`: fronts' inferences wait in them without a task each.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class CoreServer:
         self._lender = lender
         self._decoder: msgspec.msgpack.Decoder[UP] = msgspec.msgpack.Decoder(UP)
         self.guests: GuestCalls | None = None
+        self.queues: Queues | None = None
         self._fronts: dict[BatchLine[UP], _Front] = {}
         self._strangers: dict[BatchLine[UP], float] = {}  # since when they have not said who they are
         self._guest_numbers = itertools.count(1)
@@ -287,17 +291,21 @@ class CoreServer:
     def _serve(self, line: BatchLine[UP], front: _Front, question: Ask | Find | GiveUp) -> None:
         """Raises _OutOfOrder."""
         number = question.number
-        task = front.tasks.get(number)
+        known: DirectAsk | asyncio.Task[None] | None = front.asks.get(number) or front.tasks.get(number)
         if isinstance(question, GiveUp):
-            if task is not None:
-                task.cancel()
+            if known is not None:
+                known.cancel()
             return
-        if task is not None:
+        if known is not None:
             raise _OutOfOrder(f"it asked twice under the number {number}")
         if front.is_guest and (refusal := self._beyond(line, front)) is not None:
             if self.guests is not None and isinstance(question, Ask):
                 self.guests.refused(question, refusal)
             line.send(failed(number, refusal))
+            return
+        queues = None if front.is_guest else self.queues
+        if isinstance(question, Ask) and queues is not None and queues.owns(question.request.model_name):
+            enter(queues, self._lender, line, question, front.asks)
             return
         work = self._infer(line, front, question) if isinstance(question, Ask) else self._find(line, question)
         task = front.tasks[number] = asyncio.create_task(work)
@@ -337,6 +345,8 @@ class CoreServer:
             self._is_full_told = False
         for task in list(front.tasks.values()) if front is not None else ():
             task.cancel()
+        for ask in list(front.asks.values()) if front is not None else ():
+            ask.cancel()
         if self._lender is not None:
             self._lender.gone(line)
         self._has_spread.set()

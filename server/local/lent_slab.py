@@ -20,6 +20,7 @@ log = get_logger("slab")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    region: str
     generation: int
     lease: SlabLease
 
@@ -44,7 +45,7 @@ class Lender:
         if found is None:
             return None
         lent, lease = found
-        self._parts[borrower] = _Part(generation, lease)
+        self._parts[borrower] = _Part(lent.region, generation, lease)
         if is_guest:
             self._guest_parts.append(self._parts[borrower])
         return lent
@@ -67,7 +68,7 @@ class Lender:
 
         Raises BackendUnavailable where they are of former times, InvalidRequest where they are not in that one's part.
         """
-        if all(tensor.place is None for tensor in request.inputs):
+        if not [tensor for tensor in request.inputs if tensor.place is not None]:
             return request
         part = self._parts.get(borrower)
         return replace(request, inputs=tuple([self._found(tensor, part) for tensor in request.inputs]))
@@ -78,11 +79,15 @@ class Lender:
             return tensor
         if tensor.data.nbytes:
             return replace(tensor, place=None)  # the engine would read there, and not these bytes
-        if self._slab.lease_of(place) is None:
-            raise BackendUnavailable("the engine was restarted while the request was on its way; send it again")
-        if part is None or not part.lease.holds(place.offset, size_bytes := self._size_bytes(tensor, place)):
+        generation = self._slab.generation
+        if part is None or not place.generation == part.generation == generation or place.region != part.region:
+            if self._slab.lease_of(place) is None:
+                raise BackendUnavailable("the engine was restarted while the request was on its way; send it again")
             raise InvalidRequest(f"tensor {tensor.name!r} does not lie in the memory that its sender was lent")
-        return replace(tensor, data=self._slab.window(place, size_bytes))
+        size_bytes = self._size_bytes(tensor, place)
+        if not part.lease.holds(place.offset, size_bytes):
+            raise InvalidRequest(f"tensor {tensor.name!r} does not lie in the memory that its sender was lent")
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, self._slab.window(place, size_bytes), place)
 
     def _size_bytes(self, tensor: Tensor, place: Place) -> int:
         """Of BYTES one element may lie there, an encoded picture, which says itself how long it is."""

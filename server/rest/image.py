@@ -1,7 +1,5 @@
 """POST …/image: encoded images in, labelled results in source pixels out."""
 
-from dataclasses import asdict
-
 import msgspec
 import numpy as np
 from starlette.requests import Request
@@ -160,5 +158,11 @@ def _label(class_id: int, labels: tuple[str, ...]) -> str:
 
 
 def _milliseconds(timings: Timings, total_s: float) -> dict[str, float]:
-    seconds = asdict(timings) | {"total": total_s}
-    return {stage: round(value * 1000, 3) for stage, value in seconds.items() if stage != "batch_size"}
+    return {
+        "decode": round(timings.decode * 1000, 3),
+        "preprocess": round(timings.preprocess * 1000, 3),
+        "queue": round(timings.queue * 1000, 3),
+        "infer": round(timings.infer * 1000, 3),
+        "postprocess": round(timings.postprocess * 1000, 3),
+        "total": round(total_s * 1000, 3),
+    }

@@ -26,8 +26,10 @@ class Outputs:
     def floats(self, name: str, rank: int) -> FloatArray:
         """One image's part of a float output: `rank` dimensions, float32, finite."""
         tensor = self._tensor(name, _FLOATS)
-        with np.errstate(over="ignore"):  # a float64 past float32's range becomes inf, which is refused below
-            array = self._part(tensor, rank).astype(np.float32, copy=False)
+        array = self._part(tensor, rank)
+        if array.dtype != np.float32:
+            with np.errstate(over="ignore"):  # a float64 past float32's range becomes inf, which is refused below
+                array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise self.broken(name, f"has {int(np.count_nonzero(~np.isfinite(array)))} values that are NaN or infinite")
         return array

@@ -24,9 +24,14 @@ AT_ONCE_BYTES = 1 << 20  # a PNG's checksums, or a progressive JPEG's scans: a m
 _LENGTH = struct.Struct("<I")
 
 
+def is_short(data: bytes) -> bool:
+    """Whether a look at it holds nobody up."""
+    return len(data) <= AT_ONCE_BYTES
+
+
 async def relayed(data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None) -> Prepared:
     """The picture as `relay` gives it; a long one is looked at in a thread. Raises what `relay` does."""
-    if len(data) <= AT_ONCE_BYTES:
+    if is_short(data):
         return relay(data, spec, max_pixels, slab)
     prepared = await asyncio.to_thread(relay, data, spec, max_pixels, None)
     return replace(prepared, lease=_laid_down(data, slab))

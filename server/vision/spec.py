@@ -81,6 +81,10 @@ class PrepareSpec:
 
     WIRE_SIZE = _WIRE.size
 
+    def __hash__(self) -> int:
+        """Of what tells networks apart; each picture's geometry is looked up by it."""
+        return hash((self.width, self.height, self.shorter_side))
+
     @property
     def row_bytes(self) -> int:
         """Of one image as this network's input; 0 where images keep their own size."""

@@ -60,6 +60,18 @@ def test_classification_gives_the_best_classes_first_and_ties_by_class() -> None
     assert (result.score.dtype, result.class_id.dtype) == (np.float32, np.int64)
 
 
+@pytest.mark.parametrize("topk", [1, 5, 99, 100, None])
+def test_classification_of_many_classes_is_that_of_a_stable_sort(topk: int | None) -> None:
+    """Also where hundreds are equally good."""
+    for levels in (2, 7, 1000):
+        score = np.random.default_rng(levels).integers(0, levels, 100).astype(np.float32)
+        wanted = np.argsort(-score, kind="stable")[:topk]
+        result = classes(classifier(topk), answer(scores=score))
+        assert result.class_id.tolist() == wanted.tolist()
+        assert result.score.tolist() == score[wanted].tolist()
+        assert result.class_id.dtype == np.int64
+
+
 def test_classification_with_softmax_gives_shares_even_of_huge_logits() -> None:
     """exp() does not overflow, and everything sums to one."""
     result = classes(classifier(None, has_softmax=True), answer(scores=np.array([1000.0, 999.0, -1000.0], np.float32)))
