@@ -10,7 +10,7 @@ from server.gpu.mps.presence import PIPE_DIRECTORY
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
 LIMIT_VARIABLES = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
-LONGEST_DIRECTORY = 80  # bytes; a Unix socket's path has 107, and NVIDIA's files in there have names of their own
+LONGEST_DIRECTORY = 88  # bytes; a Unix socket's path has 107, and the longest one in there is /control_privileged
 
 
 @dataclass(frozen=True, slots=True)
