@@ -11,6 +11,7 @@ SAME_FP32, SAME_FP16 = 0.95, 0.7  # of the words: a rounding error in one word c
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch.export.load says that its buffers are read-only
 def test_translator_in_cuda_graphs_answers_the_cpus_words_and_passes_the_v100() -> None:
     """At batch 1 and 64, in half and single precision; the figure of 2017 is a floor for a batch on today's cards."""
     torch = pytest.importorskip("torch")

@@ -4,12 +4,14 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.bench.gpu import sentence_program, sentences
 from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
+from loadtest.bench.gpu.sentences_up import stack_of
 from loadtest.bench.wire import BadAnswer
 
 PORT = 1
@@ -108,6 +110,24 @@ def test_sentences_stand_beside_the_figures_of_2017_with_their_conditions() -> N
     assert "batch 4" in before
     assert "541 sentences/s" in after
     assert "FP32" in after
+
+
+def test_sentences_of_a_stack_whose_model_cannot_be_exported_say_why(tmp_path: Path) -> None:
+    """The exporter's own sentence, and no stack is started."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho there is no PyTorch here >&2\nexit 1\n")
+    python.chmod(0o755)
+    stack = stack_of(["fp32"], environment=tmp_path, torch_python=str(python))
+    with pytest.raises(BadAnswer, match=r"--precision fp32 made no model: there is no PyTorch here"), stack:
+        pass
+
+
+def test_sentences_are_asked_of_a_server_or_of_a_stack_of_their_own() -> None:
+    """Both at once make no sense, and a form that nobody writes is refused."""
+    assert sentences.parse_arguments(["--up", "fp16", "onnx"]).up == ["fp16", "onnx"]
+    for wrong in (["--url", "http://127.0.0.1:1", "--up", "onnx"], ["--up", "int8"]):
+        with pytest.raises(SystemExit):
+            sentences.parse_arguments(wrong)
 
 
 def test_sentence_program_without_pytorch_says_so(

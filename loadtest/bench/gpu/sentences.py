@@ -1,18 +1,19 @@
 """Sentences a second through a server: OpenNMT's translator asked one at a time, in fours, and in batches.
 
-    python -m deploy.models.opennmt                     # opennmt-random, ONNX on the CPU
-    python -m deploy.models.opennmt --torch             # opennmt-torch-random, FP16; --precision fp32 for the other
-    penstock up …
-    python -m loadtest.bench.gpu.sentences --url http://127.0.0.1:8000 [--json sentences.json]
+    python -m loadtest.bench.gpu.sentences --up fp16 fp32 [--json sentences.json]      # a stack of its own, on a GPU
+    python -m loadtest.bench.gpu.sentences --up onnx --seconds 4                       # on the CPU
+    python -m loadtest.bench.gpu.sentences --url http://127.0.0.1:8000                 # a server that runs here
 
-Every model of the server whose name begins with `opennmt-` is loaded and asked, in a closed loop; a sentence is 25
-words and gets 25. Rounds are interleaved, the order drawn anew each time. The figures of 2017 stand beside: a V100 in
-FP32, batch 4 in a framework and batch 64 with TensorRT 3, so that only a row in FP32 is near to them, and no other card
-is. First every model is asked the same sentences alone and all at once: how many words agree stands in the table, too.
+Every model of the server whose name begins with `opennmt-` (python -m deploy.models.opennmt) is loaded and asked, in a
+closed loop; a sentence is 25 words and gets 25. Rounds are interleaved, the order drawn anew each time. The figures of
+2017 stand beside: a V100 in FP32, batch 4 in a framework and batch 64 with TensorRT 3, so that only a row in FP32 is
+near to them, and no other card is. First every model is asked the same sentences alone and all at once: how many words
+agree is told, too.
 """
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -29,10 +30,12 @@ from loadtest.bench.closed_loop import Lap, make_lap
 from loadtest.bench.gpu.closed import Lane
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.requests import ask
+from loadtest.bench.gpu.sentences_up import NAMES, stack_of
 from loadtest.bench.report import Spread, conditions, format_table, spread
 from loadtest.bench.wire import BadAnswer, http_infer
 from loadtest.hardware import describe, read_machine
 from loadtest.targets import read_targets
+from server.backends.triton_runtime import default_environment
 from server.core.tensor import tensor_from_numpy
 
 PREFIX, INPUT, OUTPUT = "opennmt-", "source", "target"
@@ -195,10 +198,15 @@ def row_of(result: Result) -> Sequence[object]:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.sentences", description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's, or a Triton's, on this machine")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's, or a Triton's, on this machine")
+    where.add_argument("--up", nargs="+", choices=sorted(NAMES), metavar="FORM", help=", ".join(sorted(NAMES)))
+    environment = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix))
+    parser.add_argument("--engine-environment", type=Path, default=Path(environment), help="of Triton, with --up")
+    parser.add_argument("--torch-python", metavar="FILE", help="an interpreter with torch [that of Triton's models]")
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME", help=f"all {PREFIX}* without it")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each lap; several times a batch on a CPU")
+    parser.add_argument("--seconds", type=float, default=0.8, help="of each lap [0.8; a CPU wants 4]")
     parser.add_argument("--processes", type=int, default=2, help="of the load generator")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
     return parser.parse_args(arguments)
@@ -206,7 +214,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def run(options: argparse.Namespace) -> tuple[Mapping[str, str], list[Result], list[Agreement]]:
     """Conditions, figures, and how far the answers agree. Raises BadAnswer."""
-    port = urlsplit(options.url).port or 80
+    if not options.up:
+        return _ask_all(urlsplit(options.url).port or 80, options)
+    torch_python = options.torch_python or str(options.engine_environment / "bin" / "python")
+    with stack_of(options.up, environment=options.engine_environment, torch_python=torch_python) as port:
+        return _ask_all(port, options)
+
+
+def _ask_all(port: int, options: argparse.Namespace) -> tuple[Mapping[str, str], list[Result], list[Agreement]]:
     models = prepare(port, options.model)
     told = conditions() | {
         "machine": describe(read_machine()),
