@@ -187,6 +187,24 @@ def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
         load_program(tmp_path / "model.pt2", spec, CPU)
 
 
+@pytest.mark.long
+def test_program_compiled_by_inductor_answers_as_before_and_is_kept(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AOTInductor's artefact takes any number of rows on a CPU; the second load finds it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told = config(parameters={"compile": "inductor"})
+    spec = engine_spec(told, is_gpu=False)
+    runner = EagerRunner(load_program(saved, spec, CPU, told).program, spec, CPU)
+    for rows in (1, 3, 8):
+        (answer,) = runner.begin([[images(rows)]], rows).outputs()
+        torch.testing.assert_close(answer, expected(images(rows)), rtol=1e-4, atol=1e-5)
+    (artefact,) = tmp_path.rglob("bucket-any.pt2")
+    made_ns = artefact.stat().st_mtime_ns
+    load_program(saved, spec, CPU, told)
+    assert artefact.stat().st_mtime_ns == made_ns
+
+
 def test_torch_programs_of_the_tests_answer_what_they_say() -> None:
     """The lookup that the tests of a GPU's faults use answers a row of its table."""
     lookup = torch_programs.Lookup()

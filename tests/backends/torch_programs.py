@@ -1,5 +1,6 @@
 """Small exported PyTorch programs in Triton's layout, for the tests of the backend `torch`: only where torch is."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def small_resnet(seed: int = 0) -> Any:
     return network
 
 
+def lookup() -> Any:
+    """The same numbers each time."""
+    torch.manual_seed(1)
+    return Lookup()
+
+
 def images(rows: int, seed: int = 0) -> Any:
     """(rows, 3, 32, 32) float32."""
     return torch.rand((rows, *IMAGE), generator=torch.Generator().manual_seed(seed))
@@ -110,7 +117,54 @@ def write_model(repository: Path, name: str, module: Any, sample: Any, **changed
 
 def write_lookup(repository: Path, name: str, **changed: Any) -> None:
     """The folder of a Lookup: INT64 `word` [1] to FP32 `vector` [4]."""
-    torch.manual_seed(1)
     shape = {"input_name": "word", "input_type": "INT64", "input_dims": "[ 1 ]"}
     shape |= {"output_name": "vector", "output_dims": "[ 4 ]"}
-    write_model(repository, name, Lookup(), torch.zeros((2, 1), dtype=torch.int64), **shape | changed)
+    write_model(repository, name, lookup(), torch.zeros((2, 1), dtype=torch.int64), **shape | changed)
+
+
+class AnySize(nn.Module):  # type: ignore[misc]
+    """The mean of each row, however long."""
+
+    def forward(self, numbers: Any) -> Any:
+        return numbers.mean(1, keepdim=True)
+
+
+def write_repository(root: Path) -> None:
+    """Models on the CPU, and `ROOT/expected/NAME.npy`: what each answers to `ROOT/asked/NAME.npy`."""
+    import numpy as np
+
+    models, network = root / "models", small_resnet()
+    pixels, words = (images(5) * 255).byte(), torch.tensor([[3], [0], [49]])
+    batching = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
+    write_model(models, "batched", network, images(2), rest=batching)
+    write_model(models, "pixels", OfPixels(), pixels[:2], input_type="UINT8", rest=parameter("precision", "bf16"))
+    write_lookup(models, "lookup")
+    free = {"input_name": "numbers", "input_dims": "[ -1 ]", "output_name": "mean", "output_dims": "[ 1 ]"}
+    write_model(models, "one-row", network, images(1), max_batch_size=0, input_dims="[ 1, 3, 32, 32 ]",
+                output_dims="[ 1, 10 ]")  # fmt: skip
+    rows = torch.export.Dim("rows", min=1, max=64)
+    columns = torch.export.Dim("columns", min=1, max=1024)
+    write_model(models, "any-size", AnySize(), torch.zeros(2, 7), **free)
+    exported = torch.export.export(AnySize(), (torch.zeros(2, 7),), dynamic_shapes=({0: rows, 1: columns},))
+    torch.export.save(exported, models / "any-size" / "1" / "model.pt2")
+    write_model(models, "broken-dims", network, images(2), output_dims="[ 9 ]")
+    write_model(models, "broken-word", network, images(2), rest=parameter("precision", "int4"))
+    write_model(models, "broken-file", network, images(2))
+    (models / "broken-file" / "1" / "model.pt2").write_bytes(b"no archive")
+    asked = {
+        "batched": (images(5), network),
+        "pixels": (pixels, OfPixels()),
+        "lookup": (words, lookup()),
+        "one-row": (images(1), network),
+        "any-size": (torch.arange(26.0).reshape(2, 13), AnySize()),
+    }
+    for folder in ("asked", "expected"):
+        (root / folder).mkdir()
+    for name, (batch, module) in asked.items():
+        np.save(root / "asked" / f"{name}.npy", batch.numpy())
+        with torch.no_grad():
+            np.save(root / "expected" / f"{name}.npy", module.eval()(batch).numpy())
+
+
+if __name__ == "__main__":
+    write_repository(Path(sys.argv[1]))

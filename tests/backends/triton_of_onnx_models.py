@@ -117,7 +117,9 @@ def _x_and_y(*, data_type: str = "TYPE_FP32", dims: str = "[ 3 ]", labels: str =
 
 
 @contextlib.contextmanager
-def running_triton(launch: Launch, models: Path, folder: Path) -> Iterator[RunningTriton]:
+def running_triton(
+    launch: Launch, models: Path, folder: Path, *, ready_timeout_s: float = READY_TIMEOUT_S
+) -> Iterator[RunningTriton]:
     """Triton with every model of `models` loaded as far as it can be; `folder` takes its log and is where it works."""
     ports = pick_free_ports("127.0.0.1", 3)
     triton = RunningTriton(
@@ -127,7 +129,7 @@ def running_triton(launch: Launch, models: Path, folder: Path) -> Iterator[Runni
     with triton.log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=launch.env)
     try:
-        _wait_until_live(triton, process)
+        _wait_until_live(triton, process, ready_timeout_s)
         yield triton
     finally:
         process.terminate()
@@ -152,8 +154,8 @@ def _arguments(models: Path, ports: tuple[int, ...]) -> list[str]:
     return [f"--model-repository={models}", *listening, *loading, "--metrics-interval-ms=100"]
 
 
-def _wait_until_live(triton: RunningTriton, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + READY_TIMEOUT_S
+def _wait_until_live(triton: RunningTriton, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         assert process.poll() is None, f"Triton ended with {process.returncode}:\n{triton.log()[-4000:]}"
         try:
@@ -161,4 +163,4 @@ def _wait_until_live(triton: RunningTriton, process: subprocess.Popen[bytes]) ->
                 return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.1)
-    raise AssertionError(f"Triton was not live within {READY_TIMEOUT_S} s:\n{triton.log()[-4000:]}")
+    raise AssertionError(f"Triton was not live within {timeout_s} s:\n{triton.log()[-4000:]}")

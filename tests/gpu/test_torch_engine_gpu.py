@@ -145,7 +145,7 @@ def triton(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     batching = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
     programs.write_model(root / "models", "batched", network, sample, kind="GPU", rest=batching)
     programs.write_lookup(root / "models", "lookup", kind="GPU")
-    with running_triton(launch, root / "models", root) as running:
+    with running_triton(launch, root / "models", root, ready_timeout_s=200) as running:
         yield running
 
 

@@ -42,7 +42,7 @@ class Opened:
 def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opened:
     """The instance of the program in a version's folder. Raises LoadError."""
     device = _device(spec, placement)
-    loaded = load_program(folder / spec.file_name, spec, device)
+    loaded = load_program(folder / spec.file_name, spec, device, placement.config)
     runner: Runner
     if spec.has_cuda_graphs:
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=1)

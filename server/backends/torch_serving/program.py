@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .choice import Choice, quickest
-from .config import EngineSpec
+from .config import Compiler, Config, EngineSpec
 from .dtypes import FLOATS
 from .dtypes import WIRE_TYPES as WIRE_TYPES
 from .errors import LoadError
@@ -28,23 +28,38 @@ class Loaded:
     fused: str = "fold"
 
 
-def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
-    """The program, ready to run on the device: its floats in the spec's precision, normalisation folded.
+def load_program(path: Path, spec: EngineSpec, device: Any, config: Config | None = None) -> Loaded:
+    """The program, ready to run on the device. config: as Triton hands it over, for the process that compiles.
 
     Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration.
     """
+    if spec.compiler is Compiler.INDUCTOR:
+        from .compiled import compiled_program  # AOTInductor's imports are long
+
+        check_inputs(read_program(path), spec, path)
+        compiled = compiled_program(path, config or {}, spec, device)
+        return Loaded(_Called(compiled, len(spec.outputs)), fused="inductor")
+    module = prepared_module(path, spec, device)
+    chosen = quickest(module, spec, device) if device.type == "cuda" else Choice(module)
+    return Loaded(_Called(chosen.module, len(spec.outputs)), chosen.notes, chosen.name)
+
+
+def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
+    """The file's program on the device: normalisation folded, its floats in the spec's precision, its layout."""
     exported = read_program(path)
-    count = len(exported.graph_signature.user_inputs)
-    if count != len(spec.inputs):
-        raise LoadError(f"{path.name} takes {count} inputs and config.pbtxt names {len(spec.inputs)}")
+    check_inputs(exported, spec, path)
     module = exported.module(check_guards=False)
     if spec.fuse != "off":
         fold_normalisation(module)
     module = in_precision(module, FLOATS[spec.precision]).to(device)
-    if spec.is_channels_last:
-        module = module.to(memory_format=torch.channels_last)
-    chosen = quickest(module, spec, device) if device.type == "cuda" else Choice(module)
-    return Loaded(_Called(chosen.module, len(spec.outputs)), chosen.notes, chosen.name)
+    return module.to(memory_format=torch.channels_last) if spec.is_channels_last else module
+
+
+def check_inputs(exported: Any, spec: EngineSpec, path: Path) -> None:
+    """LoadError where the configuration names another number of inputs than the program takes."""
+    count = len(exported.graph_signature.user_inputs)
+    if count != len(spec.inputs):
+        raise LoadError(f"{path.name} takes {count} inputs and config.pbtxt names {len(spec.inputs)}")
 
 
 def read_program(path: Path) -> Any:

@@ -2,7 +2,8 @@
 
 Runs in Triton's own interpreter, one process per model instance: on a GPU one CUDA context, and one client of MPS. What
 serving takes is in torch_serving/, which triton_runtime lays beside this file; here stands what Triton's API needs.
-Tensors come and go by DLPack: nothing of numpy's stands between.
+Tensors come and go by DLPack: nothing of numpy's stands between. Triton starts a process for each model that does no
+more than auto_complete_config: torch, which takes seconds, is imported by `initialize`.
 """
 
 import json
@@ -11,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from torch.utils.dlpack import from_dlpack, to_dlpack
 from torch_serving.config import Config, EngineSpec, engine_spec
-from torch_serving.device import Placement, available_cores, end_after, is_broken, open_instance
 from torch_serving.errors import LoadError, RequestError
 from torch_serving.instance import Ask, Outcome
 
@@ -40,12 +39,17 @@ class TritonPythonModel:
             raise _load_failure(self._name, error) from None
 
     def _open(self, args: dict[str, str]) -> None:
+        from torch.utils.dlpack import from_dlpack, to_dlpack
+        from torch_serving import device
+
+        self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
+        self._is_broken, self._end_after = device.is_broken, device.end_after
         config: Config = json.loads(args["model_config"])
         is_gpu = args["model_instance_kind"] == "GPU"
-        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu, cores=available_cores())
+        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu, cores=device.available_cores())
         folder = Path(args["model_repository"], args["model_version"])
-        placement = Placement(is_gpu, int(args["model_instance_device_id"]), config)
-        opened = open_instance(folder, self._spec, placement)
+        placement = device.Placement(is_gpu, int(args["model_instance_device_id"]), config)
+        opened = device.open_instance(folder, self._spec, placement)
         self._instance = opened.instance
         for note in opened.notes:
             pb_utils.Logger.log_warn(f"model '{self._name}': {note}")
@@ -64,13 +68,13 @@ class TritonPythonModel:
         inputs = {tensor.name(): tensor for tensor in request.inputs()}
         if self._spec.pictures is not None:
             return Ask(pictures=tuple(inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()))
-        return Ask(tuple(from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
+        return Ask(tuple(self._from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
 
     def _response(self, outcome: Outcome) -> Any:
         if isinstance(outcome, RequestError):
             return _error_response(f"model '{self._name}': {outcome}", pb_utils.TritonError.INVALID_ARG)
         tensors = [
-            pb_utils.Tensor.from_dlpack(spec.name, to_dlpack(rows))
+            pb_utils.Tensor.from_dlpack(spec.name, self._to_dlpack(rows))
             for spec, rows in zip(self._spec.outputs, outcome, strict=True)
         ]
         return pb_utils.InferenceResponse(tensors)
@@ -79,9 +83,9 @@ class TritonPythonModel:
         """Answers for all of a batch. Of a CUDA context that is lost, the process ends: Triton starts a new one."""
         sentence = f"model '{self._name}': {type(error).__name__} in the torch backend, see the server's log"
         pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
-        if is_broken(error):
+        if self._is_broken(error):
             pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this instance starts again")
-            end_after()
+            self._end_after()
         return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
 
 

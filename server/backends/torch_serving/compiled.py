@@ -1,0 +1,148 @@
+"""Programs compiled ahead by AOTInductor (`compile: inductor`), kept for the next start.
+
+An artefact a bucket, in a folder named after what it depends on: the program's file, PyTorch, the device's kind, the
+precision and layout. The first instance compiles, in a process of its own, while the others wait; it takes from half a
+minute to minutes a bucket. Each artefact holds the weights, on the disk and on the device: say batch-buckets.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config, EngineSpec, engine_spec
+from .dtypes import network_type
+from .errors import LoadError
+
+COMPILE_S = 3600.0
+_ANY = 0  # the bucket of an artefact that takes any number of rows
+_LAST_LINES = 3
+
+
+def compiled_program(path: Path, config: Config, spec: EngineSpec, device: Any) -> Callable[..., Any]:
+    """The program of a file, by its artefacts; they are made where they are not there yet. Raises LoadError.
+
+    config: the model's, as Triton hands it over, for the process that compiles.
+    """
+    buckets = spec.buckets if spec.has_cuda_graphs and spec.max_batch_size else (_ANY,)
+    folder = cache_folder() / key_of(path, spec, device)
+    with _locked(folder):
+        missing = [bucket for bucket in buckets if not _artefact(folder, bucket).is_file()]
+        if missing:
+            _compile_apart(path, config, device, missing, folder)
+    try:
+        artefacts = {bucket: torch._inductor.aoti_load_package(str(_artefact(folder, bucket))) for bucket in buckets}
+    except RuntimeError as error:
+        raise LoadError(f"compiled program in {folder} cannot be loaded, remove that folder: {error}") from None
+    if buckets == (_ANY,):
+        return artefacts[_ANY]  # type: ignore[no-any-return]  # torch is Any where the types are checked
+    return lambda *inputs: artefacts[inputs[0].shape[0]](*inputs)
+
+
+def key_of(path: Path, spec: EngineSpec, device: Any) -> str:
+    """A folder's name for everything that an artefact depends on but its bucket."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    kind = platform.machine()
+    if device.type == "cuda":
+        kind = "sm{}{}".format(*torch.cuda.get_device_capability(device))
+    words = (digest.hexdigest()[:16], torch.__version__, kind, spec.precision.value, f"cl{int(spec.is_channels_last)}")
+    return "-".join(words)
+
+
+def cache_folder() -> Path:
+    """Where artefacts stay: the user's cache, or a temporary folder where that cannot be written."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "torch"
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=chosen):
+            return chosen
+    except (OSError, RuntimeError):  # RuntimeError: of expanduser, for a user without a home
+        return Path(tempfile.gettempdir()) / f"penstock-torch-{os.getuid()}"
+
+
+def _artefact(folder: Path, bucket: int) -> Path:
+    return folder / f"bucket-{bucket or 'any'}.pt2"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One instance compiles at a time; the system frees the lock when its process dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile_apart(path: Path, config: Config, device: Any, buckets: Sequence[int], folder: Path) -> None:
+    """In a process of its own: what compiling takes of memory goes with it, and a crash of it is a sentence."""
+    asked = json.dumps([str(path), config, str(device), list(buckets), str(folder)])
+    here = Path(sys.executable)
+    python = (
+        str(here) if here.name.startswith("python") else shutil.which("python3") or "python3"
+    )  # Triton's stub is none
+    package = Path(__file__).resolve().parent
+    command = [python, "-c", f"from {package.name}.compiled import main; main()"]
+    environ = os.environ | {"PYTHONPATH": str(package.parent)}
+    try:
+        done = subprocess.run(
+            command, input=asked, capture_output=True, text=True, env=environ, timeout=COMPILE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LoadError(f"compile: inductor does not work here ({error}); say compile: off") from None
+    if done.returncode:
+        said = " ".join(" ".join(done.stderr.split("\n")[-_LAST_LINES:]).split())
+        raise LoadError(f"compile: inductor does not work here ({said}); say compile: off")
+
+
+def main() -> None:
+    """The process that compiles: asked by a line of JSON on its stdin."""
+    path, config, device_name, buckets, folder = json.load(sys.stdin)
+    device = torch.device(device_name)
+    spec = engine_spec(config, is_gpu=device.type == "cuda")
+    from .program import prepared_module
+
+    module = prepared_module(Path(path), spec, device)
+    for bucket in buckets:
+        target = _artefact(Path(folder), bucket)
+        unfinished = target.with_name(f"unfinished-{os.getpid()}.pt2")
+        with torch.no_grad():
+            torch._inductor.aoti_compile_and_package(
+                _exported(module, spec, device, bucket), package_path=str(unfinished)
+            )
+        unfinished.rename(target)
+
+
+def _exported(module: Any, spec: EngineSpec, device: Any, bucket: int) -> Any:
+    """The module for so many rows, or with free ones."""
+    rows = (bucket or 2,) if spec.max_batch_size else ()
+    sample = tuple(
+        _empty(spec, (*rows, *(max(dim, 2) for dim in one.dims)), one.data_type, device) for one in spec.inputs
+    )
+    if bucket or not spec.max_batch_size:
+        return torch.export.export(module, sample)
+    free = torch.export.Dim("rows", min=1, max=max(spec.max_batch_size, 2))
+    shapes = [
+        {0: free} | {place: torch.export.Dim.AUTO for place, dim in enumerate(one.dims, 1) if dim < 0}
+        for one in spec.inputs
+    ]
+    return torch.export.export(module, sample, dynamic_shapes=tuple(shapes))
+
+
+def _empty(spec: EngineSpec, shape: tuple[int, ...], data_type: str, device: Any) -> Any:
+    empty = torch.zeros(shape, dtype=network_type(data_type, spec.precision), device=device)
+    is_image = spec.is_channels_last and len(shape) == 4 and empty.is_floating_point()
+    return empty.to(memory_format=torch.channels_last) if is_image else empty
