@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -154,13 +155,18 @@ def measure(port: int, models: Sequence[str], generators: Generators, options: a
 
 
 def _lap(lanes: Sequence[Lane], generators: Generators, options: argparse.Namespace) -> tuple[Lap, float]:
-    """(the lap, how busy the generator was)."""
+    """(the lap, how busy the generator was).
+
+    The rate is the callers' by the mean time of an answer: what counting gives in a closed loop, without the edges of a
+    lap that holds a few large batches only.
+    """
     run = generators.closed(lanes, settle_s=options.seconds / 4, seconds=options.seconds)()
     failed = next((one.failure for one in run.asks if one.failure), "")
     if failed or not run.asks:
         raise BadAnswer(f"{lanes[0].name}: {failed or 'no answer within the lap; make --seconds longer'}")
     busy = run.cpu_s / run.seconds / min(options.processes, len(lanes))
-    return make_lap([one.latency_ms / 1000 for one in run.asks], run.seconds), busy
+    times_s = [one.latency_ms / 1000 for one in run.asks]
+    return make_lap(times_s, statistics.fmean(times_s) * len(run.asks) / len(lanes)), busy
 
 
 def _result(model: str, case: Case, laps: Sequence[tuple[Lap, float]]) -> Result:
