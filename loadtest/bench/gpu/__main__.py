@@ -10,6 +10,7 @@ in an order drawn anew. The file is written after every round, so that a run tha
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,7 @@ def _torch(python: str) -> str:
 def main() -> int:
     """0 when everything was measured, 1 when something was not, 2 without a GPU."""
     options = parse_arguments(__doc__)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as stack:
             return run(options, stack)

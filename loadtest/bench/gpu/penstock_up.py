@@ -15,6 +15,7 @@ import psutil
 
 from loadtest.bench.gpu.raw import CHECKOUT
 from loadtest.bench.wire import BadAnswer
+from server.backends import triton_launch
 from server.gpu.mps import PIPE_DIRECTORY
 
 STOP_S = 30.0
@@ -35,6 +36,7 @@ class PenstockUp:
         places = ("--home", str(home), "--models", ",".join(models))
         engine = ("--engine", "triton", "--engine-environment", str(environment))
         self._command = [
+            *(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),  # it dies with the bench
             *(sys.executable, "-m", "server.cli", "up", *places, *engine, *ports, *engine_ports, *flags),
         ]
         self.port = 0
