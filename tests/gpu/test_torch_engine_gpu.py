@@ -96,7 +96,7 @@ def test_graphs_of_every_bucket_answer_what_the_cpu_answers(
     torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path, precision: str, fuse: str
 ) -> None:
     """Whole buckets and every size between, from host memory and from the card's, however the program is fused."""
-    spec = engine_spec(config({"precision": precision, "fuse": fuse}), is_gpu=True, cores=16)
+    spec = engine_spec(config({"precision": precision, "fuse": fuse}), is_gpu=True)
     runner = runner_of(torch, folder / "fp32", spec)
     for rows in range(1, ROWS + 1):
         images = programs.images(rows, seed=rows)
@@ -111,7 +111,7 @@ def test_graphs_of_pixels_answer_what_the_cpu_answers(
 ) -> None:
     """UINT8 travels as it is; the program casts it to its own precision."""
     told = config(input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}])
-    runner = runner_of(torch, folder / "uint8", engine_spec(told, is_gpu=True, cores=16))
+    runner = runner_of(torch, folder / "uint8", engine_spec(told, is_gpu=True))
     pixels = (programs.images(5) * 255).byte()
     (answer,) = runner.begin([[pixels[:2], pixels[2:]]], 5).outputs()
     assert_near(answer, reference(pixels.float() / 255), TOLERANCES["fp16"])
@@ -121,7 +121,7 @@ def test_batches_in_flight_keep_their_own_rows(
     torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path
 ) -> None:
     """Two slots, and each batch's copies beside the run of the one before: a hundred batches of unlike sizes."""
-    runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True, cores=16), slots=2)
+    runner = runner_of(torch, folder / "fp32", engine_spec(config(), is_gpu=True), slots=2)
     batches = [programs.images(1 + number % ROWS, seed=number).pin_memory() for number in range(16)]
     expected = [reference(images) for images in batches]
     pending = runner.begin([[batches[0]]], len(batches[0]))

@@ -143,7 +143,7 @@ def runner_of(
     config: dict[str, Any] = json_format.MessageToDict(read_config(source), preserving_proto_field_name=True)
     words = {"fuse": fuse, "cudnn-benchmark": str(benchmark), "batch-buckets": ";".join(map(str, given.batch))}
     config["parameters"] = config["parameters"] | {key: {"string_value": value} for key, value in words.items()}
-    spec = engine_spec(json.loads(json.dumps(config)), is_gpu=True, cores=16)
+    spec = engine_spec(json.loads(json.dumps(config)), is_gpu=True)
     torch.backends.cudnn.benchmark = bool(benchmark)
     gc.collect()
     torch.cuda.empty_cache()

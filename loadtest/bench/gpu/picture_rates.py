@@ -122,7 +122,8 @@ def _ways(batch: list[bytes]) -> dict[str, Callable[[], Any]]:
 
     def ended(work: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> None:
-            work()
+            with torch.inference_mode():  # as the instance calls it
+                work()
             torch.cuda.synchronize()
 
         return call

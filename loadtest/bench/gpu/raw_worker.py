@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from server.backends.torch_serving.config import EngineSpec, engine_spec
-from server.backends.torch_serving.device import available_cores
 from server.backends.torch_serving.program import WIRE_TYPES, load_program
 from server.backends.torch_serving.runners import EagerRunner, GraphRunner, Runner
 from server.backends.torch_serving.staging import PinnedRegions
@@ -29,7 +28,7 @@ class RawProgram:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         is_gpu = torch.cuda.is_available()
         self._device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
-        self.spec: EngineSpec = engine_spec(config, is_gpu=is_gpu, cores=available_cores())
+        self.spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
         if is_gpu:
             torch.cuda.set_device(self._device)
         program = load_program(folder / "1" / self.spec.file_name, self.spec, self._device).program

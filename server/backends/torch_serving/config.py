@@ -6,6 +6,7 @@ cuda-graphs      0 or 1                    default 1; a GPU only
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and it
 compile          off or inductor           default off
 fuse             0 or 1                    default 1: normalisation into convolutions, on a GPU ReLU and sums too
+event-wait       block or spin             default block: for the GPU; spinning takes a core an instance
 cudnn-benchmark  0 or 1                    default 0: cuDNN measures its algorithms for each bucket at start
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
 infer-dims       3;224;224                 with image-decoder engine: the network's input
@@ -79,8 +80,8 @@ class EngineSpec:
     file_name: str = MODEL_FILE
 
 
-def engine_spec(config: Config, *, is_gpu: bool, cores: int = 1) -> EngineSpec:
-    """The record of a configuration. cores: that all instances share.
+def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
+    """The record of a configuration.
 
     Raises LoadError naming parameter, value and what is allowed.
     """
@@ -107,7 +108,7 @@ def engine_spec(config: Config, *, is_gpu: bool, cores: int = 1) -> EngineSpec:
         compiler=Compiler(parameters.one_of("compile", ("off", "inductor"), "off")),
         fuse=parameters.one_of("fuse", ("auto", "off", "fold", "cudnn", "kernel", "mixed"), "auto"),
         has_cudnn_benchmark=parameters.flag("cudnn-benchmark", default=False),
-        waits_blocking=_waits_blocking(parameters, config, cores),
+        waits_blocking=_waits_blocking(parameters),
         pictures=pictures,
         file_name=str(config.get("default_model_filename") or MODEL_FILE),
     )
@@ -151,10 +152,10 @@ def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
     return tuple(numbers) if numbers[-1] == largest else (*numbers, largest)
 
 
-def _waits_blocking(parameters: _Parameters, config: Config, cores: int) -> bool:
-    """Spinning answers some microseconds sooner, and takes a core an instance while the GPU works."""
-    said = parameters.one_of("event-wait", ("", "spin", "block"), "")
-    return 2 * instance_count(config) > cores if not said else said == "block"
+def _waits_blocking(parameters: _Parameters) -> bool:
+    """Spinning answers some microseconds sooner, and takes a core an instance while the GPU works: of 16 instances that
+    shared 16 cores it left the rest of the machine none."""
+    return parameters.one_of("event-wait", ("block", "spin"), "block") == "block"
 
 
 def instance_count(config: Config) -> int:

@@ -46,7 +46,7 @@ class TritonPythonModel:
         self._is_broken, self._end_after = device.is_broken, device.end_after
         config: Config = json.loads(args["model_config"])
         is_gpu = args["model_instance_kind"] == "GPU"
-        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu, cores=device.available_cores())
+        self._spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
         folder = Path(args["model_repository"], args["model_version"])
         placement = device.Placement(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement)
