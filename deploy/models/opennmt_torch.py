@@ -29,15 +29,18 @@ class Translator(nn.Module):  # type: ignore[misc]  # torch is not installed whe
         self.size = size
         width = padded(size.width)
         context, state = np.split(weights.attention_out, 2, axis=1)
+        vocabulary = padded(
+            size.vocabulary
+        )  # as many rows as can be chosen: a row that is not there kills a GPU's context
         self.source_words = _parameter(_wide(weights.source_words, (size.vocabulary, width)))
-        self.target_words = _parameter(_wide(weights.target_words, (size.vocabulary, width)))
+        self.target_words = _parameter(_wide(weights.target_words, (vocabulary, width)))
         self.encoder = nn.ModuleList(_Cell(cell, size.width) for cell in weights.encoder)
         self.decoder = nn.ModuleList(_Cell(cell, size.width) for cell in weights.decoder)
         self.keys = _parameter(_wide(weights.attention_in.T, (width, width)))
         self.context = _parameter(_wide(context, (width, width)))
         self.state = _parameter(_wide(state, (width, width)))
-        self.generator = _parameter(_wide(weights.generator, (padded(size.vocabulary), width)))
-        bias = np.full(padded(size.vocabulary), FAR, np.float32)
+        self.generator = _parameter(_wide(weights.generator, (vocabulary, width)))
+        bias = np.full(vocabulary, FAR, np.float32)
         bias[: size.vocabulary] = weights.generator_bias
         self.generator_bias = _parameter(bias)
         self.register_buffer("positions", torch.arange(1, size.source_length + 1)[None])
