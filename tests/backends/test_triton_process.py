@@ -149,6 +149,43 @@ async def test_restart_of_a_stubborn_triton_is_cut_short_by_stop(
     assert watcher.statuses[-1].state is EngineState.STOPPED
 
 
+async def test_restart_of_what_is_lost_gives_it_no_time(fake: Launch, options: TritonOptions, watcher: Watcher) -> None:
+    """A Triton whose card's clients have all failed is killed at once, however long its grace is."""
+    patient = replace(options, extra_args=("--stubborn",), restart_grace_s=1000.0)
+    async with supervised(fake, patient, watcher) as process:
+        await watcher.until(EngineState.RUNNING)
+        assert process.restart("a fault", is_lost=True)
+        assert (await watcher.until(EngineState.RUNNING)).restarts == 1
+        await process.stop(0.1)
+
+
+async def test_start_waits_until_it_is_allowed_and_no_longer_than_until_stop(
+    fake: Launch, options: TritonOptions, watcher: Watcher
+) -> None:
+    """Before each start; nothing of it runs meanwhile."""
+    allowed, asked = asyncio.Event(), asyncio.Queue[None]()
+
+    async def gate() -> None:
+        asked.put_nowait(None)
+        await allowed.wait()
+
+    process = TritonProcess(
+        fake, options, emit=watcher.emit, on_status=watcher.on_status, backoff=quick(), before_start=gate
+    )
+    task = asyncio.create_task(process.run())
+    await asked.get()
+    assert watcher.statuses == []
+    allowed.set()
+    await watcher.until(EngineState.RUNNING)
+    allowed.clear()
+    process.restart("once more", is_lost=True)
+    await asked.get()
+    assert process.status.state is EngineState.RESTARTING
+    await asyncio.wait_for(process.stop(5.0), WAIT_S)
+    await task
+    assert [status.state for status in watcher.statuses].count(EngineState.RUNNING) == 1
+
+
 async def test_cancelled_run_kills_at_once_and_clears_up(
     fake: Launch, options: TritonOptions, watcher: Watcher
 ) -> None:

@@ -1,0 +1,228 @@
+"""MPS beside a Triton: what is decided before a start, and a fault's whole way with a stand-in for each program."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from server.backends.config_pbtxt import GpuInstances, gpu_instances
+from server.backends.reaper import ENGINE_ID_VARIABLE, claim_run_directory, reap
+from server.backends.triton_process import TritonProcess
+from server.backends.triton_status import EngineState, EngineStatus
+from server.card_sharing import CardSharing, Machine, MpsAsked, MpsPlan, engine_eyes, plan_mps
+from server.choices import CannotStart, EngineChoice, choose_sharing
+from server.gpu.mps.errors import MpsUnavailable
+from server.gpu.mps.limits import ModelClients
+from server.gpu.mps.processes import marked
+from server.gpu.mps.supervisor import EngineHandle, MpsNews
+from server.gpu.nvml import Card, NvmlOutcome, Reading
+from server.settings import Settings, SettingsError, read_settings
+from tests.backends.supervision import Watcher, claimed_options, quick
+from tests.backends.test_triton_process import FAKE, program
+from tests.gpu.mps_programs import programs
+
+H200 = Reading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(Card(0, "H200", (9, 0), 1 << 37, 0),))
+P4 = Reading(NvmlOutcome.ANSWERED, cuda=(12, 4), cards=(Card(0, "P4", (6, 1), 1 << 33, 0),))
+MUST, MAY = MpsAsked(is_must=True), MpsAsked(is_must=False)
+
+
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """With an H200 and NVIDIA's programs."""
+    folder = programs(tmp_path_factory.mktemp("mps") / "bin")
+    return Machine(H200, str(folder / "nvidia-cuda-mps-control"), {}, os.geteuid())
+
+
+def test_plan_on_a_usual_machine_is_a_daemon_of_our_own(machine: Machine) -> None:
+    """Nothing is said of a directory: it gets one of its own."""
+    assert plan_mps(MUST, [ModelClients("m", 47)], machine) == MpsPlan(MUST, machine.program, False, 1)
+
+
+def test_plan_with_the_pipes_of_somebody_elses_daemon_takes_that(machine: Machine, tmp_path: Path) -> None:
+    """Named in the environment it is waited for; by the setting it is his where he listens, else ours to start."""
+    told = replace(machine, environ={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert plan_mps(MUST, [], told).is_foreign
+    assert plan_mps(MUST, [], told).asked.directory == tmp_path
+    said = plan_mps(replace(MUST, directory=tmp_path), [], told)
+    assert (said.is_foreign, said.asked.directory) == (False, tmp_path)
+    with pytest.raises(MpsUnavailable, match="somebody else's, who sets its clients' limits"):
+        plan_mps(replace(MUST, pinned_memory="4G"), [], told)
+    (tmp_path / "control").touch()
+    if os.geteuid() == 0:  # root serves every user
+        os.chown(tmp_path / "control", 7, 7)
+    with pytest.raises(MpsUnavailable, match="one user at a time"):
+        plan_mps(MUST, [], replace(told, uid=12345))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"reading": Reading(NvmlOutcome.NO_LIBRARY)}, "this machine has none"),
+        ({"program": ""}, "nvidia-cuda-mps-control is not on PATH"),
+    ],
+)
+def test_machine_without_what_mps_needs_is_told_in_one_sentence(
+    machine: Machine, changed: dict[str, object], told: str
+) -> None:
+    """A GPU, and the driver's programs."""
+    with pytest.raises(MpsUnavailable, match=told):
+        plan_mps(MUST, [], replace(machine, **changed))  # type: ignore[arg-type]
+
+
+def test_more_instances_than_clients_are_refused_before_anything_starts(machine: Machine) -> None:
+    """48 of them and Triton's own context are 49."""
+    with pytest.raises(MpsUnavailable, match="more than the 48"):
+        plan_mps(MUST, [ModelClients("m", 48)], machine)
+
+
+def test_card_before_volta_is_shared_only_where_it_must_be_and_without_limits(machine: Machine) -> None:
+    """There is no isolation: `auto` does without, `on` takes it so, a limit is refused."""
+    old = replace(machine, reading=P4)
+    with pytest.raises(MpsUnavailable, match="older than Volta"):
+        plan_mps(MAY, [], old)
+    assert not plan_mps(MUST, [], old).is_foreign
+    with pytest.raises(MpsUnavailable, match="leave out --mps-active-thread-percentage"):
+        plan_mps(replace(MUST, active_thread_percentage=50), [], old)
+
+
+def settings(mps: str, engine: str = "auto", **more: object) -> Settings:
+    return read_settings({"mps": mps, "engine": engine, **more}, environ={})
+
+
+def test_sharing_where_no_triton_is_started_is_refused_or_left_out() -> None:
+    """`on` is a promise; `auto` takes what there is; the settings then say what is so."""
+    with pytest.raises(CannotStart, match="no Triton is started here"):
+        choose_sharing(EngineChoice(settings("on")))
+    chosen = choose_sharing(EngineChoice(settings("auto")))
+    assert (chosen.settings.mps, chosen.mps) == ("off", None)
+    assert choose_sharing(EngineChoice(settings("off"))).mps is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"mps": "on", "engine": "embedded"}, "leave it out, or use --engine triton"),
+        ({"mps": "on", "engine": "http://h:1"}, "CUDA_MPS_PIPE_DIRECTORY"),
+        ({"mps": "perhaps"}, "'off', 'on' or 'auto'"),
+        ({"mps_pinned_memory": "much"}, "has 'much'; it takes 4G"),
+        ({"mps_active_thread_percentage": 101}, "less than or equal to 100"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_fix(flags: dict[str, object], told: str) -> None:
+    """At start, not when the daemon refuses them."""
+    with pytest.raises(SettingsError) as caught:
+        read_settings(flags, environ={})
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('backend: "torch" instance_group [{ count: 8 kind: KIND_GPU }]', (GpuInstances(8),)),
+        ('backend: "torch"', (GpuInstances(1),)),
+        ('backend: "torch" instance_group [{ count: 2 kind: KIND_GPU gpus: [0, 1] }, { kind: KIND_CPU }]',
+         (GpuInstances(2, (0, 1)),)),
+        ('backend: "python"', ()),
+        ('backend: "python" instance_group [{ count: 3 kind: KIND_GPU }]', (GpuInstances(3),)),
+        ('backend: "onnxruntime" instance_group [{ count: 3 kind: KIND_GPU }]', ()),
+        ("backend: [", ()),
+    ],
+)  # fmt: skip
+def test_processes_of_a_model_are_counted_by_its_config(
+    text: str, found: tuple[GpuInstances, ...], tmp_path: Path
+) -> None:
+    """Of backends that run each instance in a process of its own, on the cards that it names, or on all."""
+    (tmp_path / "config.pbtxt").write_text(text)
+    assert gpu_instances(tmp_path / "config.pbtxt") == found
+    assert gpu_instances(tmp_path / "none") == ()
+
+
+class Stack:
+    """A fake Triton under a real supervisor, MPS beside it; the stub that the fake starts is the client."""
+
+    def __init__(self) -> None:
+        self.watcher = Watcher()
+        self.engine: TritonProcess | None = None
+        self.sharing: CardSharing | None = None
+        self.news: list[MpsNews] = []
+        self.refused: list[str] = []
+        self.engine_id = ""
+
+    def status(self) -> EngineStatus | None:
+        return self.engine.status if self.engine is not None else None
+
+    def end(self, reason: str, is_lost: bool) -> bool:
+        return self.engine is not None and self.engine.restart(reason, is_lost=is_lost)
+
+    async def serves(self) -> bool:
+        return True
+
+    @property
+    def pipes(self) -> Path:
+        assert self.sharing is not None
+        return self.sharing.directory
+
+    def attach(self) -> None:
+        """Every process of the engine is a client from now on."""
+        pids = marked(f"{ENGINE_ID_VARIABLE}={self.engine_id}")
+        (self.pipes / "clients").write_text("\n".join(map(str, pids)))
+
+    async def until(self, is_so: Callable[[MpsNews], bool]) -> MpsNews:
+        async with asyncio.timeout(20):
+            while not (self.news and is_so(self.news[-1])):
+                await asyncio.sleep(0.01)
+        return self.news[-1]
+
+
+@pytest.fixture
+async def stack(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
+    """All at work; afterwards nothing of it is left."""
+    monkeypatch.setattr("server.gpu.mps.supervisor.OWN_LOOK_S", 0.05)
+    runs = machine.program.rpartition("/bin/")[0]
+    one = Stack()
+    plan = plan_mps(MUST, [], machine)
+    with claimed_options(tmp_path) as (run_dir, options):
+        one.engine_id = run_dir.engine_id
+        one.sharing = CardSharing(plan, lambda: claim_run_directory(Path(runs, "runs"))[0])
+        eyes = engine_eyes(one.engine_id, one.status, one.serves)
+        await one.sharing.start(EngineHandle(eyes, one.end, one.refused.append, one.news.append))
+        launch = one.sharing.shared(program(tmp_path, f"#!{sys.executable} -IS\n{FAKE}"))
+        one.engine = TritonProcess(
+            launch, options, emit=one.watcher.emit, on_status=one.watcher.on_status, backoff=quick(),
+            before_start=one.sharing.until_clients_may_start,
+        )  # fmt: skip
+        task = asyncio.create_task(one.engine.run())
+        await one.watcher.until(EngineState.RUNNING)
+        yield one
+        await one.engine.stop(5.0)
+        await task
+        await one.sharing.aclose()
+        reap(one.engine_id)
+
+
+async def test_fault_of_a_client_restarts_all_once_the_server_takes_them_again(stack: Stack) -> None:
+    """Seen, all ended, waited for, started, counted and timed; nothing is left of daemon and engine at the end."""
+    stack.attach()
+    assert (await stack.until(lambda news: news.clients >= 1)).is_up
+    (stack.pipes / "state").write_text("FAULT")
+    down = await stack.watcher.until(EngineState.RESTARTING)
+    assert "FAULT" in down.reason
+    back = await stack.watcher.until(EngineState.RUNNING)
+    assert back.restarts == 1
+    news = await stack.until(lambda news: news.recovery_s > 0)
+    assert (news.restarts, news.is_up, stack.refused) == (1, True, [])
+
+
+async def test_daemon_that_dies_is_started_anew_before_its_clients(stack: Stack) -> None:
+    """They find the new one; what the old one left behind is gone."""
+    stack.attach()
+    await stack.until(lambda news: news.clients >= 1)
+    old = int((stack.pipes / "nvidia-cuda-mps-control.pid").read_text())
+    os.kill(old, 9)
+    await stack.watcher.until(EngineState.RUNNING)
+    assert int((stack.pipes / "nvidia-cuda-mps-control.pid").read_text()) != old
+    assert (await stack.until(lambda news: news.recovery_s > 0)).restarts == 1
