@@ -1,0 +1,115 @@
+"""The supervisor does what the course says: in order, and no client starts before it may."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from server.gpu.mps import supervisor
+from server.gpu.mps.course import EngineSeen
+from server.gpu.mps.errors import MpsError
+from server.gpu.mps.options import MpsOptions
+from server.gpu.mps.status import DaemonStatus, Server, ServerState
+from server.gpu.mps.supervisor import EngineHandle, MpsNews, MpsSupervisor
+
+HERE = DaemonStatus(is_up=True)
+FAULT = DaemonStatus(is_up=True, servers=(Server(1, ServerState.FAULT),))
+GONE = DaemonStatus(is_up=False, reason="gone")
+
+
+class Fakes:
+    """A daemon of ours and an engine, both as they are told to be; done: what was done to them."""
+
+    is_ours = True
+    options = MpsOptions(Path("/nowhere"))
+
+    def __init__(self) -> None:
+        self.now = HERE
+        self.engine = EngineSeen(10, True, frozenset({10}), frozenset())
+        self.done: list[str] = []
+        self.news: list[MpsNews] = []
+        self.starts_fail = 0
+
+    async def start(self) -> None:
+        self.done.append("start")
+        if self.starts_fail:
+            self.starts_fail -= 1
+            raise MpsError("no")
+        self.now = HERE
+
+    async def stop(self) -> None:
+        self.done.append("stop")
+
+    async def status(self) -> DaemonStatus:
+        return self.now
+
+    def env_vars(self) -> dict[str, str]:
+        return {}
+
+    async def look(self, _: bool) -> EngineSeen:
+        return self.engine
+
+    def end(self, reason: str, is_lost: bool) -> None:
+        self.done.append(f"end {is_lost}")
+        self.engine = EngineSeen()
+
+    def handle(self) -> EngineHandle:
+        return EngineHandle(self.look, self.end, self.done.append, self.news.append)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    for name in ("OWN_LOOK_S", "RECOVERY_LOOK_S", "SHORTEST_PAUSE_S"):
+        monkeypatch.setattr(supervisor, name, 0.001)
+    return Fakes()
+
+
+@pytest.fixture
+async def running(fakes: Fakes) -> AsyncIterator[MpsSupervisor]:
+    """Started, and at work."""
+    one = MpsSupervisor(fakes, fakes.handle(), must_attach=True)
+    await one.start()
+    task = asyncio.create_task(one.run())
+    yield one
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+async def test_clients_wait_while_the_server_is_in_fault(fakes: Fakes, running: MpsSupervisor) -> None:
+    """Whoever asks after a fault began is not let through by what was seen before it."""
+    await asyncio.wait_for(running.until_clients_may_start(), 5)
+    fakes.now = FAULT
+    waiting = asyncio.create_task(running.until_clients_may_start())
+    await until(lambda: "end True" in fakes.done)
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    fakes.now = HERE
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_daemon_that_is_gone_is_started_again_until_it_stays(fakes: Fakes, running: MpsSupervisor) -> None:
+    """What is left of it is ended first; a start that fails is tried again later."""
+    fakes.done.clear()
+    fakes.starts_fail = 1
+    fakes.now = GONE
+    waiting = asyncio.create_task(running.until_clients_may_start())
+    await asyncio.wait_for(waiting, 5)
+    assert fakes.done == ["end True", "stop", "start", "stop", "start"]
+    await until(lambda: fakes.news[-1].is_up)
+    assert fakes.news[-1].restarts == 1
+
+
+async def test_news_are_told_when_they_change_and_not_else(fakes: Fakes, running: MpsSupervisor) -> None:
+    """A look a second makes no message a second."""
+    await until(lambda: bool(fakes.news))
+    await asyncio.sleep(0.02)
+    assert fakes.news == [MpsNews(is_up=True)]
+    await running.stop()
+    assert fakes.done[-1] == "stop"
