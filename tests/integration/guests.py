@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -12,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.types import ByteArray, RowArray
+from server.local.limits_page import MAX_PROCESSES, PAGE_NAME, LimitsPage, Row
 from server.local.running import RunningStack as Found
 from server.local.running import stack_at
 from server.vision.decode import Decoded
@@ -20,6 +23,7 @@ from server.vision.spec import ColorFormat
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.web import call
 
+GATE = "gate"  # beside a stack's home
 ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
 # A guest that has six calls on their way all the time, and says so when it has; it is killed in the middle.
 GUEST = """
@@ -43,6 +47,23 @@ while True:
     ended.get(timeout=60)
     ask()
 """
+
+
+def held_by(gate: Path, source: str) -> str:
+    """The model's source, which answers while the file is there."""
+    waiting = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.01)\n"
+    return source.replace("        answers = []\n", f"        import os, time\n{waiting}        answers = []\n")
+
+
+@contextmanager
+def gate_closed(stack: RunningStack) -> Iterator[None]:
+    """What is asked of a model `held_by` is not answered in the block, whoever of all processes stands still."""
+    gate = stack.home.parent / GATE
+    gate.unlink()
+    try:
+        yield
+    finally:
+        gate.touch()
 
 
 def found(stack: RunningStack) -> Found:
@@ -109,11 +130,12 @@ def grown(stack: RunningStack, before: dict[tuple[str, ...], float]) -> dict[tup
 
 
 def figures_at_rest(stack: RunningStack) -> dict[tuple[str, ...], float]:
-    """As `figures`, once all that was accepted has its end there: a front writes down what it counts a moment later.
+    """As `figures`, once all that was accepted has its end there, of all that was asked before.
 
     Fails where that is not so within 20 s.
     """
     until = time.monotonic() + 20
+    wait_until_fronts_wrote(stack, until)
     while True:
         page = figures(stack)
         accepted = page.get(("inferences_accepted_total",), 0)
@@ -121,6 +143,16 @@ def figures_at_rest(stack: RunningStack) -> dict[tuple[str, ...], float]:
             return page
         assert time.monotonic() < until, (accepted, ended(page))
         time.sleep(0.05)
+
+
+def wait_until_fronts_wrote(stack: RunningStack, until: float) -> None:
+    """A front writes its counts down at each beat: at its second from now, those of all that was asked before."""
+    page = LimitsPage(found(stack).run_dir / PAGE_NAME)
+    began = {column: beats for column in range(1, MAX_PROCESSES) if (beats := page.read(Row.BEATS, column))}
+    while any(0 <= page.read(Row.BEATS, column) - beats < 2 for column, beats in began.items()):
+        assert time.monotonic() < until, "the fronts do not write their counts down"
+        time.sleep(0.02)
+    page.close()
 
 
 def in_flight(stack: RunningStack) -> dict[tuple[str, ...], float]:
