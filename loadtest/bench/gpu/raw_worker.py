@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from server.backends.torch_serving.config import EngineSpec, engine_spec
+from server.backends.torch_serving.device import pinned_regions
 from server.backends.torch_serving.program import WIRE_TYPES, load_program
 from server.backends.torch_serving.runners import EagerRunner, GraphRunner, Runner
-from server.backends.torch_serving.staging import PinnedRegions
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -31,15 +31,10 @@ class RawProgram:
         self.spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
         if is_gpu:
             torch.cuda.set_device(self._device)
-        program = load_program(folder / "1" / self.spec.file_name, self.spec, self._device).program
+        program = load_program(folder / "1" / self.spec.file_name, self.spec, self._device, config).program
         self._runner: Runner = EagerRunner(program, self.spec, self._device)
         if self.spec.has_cuda_graphs:
-            cuda = torch.cuda.cudart()
-            pinned = PinnedRegions(
-                lambda address, size: int(cuda.cudaHostRegister(address, size, 0)) == 0,
-                lambda address, _: cuda.cudaHostUnregister(address),
-            )
-            self._runner = GraphRunner(program, self.spec, self._device, pinned=pinned, slots=2)
+            self._runner = GraphRunner(program, self.spec, self._device, pinned=pinned_regions(), slots=2)
 
     def lap(self, lap: dict[str, Any]) -> dict[str, float]:
         """rows that were done in the stretch, and how long it was."""
