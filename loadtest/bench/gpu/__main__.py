@@ -63,7 +63,7 @@ def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], 
     source = _source(options, bench.plan)
     found: dict[str, Callable[[], None]] = {}
     if "chart" in options.only:
-        chart = ChartPlan(tuple(options.clients), options.instances)
+        chart = ChartPlan(tuple(options.clients), options.instances, options.threads)
         found["chart"] = lambda: measure_chart(bench, chart, source)
     if engine:
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)

@@ -4,6 +4,9 @@ A client is a caller with a model instance of its own, that is with a process an
 are 47 models of one instance each behind a Triton without MPS and behind another with, 48 contexts with Triton's own,
 MPS's limit before CUDA 13.1; N of them are asked. With batching the same callers share one model, whose batches Triton
 forms. The batched model with MPS has a Triton and a daemon of its own, since the other's 48 are taken.
+
+With MPS a client may use a part of the card's threads only (NVIDIA's advice: 100 % over half the number of clients);
+"mps-whole" is without that limit, for comparison, and with few clients.
 """
 
 import random
@@ -21,17 +24,28 @@ from loadtest.bench.gpu.stretch import Bench, callers_stretch, check_answers
 from loadtest.bench.gpu.tritons import BenchTriton
 
 BATCHED = "batched"
-MODES = ("none", "mps", "batching", "mps+batching")
+MODES = ("none", "mps", "mps-whole", "batching", "mps+batching")
 BATCH_LIMIT = 64
+MOST_WITHOUT_LIMIT = 16  # clients of mps-whole: by then the card is full
 
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """clients: how many callers, a point each. instances: of the batched model. modes: which of MODES."""
+    """clients: how many callers, a point each. instances: of the batched model. modes: which of MODES.
+
+    threads: percent of the card's that a one-image client under MPS may use.
+    """
 
     clients: tuple[int, ...]
     instances: int
+    threads: int
     modes: tuple[str, ...] = MODES
+
+    @property
+    def points(self) -> list[tuple[str, int]]:
+        """Every mode with every number of callers that it is measured with."""
+        wanted = [(mode, count) for mode in self.modes for count in self.clients]
+        return [(mode, count) for mode, count in wanted if mode != "mps-whole" or count <= MOST_WITHOUT_LIMIT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
     face = face_of(read_config(source))
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
-        points = [(mode, count) for mode in chart.modes for count in chart.clients]
+        points = chart.points
         for number in range(1, bench.plan.rounds + 1):
             random.Random(bench.plan.seed + number).shuffle(points)
             for mode, count in points:
@@ -63,6 +77,7 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
     wanted = {
         "plain": (names if "none" in chart.modes else []) + ([BATCHED] if "batching" in chart.modes else []),
         "mps": names if "mps" in chart.modes else [],
+        "mps-whole": names[:MOST_WITHOUT_LIMIT] if "mps-whole" in chart.modes else [],
         "mps-batched": [BATCHED] if "mps+batching" in chart.modes else [],
     }
     began_s = time.monotonic()
@@ -74,7 +89,8 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
                 write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
             daemon = None
             if place != "plain" and plan.is_gpu:
-                daemon = stack.enter_context(MpsDaemon(plan.work / f"{place}-pipes"))
+                threads = chart.threads if place == "mps" else 100
+                daemon = stack.enter_context(MpsDaemon(plan.work / f"{place}-pipes", threads))
             triton = BenchTriton(plan.runtime, repository, plan.work / place, daemon.environ if daemon else None)
             tritons[place] = (stack.enter_context(triton), daemon)
     regions = stack.enter_context(SystemRegions(face, most, 1))
@@ -87,13 +103,14 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
     own = [tensor_request(name, face, region, 1) for name, region in zip(names, regions.regions, strict=True)]
     shared = [tensor_request(BATCHED, face, region, 1) for region in regions.regions]
     places = {}
-    for mode, place in zip(MODES, ("plain", "mps", "plain", "mps-batched"), strict=True):
+    for mode, place in zip(MODES, ("plain", "mps", "mps-whole", "plain", "mps-batched"), strict=True):
         if mode in chart.modes:
             triton = tritons[place][0]
             is_own = not mode.endswith("batching")
             lanes = tuple(
                 Lane(name if is_own else BATCHED, triton.port, request)
                 for name, request in zip(names, own if is_own else shared, strict=True)
+                if name in wanted[place] or not is_own
             )
             places[mode] = _Place(triton, lanes)
             check_answers(lanes, regions)

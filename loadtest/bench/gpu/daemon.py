@@ -13,16 +13,19 @@ from server.gpu.mps import PIPE_DIRECTORY, daemon_listens
 
 CONTROL = "nvidia-cuda-mps-control"
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
+THREAD_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 START_S, ASK_S, QUIT_S = 20.0, 10.0, 5
 
 
 class MpsDaemon:
     """A context: entered, the daemon takes clients that get `environ`."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: an empty one, its path short: a socket lies in it."""
+    def __init__(self, folder: Path, threads: int = 100) -> None:
+        """folder: an empty one, its path short: a socket lies in it. threads: percent of a card's, for a client."""
         self.folder = folder
         self.environ = {PIPE_DIRECTORY: str(folder), LOG_DIRECTORY: str(folder)}
+        if threads < 100:
+            self.environ[THREAD_PERCENTAGE] = str(threads)
 
     def __enter__(self) -> Self:
         if shutil.which(CONTROL) is None:

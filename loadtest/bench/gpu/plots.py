@@ -15,6 +15,7 @@ from loadtest.report.wording import plain_number
 MODES: Mapping[str, tuple[str, str, str]] = {  # colours of Okabe and Ito, which colour-blind people tell apart
     "none": ("no MPS", "#D55E00", "o"),
     "mps": ("MPS", "#0072B2", "s"),
+    "mps-whole": ("MPS, no thread limit", "#56B4E9", "v"),
     "batching": ("batching", "#CC79A7", "^"),
     "mps+batching": ("MPS + batching", "#009E73", "D"),
 }
