@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from server.batching.entry import Batch, Entry
 from server.batching.merge import MergedRequest, merge_requests
+from server.batching.named_rows import refused_requests, refused_rows
 from server.batching.split import split_outputs
 from server.core.backend import Backend
 from server.core.batching import Explanation
@@ -54,7 +55,7 @@ class EngineCall:
     left is given up at once.
     """
 
-    __slots__ = ("_abandon", "_engine", "_late", "_retries", "batch", "is_overdue", "members")
+    __slots__ = ("_abandon", "_asked", "_engine", "_late", "_retries", "batch", "is_overdue", "members")
 
     def __init__(self, batch: Batch, engine: Engine, abandon: Callable[["EngineCall"], None]) -> None:
         """abandon: told when no member waits any longer. Every entry of the batch is a Member."""
@@ -63,6 +64,7 @@ class EngineCall:
         self._engine = engine
         self._abandon = abandon
         self._late: asyncio.TimerHandle | None = None
+        self._asked: MergedRequest | None = None
         self.is_overdue = False
         self._retries = RETRIES_A_DOUBLING * (len(self.members) - 1).bit_length()
         for member in self.members:
@@ -73,6 +75,7 @@ class EngineCall:
         """The engine's answer to the members' rows. Raises what the engine raises."""
         asked = self.members if members is None else members
         merged = merge_requests([member.request for member in asked], self._engine.slab)
+        self._asked = merged
         span = _span_of_first(asked)
         request = merged.request if span is None else replace(merged.request, metadata=span.headers)
         is_answered = False
@@ -109,8 +112,9 @@ class EngineCall:
         """The end of a call that failed; whether any member was answered after all.
 
         What the engine says against a merged call is asked again in halves, one after the other, so that a request
-        that no engine takes fails alone. Further calls are few: what is undecided after them fails with the error of
-        the part that it was in.
+        that no engine takes fails alone; where it names the rows that it refuses, these fail with what it says of them,
+        and the others are asked again together. Further calls are few: what is undecided after them fails with the
+        error of the part that it was in.
         """
         return await self._settle(error, self.members)
 
@@ -135,6 +139,7 @@ class EngineCall:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+        self._asked = None
         for member in self.members:
             member.call = None
 
@@ -143,9 +148,23 @@ class EngineCall:
         if (len(waiting) < 2 and len(members) < 2) or not isinstance(error, InvalidRequest | BackendFailed):
             self.fail(error, waiting)
             return False
-        middle = (len(waiting) + 1) // 2
-        answered = [await self._ask_again(error, half) for half in (waiting[:middle], waiting[middle:]) if half]
-        return any(answered)
+        named = self._refuse_named(error, members)
+        if named:
+            waiting = [member for member in waiting if not member.answer.done()]
+        middle = 0 if named else (len(waiting) + 1) // 2
+        answered = [await self._ask_again(error, part) for part in (waiting[:middle], waiting[middle:]) if part]
+        return named or any(answered)
+
+    def _refuse_named(self, error: InferenceError, members: Sequence[Member]) -> bool:
+        """End those whose rows the error names, of the call that was just asked for them. Whether there are such."""
+        merged = self._asked
+        if merged is None or len(merged.row_counts) != len(members):
+            return False
+        said = refused_rows(error.message, merged.rows)
+        refused = refused_requests(said, merged.order, merged.row_counts)
+        for index, sentence in refused.items():
+            self.fail(type(error)(sentence), members[index : index + 1])
+        return bool(refused)
 
     async def _ask_again(self, error: InferenceError, members: Sequence[Member]) -> bool:
         if not self._retries:

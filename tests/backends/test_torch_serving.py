@@ -155,6 +155,8 @@ def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:
     )
     assert isinstance(bad, RequestError)
     assert str(bad) == "the picture is none"
+    (several,) = instance.answer([Ask(pictures=(b"\x00", b"\x07", b"\x00"))])
+    assert str(several) == "rows 0, 2 of 3: the picture is none"
     for outcome, levels in ((good, (7, 8)), (last, (9,))):
         assert not isinstance(outcome, RequestError)
         batch = torch.stack([torch.full((3, 32, 32), level / 255) for level in levels])
@@ -188,6 +190,7 @@ def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_program_compiled_by_inductor_answers_as_before_and_is_kept(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

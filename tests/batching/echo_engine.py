@@ -18,7 +18,8 @@ class EchoEngine(Backend):
     """calls: the rows of every call, as they came. cancelled: calls that were given up.
 
     While `gate` is clear, calls wait. refusals: raised by the next calls, one each. poison_error: raised by every call
-    with a row of POISON. missing_rows: that an answer lacks. takes_s: what a call takes.
+    with a row of POISON, behind their numbers where it `names_rows`. missing_rows: that an answer lacks. takes_s: what
+    a call takes.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class EchoEngine(Backend):
         self.gate.set()
         self.refusals: list[InferenceError] = []
         self.poison_error: InferenceError | None = None
+        self.names_rows = False
         self.missing_rows = 0
         self.takes_s = 0.0
 
@@ -51,9 +53,14 @@ class EchoEngine(Backend):
         if self.refusals:
             raise self.refusals.pop(0)
         if self.poison_error is not None and POISON in rows:
-            raise self.poison_error
+            raise self._named(rows.tolist(), self.poison_error) if self.names_rows else self.poison_error
         answer = (rows + 1)[: len(rows) - self.missing_rows].reshape(-1, 1)
         return InferResponse(request.model_name, "1", (tensor_from_numpy("y", answer.astype(np.float32)),), request.id)
+
+    @staticmethod
+    def _named(rows: list[float], error: InferenceError) -> InferenceError:
+        bad = ", ".join(str(number) for number, row in enumerate(rows) if row == POISON)
+        return type(error)(f"model 'm': rows {bad} of {len(rows)}: {error}" if len(rows) > 1 else str(error))
 
     def forget(self) -> None:
         """Of the calls so far."""

@@ -195,6 +195,22 @@ async def test_request_that_the_engine_refuses_fails_alone(rig: Rig, error: Infe
     assert rig.is_empty()
 
 
+@pytest.mark.parametrize("bad", [(5,), (0, 3, 7), tuple(range(8))])
+async def test_requests_whose_rows_the_engine_names_fail_at_once(rig: Rig, bad: tuple[int, ...]) -> None:
+    """The others are asked again together: one call more, and none where all are bad; the next batch has the same."""
+    rig.engine.poison_error, rig.engine.names_rows = InvalidRequest("no picture"), True
+    for _ in range(2):
+        rig.engine.calls.clear()
+        asked = [rig.ask(asking(POISON if n in bad else float(n))) for n in range(8)]
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [str(end) for end in ends if isinstance(end, InvalidRequest)]
+        assert refused == ["model 'm': no picture"] * len(bad)
+        answered = [rows_in(end)[0] for end in ends if not isinstance(end, BaseException)]
+        assert answered == [n + 1.0 for n in range(8) if n not in bad]
+        assert len(rig.engine.calls) == 1 + (len(bad) < 8)
+        assert rig.is_empty()
+
+
 async def test_broken_model_is_asked_few_more_times(rig: Rig) -> None:
     """Where every call fails, what is asked again is bounded, and less once that is known."""
     rig.engine.poison_error = BackendFailed("model failed")

@@ -73,15 +73,28 @@ class Instance:
 
 
 def _refusals(group: Group, said: Sequence[str | None]) -> dict[int, RequestError]:
-    """Of each request with a bad picture, the first one's sentence."""
+    """Of each request with bad pictures, what is wrong with them."""
     refused: dict[int, RequestError] = {}
     begin = 0
     for place, rows in zip(group.places, group.rows, strict=True):
-        wrong = next((sentence for sentence in said[begin : begin + rows] if sentence is not None), None)
-        if wrong is not None:
-            refused[place] = RequestError(wrong)
+        wrong = {row: sentence for row, sentence in enumerate(said[begin : begin + rows]) if sentence is not None}
+        if wrong:
+            refused[place] = RequestError(_named(wrong, rows) if rows > 1 else wrong[0])
         begin += rows
     return refused
+
+
+def _named(wrong: dict[int, str], rows: int) -> str:
+    """Sentences behind the rows that they are of: the gateway, whose request has the pictures of many clients, tells
+    each its own, and asks again for the others only.
+    """
+    by_sentence: dict[str, list[str]] = {}
+    for row, sentence in wrong.items():
+        by_sentence.setdefault(sentence, []).append(str(row))
+    return "; ".join(
+        f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)} of {rows}: {sentence}"
+        for sentence, numbers in by_sentence.items()
+    )
 
 
 def _finish(run: _Run) -> dict[int, Outcome]:
