@@ -32,10 +32,10 @@ from loadtest.bench.gpu.stretch import check_answers, figures_of
 from loadtest.bench.gpu.tritons import BenchTriton
 from loadtest.bench.wire import BadAnswer
 from server.backends.torch_serving.config import EngineSpec, engine_spec
+from server.backends.torch_serving.device import pinned_regions
 from server.backends.torch_serving.dtypes import WIRE_TYPES
 from server.backends.torch_serving.program import load_program
 from server.backends.torch_serving.runners import GraphRunner
-from server.backends.torch_serving.staging import PinnedRegions
 from server.backends.triton_runtime import find_triton
 
 WAYS = (("off", 0), ("fold", 0), ("cudnn", 0), ("kernel", 0), ("mixed", 0), ("cudnn", 1), ("mixed", 1), ("auto", 0))
@@ -149,12 +149,7 @@ def runner_of(
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     loaded = load_program(source / "1" / "model.pt2", spec, torch.device("cuda", 0))
-    driver = torch.cuda.cudart()
-    pinned = PinnedRegions(
-        lambda address, size: int(driver.cudaHostRegister(address, size, 0)) == 0,
-        lambda address, _: driver.cudaHostUnregister(address),
-    )
-    runner = GraphRunner(loaded.program, spec, torch.device("cuda", 0), pinned=pinned, slots=2)
+    runner = GraphRunner(loaded.program, spec, torch.device("cuda", 0), pinned=pinned_regions(), slots=2)
     taken = (before - torch.cuda.mem_get_info()[0]) >> 20
     yield runner, spec, " ".join((loaded.fused, f"{taken} MiB", *loaded.notes))
     torch.cuda.synchronize()

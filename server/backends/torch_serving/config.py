@@ -5,7 +5,8 @@ channels-last    0 or 1                    default 1 where an input of floats ha
 cuda-graphs      0 or 1                    default 1; a GPU only
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and it
 compile          off or inductor           default off
-fuse             0 or 1                    default 1: normalisation into convolutions, on a GPU ReLU and sums too
+fuse             auto, off, fold, cudnn,   default auto: normalisation into convolutions (fold), and on a GPU their
+                 kernel or mixed           ReLU and sums too, in whichever way is quickest there when it is loaded
 event-wait       block or spin             default block: for the GPU; spinning takes a core an instance
 cudnn-benchmark  0 or 1                    default 0: cuDNN measures its algorithms for each bucket at start
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures

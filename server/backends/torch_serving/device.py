@@ -1,5 +1,6 @@
 """Where an instance runs, what it runs with, and whether it still can."""
 
+import ctypes
 import os
 import threading
 from dataclasses import dataclass
@@ -104,15 +105,11 @@ def end_after(seconds: float = _SECONDS_TO_ANSWER) -> None:
 
 
 def pinned_regions() -> PinnedRegions:
-    """Page-locked by the CUDA runtime of this process."""
-    return PinnedRegions(_lock, _unlock)
+    """Page-locked by the driver for this process's CUDA context, which must be there.
 
-
-def _lock(address: int, size: int) -> bool:
-    """Page-lock memory for the GPU to read; False where the driver refuses."""
-    return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0
-
-
-def _unlock(address: int, size: int) -> None:
-    del size
-    torch.cuda.cudart().cudaHostUnregister(address)
+    By the driver itself: what it refuses leaves no error behind for PyTorch to find at its next kernel.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    lock, unlock = driver.cuMemHostRegister_v2, driver.cuMemHostUnregister
+    lock.argtypes, unlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint), (ctypes.c_void_p,)
+    return PinnedRegions(lambda address, size: lock(address, size, 0) == 0, lambda address, _: unlock(address))
