@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from server.backends import triton_launch
 from server.backends.reaper import ENGINE_ID_VARIABLE, RunDirectory, reap
 from server.backends.triton_runtime import Launch
@@ -16,8 +18,8 @@ from server.gpu.mps.control import PROGRAM, find_program
 from server.gpu.mps.course import EngineSeen
 from server.gpu.mps.daemon import Daemon, ForeignDaemon, Hold, OwnDaemon, server_program
 from server.gpu.mps.errors import MpsUnavailable
-from server.gpu.mps.limits import ModelClients, too_many_clients, unlimited
-from server.gpu.mps.options import MpsOptions
+from server.gpu.mps.limits import VOLTA, ModelClients, too_many_clients, unlimited
+from server.gpu.mps.options import VISIBLE_CARDS, MpsOptions
 from server.gpu.mps.processes import holding, marked
 from server.gpu.mps.supervisor import EngineHandle, MpsSupervisor
 from server.gpu.nvml import Reading, read_cards
@@ -63,6 +65,7 @@ def this_machine() -> Machine:
 
 def plan_mps(asked: MpsAsked, wanted: Sequence[ModelClients], machine: Machine) -> MpsPlan:
     """How MPS is had here. wanted: the models' processes. Raises MpsUnavailable."""
+    machine = replace(machine, reading=visible_cards(machine.reading, machine.environ))
     if not machine.reading.cards:
         raise MpsUnavailable("MPS shares a GPU and this machine has none; leave --mps out, or see penstock doctor")
     if not machine.program:
@@ -75,6 +78,10 @@ def plan_mps(asked: MpsAsked, wanted: Sequence[ModelClients], machine: Machine) 
         raise MpsUnavailable(refusal)
     told = machine.environ.get(PIPE_DIRECTORY, "")
     directory = asked.directory or (Path(told) if told else None)
+    if len({card.capability >= VOLTA for card in machine.reading.cards}) > 1:
+        raise MpsUnavailable(
+            "MPS serves cards from Volta on, or those before, not both; name one kind in CUDA_VISIBLE_DEVICES"
+        )
     is_foreign = directory is not None and (asked.directory is None or daemon_listens(directory))
     if is_foreign and directory is not None:
         _check_foreign(asked, directory, machine.uid)
@@ -82,6 +89,16 @@ def plan_mps(asked: MpsAsked, wanted: Sequence[ModelClients], machine: Machine) 
         _check_own(asked, machine)
     plan = replace(asked, directory=directory)
     return MpsPlan(plan, machine.program, is_foreign, len(machine.reading.cards))
+
+
+def visible_cards(reading: Reading, environ: Mapping[str, str]) -> Reading:
+    """Those that CUDA is shown, in its order, where they are named by number; all where by UUID, or not at all."""
+    words = [word.strip() for word in environ.get(VISIBLE_CARDS, "").split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        return reading
+    by_index = {card.index: card for card in reading.cards}
+    cards = tuple(by_index[int(word)] for word in words if int(word) in by_index)
+    return msgspec.structs.replace(reading, cards=cards)
 
 
 def _check_foreign(asked: MpsAsked, directory: Path, uid: int) -> None:

@@ -1,27 +1,28 @@
-"""CUDA's Multi-Process Service: here, running, for whom, and how many clients it takes.
-
-Client limits: docs.nvidia.com/deploy/mps, "Client-Server Connection Limits": 16 contexts a device before Volta, 48 on
-Volta and later, 60 with a driver of CUDA 13.1 and later. One user's processes share it at a time.
-"""
+"""CUDA's Multi-Process Service: here, running, for whom, and how many clients it takes."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from server.doctor.finding import Finding, Status
+from server.gpu.mps import PIPE_DIRECTORY, daemon_listens
+from server.gpu.mps.control import PROGRAM as CONTROL
+from server.gpu.mps.control import find_program
+from server.gpu.mps.limits import VOLTA, client_limit
 from server.gpu.nvml import Card, Reading
+from server.local.running import run_folders
 
-CONTROL = "nvidia-cuda-mps-control"
+__all__ = ["MpsFacts", "client_limit", "findings_of", "probe"]
+
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
-VOLTA = (7, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class MpsFacts:
-    """control: the program's path, "" where it is not on PATH. has_pipe: a control pipe is in the pipe directory.
+    """control: the program's path, "" where it is not on PATH. has_pipe: a daemon listens in the pipe directory.
 
     daemon_uids: users whose control daemons run, as far as we see processes. uid: ours.
     """
@@ -34,12 +35,14 @@ class MpsFacts:
 
 
 def probe() -> MpsFacts:
-    """Looks at PATH, the pipe directory and the processes."""
-    pipe_directory = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIRECTORY)
+    """Looks at PATH, the processes, and where a daemon may listen: CUDA's folder, ours, those of running stacks."""
+    usual = os.environ.get(PIPE_DIRECTORY, DEFAULT_PIPE_DIRECTORY)
+    places = [Path(usual), run_folders() / "mps", *sorted(run_folders().glob("run-*"))]
+    listening = next((place for place in places if daemon_listens(place)), None)
     return MpsFacts(
-        control=shutil.which(CONTROL) or "",
-        pipe_directory=pipe_directory,
-        has_pipe=os.path.exists(os.path.join(pipe_directory, "control")),
+        control=find_program(),
+        pipe_directory=str(listening or usual),
+        has_pipe=listening is not None,
         daemon_uids=_daemon_uids(),
         uid=os.geteuid(),
     )
@@ -52,13 +55,6 @@ def _daemon_uids() -> tuple[int, ...]:
         if words and uids and os.path.basename(words[0]) == CONTROL:
             found.add(uids.effective)
     return tuple(sorted(found))
-
-
-def client_limit(capability: tuple[int, int], cuda: tuple[int, int] | None) -> int:
-    """The CUDA contexts that MPS serves on one card. cuda: the driver's."""
-    if capability < VOLTA:
-        return 16
-    return 60 if cuda is not None and cuda >= (13, 1) else 48
 
 
 def findings_of(facts: MpsFacts, reading: Reading) -> list[Finding]:
@@ -74,16 +70,16 @@ def _service(facts: MpsFacts) -> Finding:
         if not facts.control:
             advice = f"several processes share a card in turns without it; {CONTROL} comes with NVIDIA's driver"
             return Finding("mps.service", Status.NOTE, f"{CONTROL} is not on PATH", advice)
-        advice = f"for several model processes on one card: CUDA_MPS_PIPE_DIRECTORY={directory} {CONTROL} -d"
+        advice = "for several model processes on one card: penstock up --mps on"
         return Finding("mps.service", Status.NOTE, "not running: processes on one card take turns", advice)
     if facts.daemon_uids and facts.uid not in facts.daemon_uids and 0 not in facts.daemon_uids:
         found = f"user {facts.daemon_uids[0]} runs it and we are user {facts.uid}: it serves one user at a time"
         return Finding("mps.service", Status.WARNING, found, "start the stack and the MPS daemon as the same user")
     if not facts.has_pipe:
         found = f"a daemon runs, but its pipe is not in {directory}"
-        advice = "start the stack with the daemon's CUDA_MPS_PIPE_DIRECTORY"
+        advice = "start the stack with the daemon's CUDA_MPS_PIPE_DIRECTORY and --mps on"
         return Finding("mps.service", Status.WARNING, found, advice)
-    where = "running" if facts.daemon_uids else "a control pipe, its daemon not visible from here,"
+    where = "running" if facts.daemon_uids else "it listens, its daemon not visible from here,"
     return Finding("mps.service", Status.OK, f"{where} in {directory}; all clients must be of one user")
 
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from server.backends.config_pbtxt import GpuInstances, gpu_instances
 from server.backends.reaper import ENGINE_ID_VARIABLE, claim_run_directory, reap
 from server.backends.triton_process import TritonProcess
 from server.backends.triton_status import EngineState, EngineStatus
-from server.card_sharing import CardSharing, Machine, MpsAsked, MpsPlan, engine_eyes, plan_mps
+from server.card_sharing import CardSharing, Machine, MpsAsked, MpsPlan, engine_eyes, plan_mps, visible_cards
 from server.choices import CannotStart, EngineChoice, choose_sharing
 from server.gpu.mps.errors import MpsUnavailable
 from server.gpu.mps.limits import ModelClients
@@ -87,6 +88,16 @@ def test_card_before_volta_is_shared_only_where_it_must_be_and_without_limits(ma
     assert not plan_mps(MUST, [], old).is_foreign
     with pytest.raises(MpsUnavailable, match="leave out --mps-active-thread-percentage"):
         plan_mps(replace(MUST, active_thread_percentage=50), [], old)
+
+
+def test_cards_that_cuda_is_not_shown_are_not_counted(machine: Machine) -> None:
+    """A card from before Volta beside one after is no trouble where only one of them is named."""
+    both = msgspec.structs.replace(H200, cards=(P4.cards[0], msgspec.structs.replace(H200.cards[0], index=1)))
+    with pytest.raises(MpsUnavailable, match="not both"):
+        plan_mps(MUST, [], replace(machine, reading=both))
+    shown = replace(machine, reading=both, environ={"CUDA_VISIBLE_DEVICES": "1"})
+    assert plan_mps(MUST, [ModelClients("m", 47, (0,))], shown).card_count == 1
+    assert visible_cards(both, {"CUDA_VISIBLE_DEVICES": "GPU-7"}) is both
 
 
 def settings(mps: str, engine: str = "auto", **more: object) -> Settings:
