@@ -19,9 +19,11 @@ from server.gpu.mps.limits import client_limit, mistake_in_memory, unlimited
 from server.gpu.mps.options import MpsOptions
 from server.gpu.mps.status import DaemonStatus
 from server.gpu.nvml import Reading, read_cards
+from server.gpu.telemetry import CardLoad, NoTelemetry, ProcessLoad, sample
 from server.gpu.telemetry.processes import process_name
 from server.local.running import run_folders
 
+LOOK_S = 0.3  # NVML's figures of a card are of a stretch of time
 NO_GPU = "MPS shares a GPU and this machine has none; see penstock doctor"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 Directory = Annotated[
@@ -32,11 +34,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standar
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One daemon, as it is told. client_limit: of a card; 0 where no card answers."""
+    """One daemon, as it is told. client_limit: of a card; 0 where no card answers. loads: the cards, as NVML tells."""
 
     directory: str
     status: DaemonStatus
     client_limit: int
+    loads: tuple[CardLoad, ...] = ()
+
+    def held_by(self, pid: int) -> ProcessLoad | None:
+        """What a client has of the cards; None where NVML does not show it."""
+        return next((one for card in self.loads for one in card.processes if one.pid == pid), None)
 
 
 @app.callback()
@@ -92,7 +99,8 @@ def status(directory: Directory = None, as_json: AsJson = False) -> None:
     reading = read_cards()
     if not found and not reading.cards:
         fail(NO_GPU)
-    shown = [Shown(str(place), asyncio.run(_look(place)), _limit(reading)) for place in found]
+    loads = _loads() if found and reading.cards else ()
+    shown = [Shown(str(place), asyncio.run(_look(place)), _limit(reading), loads) for place in found]
     if as_json:
         _write(msgspec.json.encode({"daemons": [_as_object(one) for one in shown]}).decode())
     elif shown:
@@ -129,16 +137,31 @@ def lines_of(shown: Shown) -> list[str]:
     limit = f", at most {shown.client_limit} a card" if shown.client_limit else ""
     threads = "" if status.threads is None else f", {status.threads:g} % of the threads for a client by default"
     lines = [f"{shown.directory}: up, {len(status.clients)} clients{limit}{threads}"]
+    lines += [f"  {words}" for card in shown.loads if (words := _card_words(card))]
     for server in status.servers:
         lines.append(f"  server {server.pid}: {server.state}")
-        lines += [f"    client {pid}: {one_line(process_name(pid))}" for pid in sorted(set(server.clients))]
+        for pid in sorted(set(server.clients)):
+            lines.append(f"    client {pid}: {one_line(process_name(pid))}{_held_words(shown.held_by(pid))}")
     return lines
+
+
+def _card_words(card: CardLoad) -> str:
+    if card.activity.sm is None or card.kernel_running is None:
+        return ""
+    return f"GPU {card.index}: SM activity {card.activity.sm:.1%} by {card.source}, util {card.kernel_running:.0%}"
+
+
+def _held_words(held: ProcessLoad | None) -> str:
+    if held is None or held.memory_bytes is None:
+        return ""
+    time_share = "" if held.time_share is None else f", a kernel ran {held.time_share:.0%} of the time"
+    return f", {held.memory_bytes / (1 << 30):.2f} GiB{time_share}"
 
 
 def _as_object(shown: Shown) -> dict[str, object]:
     status = shown.status
     servers = [
-        {**asdict(server), "clients": [{"pid": pid, "name": process_name(pid)} for pid in sorted(set(server.clients))]}
+        {**asdict(server), "clients": [_client_object(shown, pid) for pid in sorted(set(server.clients))]}
         for server in status.servers
     ]
     return {
@@ -149,6 +172,20 @@ def _as_object(shown: Shown) -> dict[str, object]:
         "client_limit": shown.client_limit or None,
         "servers": servers,
     }
+
+
+def _client_object(shown: Shown, pid: int) -> dict[str, object]:
+    """memory_bytes, time_share: of the card, None where NVML does not say."""
+    held = shown.held_by(pid) or ProcessLoad(pid, "")
+    shares = {"memory_bytes": held.memory_bytes, "time_share": held.time_share}
+    return {"pid": pid, "name": process_name(pid), **shares}
+
+
+def _loads() -> tuple[CardLoad, ...]:
+    try:
+        return sample(LOOK_S)
+    except NoTelemetry:
+        return ()
 
 
 async def _look(directory: Path) -> DaemonStatus:

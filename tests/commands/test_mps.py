@@ -13,11 +13,13 @@ from server.cli import build_app
 from server.commands import mps
 from server.gpu.mps import PIPE_DIRECTORY
 from server.gpu.nvml import Card, NvmlOutcome, Reading
+from server.gpu.telemetry import Activity, CardLoad, NoTelemetry, ProcessLoad, Source
 from tests.gpu.mps_programs import programs
 
 H200 = Reading(NvmlOutcome.ANSWERED, cuda=(13, 0), cards=(Card(0, "H200", (9, 0), 1 << 37, 0),))
 P4 = Reading(NvmlOutcome.ANSWERED, cuda=(12, 4), cards=(Card(0, "P4", (6, 1), 1 << 33, 0),))
 Ask = Callable[..., Result]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -103,3 +105,31 @@ def test_daemon_of_a_running_stack_is_shown_and_not_ended(ask: Ask, place: Path)
     assert (refused.exit_code, "penstock up" in refused.stderr) == (1, True)
     (pipes / "owner").unlink()
     assert ask("stop", "--directory", str(pipes), "--grace-s", "0").exit_code == 0
+
+
+def test_status_tells_how_busy_the_card_is_and_what_each_client_has(ask: Ask, place: Path, monkeypatch: Patch) -> None:
+    """SM activity beside util; memory and time of a client where NVML tells them, nothing of one it does not show."""
+    held = ProcessLoad(os.getpid(), "resnet50_0_0", 3 << 29, 0.4, is_mps_client=True)
+    card = CardLoad(0, kernel_running=1.0, source=Source.GPM, activity=Activity(sm=0.54), processes=(held,))
+    monkeypatch.setattr(mps, "sample", lambda seconds: (card,))
+    assert ask("start").exit_code == 0
+    (place / "runs" / "mps" / "clients").write_text(f"{os.getpid()}\n1\n")
+    lines = ask("status").stdout.splitlines()
+    assert lines[1] == "  GPU 0: SM activity 54.0% by gpm, util 100%"
+    told = [line.endswith(", 1.50 GiB, a kernel ran 40% of the time") for line in lines if "  client " in line]
+    assert told == [False, True]
+    clients = json.loads(ask("status", "--json").stdout)["daemons"][0]["servers"][0]["clients"]
+    assert [(one["memory_bytes"], one["time_share"]) for one in clients] == [(None, None), (3 << 29, 0.4)]
+
+
+def test_status_where_nvml_tells_nothing_names_the_clients_alone(ask: Ask, place: Path, monkeypatch: Patch) -> None:
+    """The daemon is what is asked for."""
+
+    def silent(seconds: float) -> tuple[CardLoad, ...]:
+        raise NoTelemetry(f"nothing in {seconds} s")
+
+    monkeypatch.setattr(mps, "sample", silent)
+    assert ask("start").exit_code == 0
+    (place / "runs" / "mps" / "clients").write_text(f"{os.getpid()}\n")
+    shown = ask("status")
+    assert (shown.exit_code, "SM activity" in shown.stdout, "GiB" in shown.stdout) == (0, False, False)
