@@ -10,10 +10,11 @@ from server.backends.torch_serving.errors import LoadError, RequestError
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
-from server.backends.torch_serving.choice import Trial, choose  # noqa: E402  after the skip
+from server.backends.torch_serving import choice  # noqa: E402  after the skip
+from server.backends.torch_serving.choice import Trial, choose  # noqa: E402
 from server.backends.torch_serving.fusing import WAYS, copied, fold_normalisation, fuse_activations  # noqa: E402
 from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
-from server.backends.torch_serving.program import load_program, read_program  # noqa: E402
+from server.backends.torch_serving.program import load_program, prepared_module, read_program  # noqa: E402
 from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
 from tests.backends import torch_programs  # noqa: E402
 from tests.backends.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
@@ -105,6 +106,23 @@ def test_choice_is_the_quickest_of_those_that_answer_right() -> None:
     assert (chosen.module, chosen.name) == ("right", "kernel")
     assert [note.split()[1] for note in chosen.notes] == ["cudnn", "mixed"]
     assert choose(plain, [Trial("slow", "kernel", 4.0, 0.0)]).module == "plain"
+
+
+def test_quickest_way_is_found_once_and_kept_for_the_other_instances(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where cuDNN cannot (here, without a GPU) the kernel's way is taken; the next instance tries that one alone."""
+    times = iter([4.0, 3.0, 1.0])
+    monkeypatch.setattr(choice, "_seconds", lambda run: next(times))
+    monkeypatch.setattr(choice, "_poison", lambda device: None)
+    spec = engine_spec(config(), is_gpu=False)
+    module = prepared_module(saved, spec, CPU)
+    first = choice.quickest(module, spec, CPU, tmp_path)
+    assert (first.name, len(first.notes)) == ("kernel", 2)
+    torch.testing.assert_close(first.module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
+    second = choice.quickest(module, spec, CPU, tmp_path)
+    assert (second.name, second.notes) == ("kernel", ())
+    assert (tmp_path / "fuse-8").read_text() == "kernel"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

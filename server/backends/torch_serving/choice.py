@@ -1,12 +1,14 @@
 """The quickest way to run a convolutional program on a device, among those that answer as the plain one does."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from .cache import locked
 from .config import EngineSpec
 from .dtypes import network_type
 from .fusing import WAYS, Fusing, copied, fuse_activations
@@ -44,25 +46,45 @@ def choose(plain: Trial, trials: list[Trial]) -> Choice:
     return Choice(best.module, best.name, notes)
 
 
-def quickest(module: Any, spec: EngineSpec, device: Any) -> Choice:
-    """Of a module on a GPU: the way that the spec names, or with auto the quickest at its largest bucket."""
-    ways = WAYS if spec.fuse == "auto" else {spec.fuse: WAYS[spec.fuse]} if spec.fuse in WAYS else {}
-    fused = {name: _fused(module, way) for name, way in ways.items() if all(one.is_fixed for one in spec.inputs)}
-    candidates = {name: one for name, one in fused.items() if one is not None}
+def quickest(module: Any, spec: EngineSpec, device: Any, folder: Path | None) -> Choice:
+    """Of a module on a GPU: the way that the spec names, or with auto the quickest at its largest bucket.
+
+    folder: where the first instance's finding is kept for the others, which wait for it, and for the next start;
+    None where there is no place for it.
+    """
+    if not all(one.is_fixed for one in spec.inputs) or spec.fuse in ("off", "fold"):
+        return Choice(module, spec.fuse if spec.fuse == "off" else "fold")
+    if spec.fuse != "auto":
+        return _measured(module, spec, device, {spec.fuse: WAYS[spec.fuse]})
+    if folder is None:
+        return _measured(module, spec, device, WAYS)
+    kept = folder / f"fuse-{spec.buckets[-1]}{'-benchmark' * spec.has_cudnn_benchmark}"
+    with locked(folder):
+        name = kept.read_text() if kept.is_file() else ""
+        if name not in (*WAYS, "fold"):
+            chosen = _measured(module, spec, device, WAYS)
+            kept.write_text(chosen.name)
+            return chosen
+    return Choice(module) if name == "fold" else _measured(module, spec, device, {name: WAYS[name]})
+
+
+def _measured(module: Any, spec: EngineSpec, device: Any, ways: Mapping[str, Fusing]) -> Choice:
+    """The quickest of the ways and of none; of a single one only whether it is right."""
+    candidates = {name: one for name, way in ways.items() if (one := _fused(module, way)) is not None}
     if not candidates:
         return Choice(module)
+    trials, notes = [], []
     with torch.inference_mode():
         sample = _sample(spec, device)
         expected = _answers(module, sample)
-        plain = Trial(module, "fold", _seconds(lambda: module(*sample)) if len(ways) > 1 else math.inf, 0.0)
-        trials, notes = [], []
+        plain_s = _seconds(lambda: module(*sample)) if len(ways) > 1 else math.inf
         for name, one in candidates.items():
             try:
                 trials.append(_tried(name, one, sample, expected))
-            except Exception as error:  # noqa: BLE001  no engine of cuDNN's, no compiler for a kernel: the plain way is there
+            except Exception as error:  # noqa: BLE001  no engine of cuDNN's, no compiler: the plain way is there
                 notes.append(f"fuse {name} is not used here: {(str(error) or repr(error)).splitlines()[0]}")
     torch.cuda.empty_cache()
-    chosen = choose(plain, trials)
+    chosen = choose(Trial(module, "fold", plain_s, 0.0), trials)
     return Choice(chosen.module, chosen.name, (*notes, *chosen.notes))
 
 
@@ -91,7 +113,8 @@ def _difference(one: Any, other: Any) -> float:
 
 def _poison(device: Any) -> None:
     """Leaves NaN in the memory that the next run is given: a kernel that reads what nobody wrote is found out."""
-    poison = torch.full((_POISON_BYTES // 2,), math.nan, dtype=torch.float16, device=device)
+    size_bytes = min(_POISON_BYTES, torch.cuda.mem_get_info(device)[0] // 8)  # a small card has other instances, too
+    poison = torch.full((size_bytes // 2,), math.nan, dtype=torch.float16, device=device)
     del poison
 
 

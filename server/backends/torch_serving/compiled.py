@@ -5,22 +5,18 @@ precision and layout. The first instance compiles, in a process of its own, whil
 minute to minutes a bucket. Each artefact holds the weights, on the disk and on the device: say batch-buckets.
 """
 
-import fcntl
-import hashlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .cache import folder_of, locked
 from .config import Config, EngineSpec, engine_spec
 from .dtypes import network_type
 from .errors import LoadError
@@ -36,8 +32,11 @@ def compiled_program(path: Path, config: Config, spec: EngineSpec, device: Any) 
     config: the model's, as Triton hands it over, for the process that compiles.
     """
     buckets = spec.buckets if spec.has_cuda_graphs and spec.max_batch_size else (_ANY,)
-    folder = cache_folder() / key_of(path, spec, device)
-    with _locked(folder):
+    try:
+        folder = folder_of(path, spec, device)
+    except OSError as error:
+        raise LoadError(f"compile: inductor has no place for what it makes ({error}); set XDG_CACHE_HOME") from None
+    with locked(folder):
         missing = [bucket for bucket in buckets if not _artefact(folder, bucket).is_file()]
         if missing:
             _compile_apart(path, config, device, missing, folder)
@@ -50,41 +49,8 @@ def compiled_program(path: Path, config: Config, spec: EngineSpec, device: Any) 
     return lambda *inputs: artefacts[inputs[0].shape[0]](*inputs)
 
 
-def key_of(path: Path, spec: EngineSpec, device: Any) -> str:
-    """A folder's name for everything that an artefact depends on but its bucket."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    kind = platform.machine()
-    if device.type == "cuda":
-        kind = "sm{}{}".format(*torch.cuda.get_device_capability(device))
-    words = (digest.hexdigest()[:16], torch.__version__, kind, spec.precision.value, f"cl{int(spec.is_channels_last)}")
-    return "-".join(words)
-
-
-def cache_folder() -> Path:
-    """Where artefacts stay: the user's cache, or a temporary folder where that cannot be written."""
-    chosen = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "torch"
-    try:
-        chosen.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=chosen):
-            return chosen
-    except (OSError, RuntimeError):  # RuntimeError: of expanduser, for a user without a home
-        return Path(tempfile.gettempdir()) / f"penstock-torch-{os.getuid()}"
-
-
 def _artefact(folder: Path, bucket: int) -> Path:
     return folder / f"bucket-{bucket or 'any'}.pt2"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One instance compiles at a time; the system frees the lock when its process dies."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _compile_apart(path: Path, config: Config, device: Any, buckets: Sequence[int], folder: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .choice import Choice, quickest
+from .cache import folder_of
+from .choice import quickest
 from .config import Compiler, Config, EngineSpec
 from .dtypes import FLOATS
 from .dtypes import WIRE_TYPES as WIRE_TYPES
@@ -40,7 +41,13 @@ def load_program(path: Path, spec: EngineSpec, device: Any, config: Config | Non
         compiled = compiled_program(path, config or {}, spec, device)
         return Loaded(_Called(compiled, len(spec.outputs)), fused="inductor")
     module = prepared_module(path, spec, device)
-    chosen = quickest(module, spec, device) if device.type == "cuda" else Choice(module)
+    if device.type != "cuda":
+        return Loaded(_Called(module, len(spec.outputs)))
+    try:
+        folder = folder_of(path, spec, device)
+    except OSError:  # nothing of this file system may be written: each instance measures for itself
+        folder = None
+    chosen = quickest(module, spec, device, folder)
     return Loaded(_Called(chosen.module, len(spec.outputs)), chosen.notes, chosen.name)
 
 
