@@ -74,7 +74,7 @@ def test_card_with_gpm_is_read_with_its_source(nvml: Change) -> None:
 
 
 def test_second_reading_is_of_the_time_since_the_first(nvml: Change) -> None:
-    """Samples change places: the fake NVML refuses two that are in the wrong order."""
+    """Samples change places: the fake NVML refuses two that do not follow each other."""
     nvml(card())
     cards = Cards()
     cards.read()
@@ -293,3 +293,31 @@ def test_mean_weighs_lines_by_the_part_that_lies_inside() -> None:
     assert read.kernel_running == pytest.approx(0.8)
     with pytest.raises(NoTelemetry):
         mean_loads(lines, 20.0, 21.0)
+
+
+def test_fake_nvml_says_what_the_real_binding_says() -> None:
+    """Its numbers are nvidia-ml-py's, and it has no call that nvidia-ml-py has not."""
+    real = pytest.importorskip("pynvml")
+    spec = util.spec_from_file_location("fake_pynvml", FAKE / "pynvml.py")
+    assert spec is not None
+    assert spec.loader is not None
+    fake = util.module_from_spec(spec)
+    spec.loader.exec_module(fake)
+    names = [name for name in vars(fake) if name.lower().startswith(("nvml", "c_nvml"))]
+    assert len(names) > 20
+    for name in names:
+        assert hasattr(real, name), name
+        if isinstance(getattr(fake, name), int):
+            assert getattr(fake, name) == getattr(real, name), name
+
+
+def test_gpm_asks_by_the_real_bindings_structures() -> None:
+    """What the real library would be handed: the version, both samples, each metric once; its answers are read back."""
+    real = pytest.importorskip("pynvml")
+    asked = real.c_nvmlGpmMetricsGet_t()
+    for metric, number in zip(asked.metrics, (2, 5), strict=False):
+        metric.metricId, metric.value = number, number * 10.0
+    assert [(metric.metricId, metric.value, metric.nvmlReturn) for metric in asked.metrics[:2]] == [
+        (2, 20.0, real.NVML_SUCCESS),
+        (5, 50.0, real.NVML_SUCCESS),
+    ]

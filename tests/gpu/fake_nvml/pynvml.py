@@ -172,9 +172,9 @@ def c_nvmlGpmMetricsGet_t() -> SimpleNamespace:
 
 
 def nvmlGpmMetricsGet(asked: SimpleNamespace) -> SimpleNamespace:
-    """Figures are of the time between two samples, so the first must be the older one."""
+    """Figures are of the time between two samples: the last one, and the one before it."""
     assert asked.version == NVML_GPM_METRICS_GET_VERSION
-    assert asked.sample1["number"] < asked.sample2["number"]
+    assert asked.sample2["number"] - asked.sample1["number"] == 1
     for metric in asked.metrics[: asked.numMetrics]:
         percent = asked.sample2["gpm"].get(str(metric.metricId))
         metric.nvmlReturn = NVML_SUCCESS if percent is not None else NVML_ERROR_NOT_SUPPORTED
