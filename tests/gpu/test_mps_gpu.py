@@ -27,10 +27,9 @@ import psutil
 import pytest
 
 from loadtest.bench.gpu.penstock_up import PenstockUp
-from server.backends.triton_runtime import default_environment
+from server.backends.triton_runtime import TritonUnavailable, default_environment, find_triton
 from server.gpu.mps import PIPE_DIRECTORY
 from server.gpu.mps.control import Control
-from server.gpu.nvml import read_cards
 from tests.conftest import CHECKOUT
 
 pytestmark = pytest.mark.gpu
@@ -160,24 +159,28 @@ def request_of_one_image() -> tuple[bytes, dict[str, str]]:
 
 
 def environment() -> Path:
-    told = os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT")
-    return Path(told) if told else default_environment(Path(sys.prefix))
+    """Of Triton and its models; the test is skipped where there is none."""
+    folder = Path(os.environ.get("PENSTOCK_ENGINE_ENVIRONMENT") or default_environment(Path(sys.prefix)))
+    try:
+        find_triton(environment=folder)
+    except TritonUnavailable as error:
+        pytest.skip(str(error))
+    return folder
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The stack under MPS with all instances attached, and callers at work."""
-    torch = pytest.importorskip("torch", reason="needs torch")
-    reading = read_cards()
-    if not torch.cuda.is_available() or not reading.cards:
-        pytest.skip(f"needs an NVIDIA GPU: {reading.outcome}")
+    pytest.importorskip("torch", reason="needs torch: make gpu")
+    triton = environment()
     home = tmp_path_factory.mktemp("mps")
     subprocess.run(
         [sys.executable, "-m", "deploy.models.resnet50_torch", "--home", home, "--instances", str(INSTANCES),
          "--max-batch", "8"],
         cwd=CHECKOUT, check=True, timeout=120, stdin=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # torch may be in another's packages
     )  # fmt: skip
-    with PenstockUp(home, [MODEL], "--mps", "on", environment=environment()) as up:
+    with PenstockUp(home, [MODEL], "--mps", "on", environment=triton) as up:
         up.wait(time.monotonic() + UP_S)
         with Served(up, home) as stack:
             yield stack
