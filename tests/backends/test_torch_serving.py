@@ -14,7 +14,7 @@ from server.backends.torch_serving import choice  # noqa: E402  after the skip
 from server.backends.torch_serving.choice import Trial, choose  # noqa: E402
 from server.backends.torch_serving.fusing import WAYS, copied, fold_normalisation, fuse_activations  # noqa: E402
 from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
-from server.backends.torch_serving.program import load_program, prepared_module, read_program  # noqa: E402
+from server.backends.torch_serving.program import load_program, placed, prepared_module, read_program  # noqa: E402
 from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
 from tests.backends import torch_programs  # noqa: E402
 from tests.backends.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
@@ -144,6 +144,26 @@ def test_program_of_pixels_runs_in_half_precision(tmp_path: Path) -> None:
     )
     assert not isinstance(answer, RequestError)
     torch.testing.assert_close(answer[0], expected(pixels.float() / 255), rtol=0.05, atol=0.05)
+
+
+def test_constants_and_new_tensors_of_a_program_follow_its_precision(tmp_path: Path) -> None:
+    """What a program makes in float32, a constant of its own or a tensor that it fills, becomes of its precision."""
+
+    class Shifted(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, image: Any) -> Any:
+            constant = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1, 1)
+            ones = torch.ones((1, 3, 1, 1), dtype=torch.float32, device="cpu")
+            return ((image + constant) * ones).mean((2, 3))
+
+    save(Shifted(), images(2), tmp_path / "model.pt2")
+    module = placed(
+        read_program(tmp_path / "model.pt2").module(check_guards=False), torch.bfloat16, torch.device("meta")
+    )
+    assert module(images(2).to("meta", torch.bfloat16)).dtype is torch.bfloat16
+    told = config(output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}], parameters={"precision": "bf16"})
+    (answer,) = instance_of(tmp_path / "model.pt2", told).answer([Ask((images(2),))])
+    assert not isinstance(answer, RequestError)
+    torch.testing.assert_close(answer[0], Shifted()(images(2)), rtol=0.05, atol=0.05)
 
 
 def test_requests_of_one_batch_get_their_own_rows(saved: Path) -> None:

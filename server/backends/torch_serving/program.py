@@ -58,7 +58,7 @@ def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
     module = exported.module(check_guards=False)
     if spec.fuse != "off":
         fold_normalisation(module)
-    module = in_precision(module, FLOATS[spec.precision]).to(device)
+    module = placed(module, FLOATS[spec.precision], device)
     return module.to(memory_format=torch.channels_last) if spec.is_channels_last else module
 
 
@@ -81,18 +81,41 @@ def read_program(path: Path) -> Any:
         raise LoadError(f"{path} is not a program of torch.export.save: {_first_line(error)}") from None
 
 
-def in_precision(module: Any, dtype: Any) -> Any:
-    """The module with its floats, and the casts to float32 that its graph spells out, in another type of floats."""
-    if dtype is torch.float32:
-        return module
+def placed(module: Any, dtype: Any, device: Any) -> Any:
+    """The module on a device and with its floats in a type: its weights, its constants, and what its graph spells out.
+
+    A program that was exported on the CPU in float32 says both where it makes tensors and where it casts.
+    """
+    said = {torch.float32: dtype}
+
+    def instead(word: Any) -> Any:
+        return (
+            device
+            if isinstance(word, torch.device)
+            else said.get(word, word)
+            if isinstance(word, torch.dtype)
+            else word
+        )
+
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
             continue
-        node.args = torch.fx.node.map_aggregate(node.args, lambda one: dtype if one is torch.float32 else one)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, lambda one: dtype if one is torch.float32 else one)
+        node.args = torch.fx.node.map_aggregate(node.args, instead)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, instead)
+        if node.op == "get_attr":
+            _place_constant(module, node.target, dtype, device)
     module.recompile()
-    return module.to(dtype)
+    return module.to(device, dtype)
+
+
+def _place_constant(module: Any, target: str, dtype: Any, device: Any) -> None:
+    """A tensor that is no parameter and no buffer: module.to leaves it where it is."""
+    *path, name = target.split(".")
+    owner = module.get_submodule(".".join(path))
+    value = owner.__dict__.get(name)
+    if isinstance(value, torch.Tensor):
+        setattr(owner, name, value.to(device, dtype if value.dtype is torch.float32 else value.dtype))
 
 
 class _Called:
