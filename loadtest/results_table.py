@@ -23,6 +23,7 @@ NOTE = (
 )
 PEERS = f"{BENCH}peers"
 VIDEO = f"{BENCH}video"
+GPU = f"{BENCH}gpu"
 NOTHING = "Nothing is measured yet: `loadtest/results` is empty."
 # A line each; of several measures the first that the result has.
 HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
@@ -39,6 +40,7 @@ HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
     "video-streams": (("streams_held",),),
     VIDEO: (("limit_share",), ("rate_ratio",), ("goodput_of_capacity",)),
     PEERS: (("rate_ratio",),),
+    GPU: (("mps_ratio_8",), ("mps_ratio_16",), ("batching_over_mps",), ("raw_share",), ("knee_per_s",)),
 }
 _WORDS = {
     "capacity_per_s": "capacity",
@@ -52,6 +54,13 @@ _WORDS = {
     "limit_share": "rate by the harmonic limit of decode, resize and engine",
 }
 _WORDS_OF_PEERS = "pictures a second by the best peer's"
+_WORDS_OF_GPU = {
+    "mps_ratio_8": "8 one-image clients with MPS by the same without",
+    "mps_ratio_16": "16 one-image clients with MPS by the same without",
+    "batching_over_mps": "47 callers: batching with MPS by MPS alone",
+    "raw_share": "served tensors by the same program raw, each at its best batch",
+    "knee_per_s": "JPEG over HTTP at p99 15 ms",
+}
 _WORDS_OF_VIDEO = {
     "limit_share": "one stream (or googlenet-random, the worse) by the harmonic limit of decode, resize and engine",
     "rate_ratio": "one stream (or googlenet-random, the worse) by the best of four OpenCV loops",
@@ -108,6 +117,8 @@ def _line(one: Committed, measurement: Measurement) -> tuple[str, ...]:
 def _words(name: str, measure: str) -> str:
     if name == PEERS:
         return _WORDS_OF_PEERS
+    if name == GPU:
+        return _WORDS_OF_GPU[measure]
     return _WORDS_OF_VIDEO[measure] if name == VIDEO else _WORDS[measure]
 
 

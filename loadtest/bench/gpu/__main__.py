@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -184,10 +184,9 @@ def _torch(python: str) -> str:
     return done.stdout.strip() or NO_TORCH
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """0 when everything was measured, 1 when something was not, 2 without a GPU."""
-    options = parse_arguments(__doc__)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = parse_arguments(__doc__, arguments)
     try:
         with ExitStack() as stack:
             return run(options, stack)
@@ -203,4 +202,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then, too
     raise SystemExit(main())

@@ -1,0 +1,245 @@
+"""From the laps of the GPU bench to rows, ratios, verdicts, a report; and the folders and outcomes on the way."""
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from loadtest.bench.gpu.__main__ import main
+from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
+from loadtest.bench.gpu.faults import outcome_of
+from loadtest.bench.gpu.folders import Variant, write_variant
+from loadtest.bench.gpu.jpeg import rate_figures
+from loadtest.bench.gpu.laps import Ledger, ratios_of, rows_of
+from loadtest.bench.gpu.limits import limit_in_words
+from loadtest.bench.gpu.opened import ScheduleLap
+from loadtest.bench.gpu.options import parse_arguments
+from loadtest.bench.gpu.report import main as report
+from loadtest.bench.gpu.requests import Region, face_of, read_config, region_bytes, tensor_request
+from loadtest.bench.gpu.stretch import figures_of
+from loadtest.bench.wire import BadAnswer
+from loadtest.committed import read_bench
+from loadtest.results import State
+from loadtest.targets import read_targets
+from tests.loadtest.gpu_figures import made_up
+
+CONFIG = """
+name: "net" backend: "torch" max_batch_size: 64
+input [{ name: "image" data_type: TYPE_FP32 dims: [3, 4, 4] }]
+output [{ name: "logits" data_type: TYPE_FP32 dims: [10] }]
+instance_group [{ count: 4 }] dynamic_batching { }
+parameters { key: "batch_owner" value { string_value: "gateway" } }
+parameters { key: "precision" value { string_value: "fp16" } }
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model's folder."""
+    folder = tmp_path / "net"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.pt2").write_bytes(b"weights")
+    (folder / "config.pbtxt").write_text(CONFIG)
+    return folder
+
+
+def variant(model: Path, tmp_path: Path, wanted: Variant, *, is_gpu: bool = True) -> model_config_pb2.ModelConfig:
+    """The configuration of a copy."""
+    write_variant(model, tmp_path / "copies", wanted, is_gpu=is_gpu)
+    assert (tmp_path / "copies" / wanted.name / "1" / "model.pt2").read_bytes() == b"weights"
+    return read_config(tmp_path / "copies" / wanted.name)
+
+
+def test_ratios_are_of_laps_of_the_same_round(tmp_path: Path) -> None:
+    """A round that was slow for both is no spread of the ratio."""
+    ledger = Ledger(tmp_path / "gpu.json", {}, "net")
+    for number, speed in ((1, 1.0), (2, 0.5)):
+        ledger.add("chart", number, {"mode": "none", "clients": 8}, {"rate": 1000 * speed})
+        ledger.add("chart", number, {"mode": "mps", "clients": 8}, {"rate": 3000 * speed})
+    found = {measure: ratios for measure, _, ratios in ratios_of(ledger.laps)}
+    assert found["mps_ratio_8"] == [3.0, 3.0]
+    assert found["mps_ratio"] == [3.0, 3.0]
+    assert found["batching_over_mps"] == []
+
+
+def test_rows_have_what_every_lap_of_theirs_has() -> None:
+    """A figure that one lap lacks (no card was read) is not made up for its row."""
+    ledger = Ledger(Path("unused"), {}, "net")
+    ledger.add("raw", 1, {"batch": 1}, {"rate": 10.0, "sm_activity": 0.5, "p99_ms": float("inf")})
+    ledger.add("raw", 2, {"batch": 1}, {"rate": 30.0})
+    (row,) = rows_of(ledger.laps)
+    assert (row.rounds, row.figures.keys()) == (2, {"rate"})
+    assert (row.figures["rate"].low, row.figures["rate"].high) == (10.0, 30.0)
+
+
+def test_best_served_is_held_to_best_raw_whatever_their_batches() -> None:
+    """The floor speaks of the batch size that is best for each."""
+    ledger = Ledger(Path("unused"), {}, "net")
+    for part, batch, rate in (("raw", 64, 100.0), ("raw", 128, 90.0), ("served", 64, 80.0), ("served", 128, 96.0)):
+        ledger.add(part, 1, {"batch": batch}, {"rate": rate})
+    ((measure, words, ratios),) = ratios_of(ledger.laps)
+    assert (measure, ratios) == ("raw_share", [0.96])
+    assert words == "served (batch 128) by raw (batch 64)"
+
+
+def test_jpeg_is_judged_by_the_way_that_holds_more() -> None:
+    """Both ways to decode are measured; the better one answers to the target."""
+    ledger = Ledger(Path("unused"), {}, "net")
+    for way, held in (("engine", 9000.0), ("gateway", 5000.0)):
+        ledger.add("jpeg", 1, {"decoded_by": way}, {"held_per_s": held})
+    assert ratios_of(ledger.laps)[0][2] == [9000.0]
+
+
+def test_committed_file_gets_the_verdicts_of_the_targets(tmp_path: Path) -> None:
+    """What a run on an H200 with 16 cores measured passes or fails; a V100's figures are only stood beside it."""
+    made_up(tmp_path / "gpu.json")
+    judged = read_bench(tmp_path / "gpu.json", read_targets())
+    assert judged is not None
+    states = {verdict.target_id: verdict.state for verdict in judged.verdicts}
+    assert states["h200-mps-8"] is State.PASS
+    assert states["h200-mps-16"] is State.FAIL
+    assert states["h200-raw"] is State.PASS
+    assert states["h200-jpeg"] is State.PASS
+    assert states["mps-7x"] is State.NOT_COMPARABLE
+    assert judged.on == "1 × NVIDIA H200, Imagined 3000, 16 cores"
+
+
+def test_report_of_recorded_figures_has_every_part_and_its_plots(tmp_path: Path) -> None:
+    """From the file alone: verdicts, chart, activity, served, JPEG, faults, and what could not be measured."""
+    made_up(tmp_path / "gpu.json")
+    assert report([str(tmp_path / "gpu.json")]) == 0
+    page = (tmp_path / "report.md").read_text()
+    for plot in ("chart", "activity", "served", "jpeg"):
+        assert f"![{plot}]({plot}.png)" in page
+        assert (tmp_path / f"{plot}.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| 16 one-image clients with MPS by the same without, on an H200 | 3.5" in page
+    assert "**fail**" in page
+    assert "its own (12 requests); 0 of 1 others (0 requests)" in page
+    assert "**not measured**: raw: the card was gone" in page
+    assert "driver 580.159.04" in page
+
+
+def test_report_of_a_run_that_was_cut_tells_what_it_had(tmp_path: Path) -> None:
+    """Only the chart was measured: no heading speaks of the rest."""
+    made_up(tmp_path / "gpu.json", parts=("chart",), rounds=1)
+    assert report([str(tmp_path / "gpu.json")]) == 0
+    page = (tmp_path / "report.md").read_text()
+    assert "## The chart" in page
+    assert "JPEG over HTTP to" not in page
+    assert not (tmp_path / "jpeg.png").exists()
+
+
+def test_report_of_another_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and the file is named."""
+    other = tmp_path / "other.json"
+    other.write_text('{"results": []}')
+    assert report([str(other)]) == 1
+    assert capsys.readouterr().err.startswith(f"report: {other} is no file of the GPU bench: ")
+
+
+@pytest.mark.parametrize(
+    ("figures", "mode", "words"),
+    [
+        ({"sm_activity": 0.95, "machine_cores": 3.0}, "mps", "the card is the limit"),
+        ({"sm_activity": 0.4, "machine_cores": 15.2}, "mps", "the CPU is the limit"),
+        ({"sm_activity": 0.4, "machine_cores": 3.0, "p50_ms": 2.0}, "mps", "neither is full: 8 callers wait 2 ms"),
+        ({"sm_activity": 0.3, "machine_cores": 3.0}, "none", "the processes take turns"),
+        ({"sm_activity": 0.5, "memory_bandwidth_activity": 0.85}, "mps", "memory bandwidth is the limit"),
+    ],
+)
+def test_limit_is_told_from_what_was_read(figures: dict[str, float], mode: str, words: str) -> None:
+    """Card, cores, bandwidth, turns, or each request's own way."""
+    ledger = Ledger(Path("unused"), {}, "net")
+    ledger.add("chart", 1, {"mode": mode, "clients": 8}, figures)
+    assert words in limit_in_words(rows_of(ledger.laps)[0], 16)
+
+
+def test_client_of_the_chart_is_one_instance_without_batches(model: Path, tmp_path: Path) -> None:
+    """Its own process and context, whatever the model that it is a copy of says."""
+    config = variant(model, tmp_path, Variant("client-00"))
+    assert (config.name, config.max_batch_size, config.HasField("dynamic_batching")) == ("client-00", 1, False)
+    assert config.instance_group[0].count == 1
+    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+    assert "batch_owner" not in config.parameters
+    assert config.parameters["precision"].string_value == "fp16"
+
+
+def test_batched_copy_has_tritons_batches_and_the_buckets_that_are_run(model: Path, tmp_path: Path) -> None:
+    """Triton forms them, on as many instances as asked; on a CPU where there is no GPU."""
+    wanted = Variant("b", instances=3, max_batch_size=128, has_dynamic_batching=True, buckets=(1, 128))
+    config = variant(model, tmp_path, wanted, is_gpu=False)
+    assert (config.max_batch_size, config.HasField("dynamic_batching")) == (128, True)
+    assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    assert config.parameters["batch-buckets"].string_value == "1;128"
+
+
+def test_tensor_request_names_the_places_of_its_rows(model: Path) -> None:
+    """Inputs from the region's begin, outputs behind the rows that are sent."""
+    face = face_of(read_config(model))
+    assert region_bytes(face, 2) == 2 * (192 + 40)
+    head, _, body = tensor_request("net", face, Region("r", "system"), 2).partition(b"\r\n\r\n")
+    asked = json.loads(body)
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert asked["inputs"][0]["shape"] == [2, 3, 4, 4]
+    assert asked["outputs"][0]["parameters"]["shared_memory_offset"] == 2 * 192
+
+
+def test_face_of_a_model_of_two_inputs_is_refused(model: Path) -> None:
+    """One sentence instead of figures that mean something else."""
+    config = text_format.Parse(CONFIG, model_config_pb2.ModelConfig())
+    config.input.add(name="more")
+    with pytest.raises(BadAnswer, match="takes 2 inputs"):
+        face_of(config)
+
+
+def test_lap_with_a_failed_request_has_no_figure() -> None:
+    """A rate with failures in it would be too good."""
+    lap = CallersLap([Ask(0, 0.1, 5.0), Ask(0, 0.2, 5.0, "503: full")], 1.0, 0.1)
+    with pytest.raises(BadAnswer, match="client-00 answered 503: full"):
+        figures_of(lap, [Lane("client-00", 1, b"")])
+
+
+def test_lap_counts_rows_not_requests() -> None:
+    """A request of 64 pictures is 64."""
+    figures = figures_of(CallersLap([Ask(0, 0.1, 5.0), Ask(0, 0.2, 7.0)], 2.0, 0.1), [Lane("a", 1, b"", rows=64)])
+    assert (figures["rate"], figures["p99_ms"]) == (64.0, 7.0)
+
+
+def test_rate_with_refusals_has_them_in_its_percentiles() -> None:
+    """What got no good answer is as late as can be: shedding does not make a p99 better."""
+    lap = ScheduleLap([1.0] * 97, [0.0] * 100, {"503": 3}, 0, 0.1)
+    figures = rate_figures(lap, 100, 1.0, 15.0)
+    assert (figures["in_time"], figures["p99_ms"], figures["p50_ms"]) == (0.97, float("inf"), 1.0)
+
+
+def test_fault_tells_who_failed_and_when_all_were_served_again() -> None:
+    """The victim's mates are apart; a caller that is never answered again leaves no recovery."""
+    lanes = [Lane("a", 1, b""), Lane("b", 1, b"")]
+    asks = [Ask(0, 0.9, 1.0), Ask(1, 0.9, 1.0), Ask(0, 1.2, 1.0, "500"), Ask(1, 2.0, 1.0), Ask(0, 3.5, 1.0)]
+    outcome = outcome_of(CallersLap(asks, 5.0, 0.1), lanes, 1.0, fault="killed", victim="a", note="")
+    assert (outcome.failed, outcome.recovery_s) == ({"a": 1}, 2.5)
+    assert outcome.silent_s == {"a": 2.5, "b": 1.5}
+    silent = outcome_of(CallersLap(asks[:4], 5.0, 0.1), lanes, 1.0, fault="killed", victim="a", note="")
+    assert silent.recovery_s is None
+
+
+def test_bench_without_a_gpu_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, nothing started, no traceback."""
+    from server.gpu.nvml import read_cards
+
+    if read_cards().cards:
+        pytest.skip("there is a GPU here")
+    assert main(["--json", str(tmp_path / "gpu.json"), "--source", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("gpu: no GPU to measure (")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--only", "chart,tea"], ["--clients", "48"], ["--rounds", "0"]])
+def test_options_that_make_no_sense_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is started."""
+    with pytest.raises(SystemExit):
+        parse_arguments("", arguments)
+    assert "error:" in capsys.readouterr().err
