@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.gpu.telemetry import Activity, CardLoad, Line, NoTelemetry, Sampler, Source, Xid, sample
+from server.gpu.telemetry import Activity, CardLoad, Line, NoTelemetry, ProcessLoad, Sampler, Source, Xid, sample
 from server.gpu.telemetry.__main__ import Asker
 from server.gpu.telemetry.cards import NOT_PERMITTED, NOT_SUPPORTED, Cards
 from server.gpu.telemetry.dcgm import DcgmUnread, cards_of, joined, read_dcgm
@@ -293,6 +293,25 @@ def test_mean_weighs_lines_by_the_part_that_lies_inside() -> None:
     assert read.kernel_running == pytest.approx(0.8)
     with pytest.raises(NoTelemetry):
         mean_loads(lines, 20.0, 21.0)
+
+
+def test_mean_of_a_process_is_of_the_lines_that_tell_its_time() -> None:
+    """NVML does so now and then; one that has ended is not there any more, one that is never told of has none."""
+
+    def line(at_s: float, *processes: ProcessLoad) -> Line:
+        return Line(at_s, 1.0, (CardLoad(0, processes=processes),))
+
+    lines = [
+        line(1.0, ProcessLoad(7, "a", 10, 0.2), ProcessLoad(8, "gone", 10, 1.0)),
+        line(2.0, ProcessLoad(7, "a", 10), ProcessLoad(9, "b", 10)),
+        line(3.0, ProcessLoad(7, "a", 30, 0.4), ProcessLoad(9, "b", 10)),
+        line(4.0, ProcessLoad(7, "a", 20), ProcessLoad(9, "b", 10)),
+    ]
+    (card,) = mean_loads(lines, 0.0, 4.0)
+    assert [(one.name, one.memory_bytes, one.time_share) for one in card.processes] == [
+        ("a", 20, pytest.approx(0.3)),
+        ("b", 10, None),
+    ]
 
 
 def test_fake_nvml_says_what_the_real_binding_says() -> None:

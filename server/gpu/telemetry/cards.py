@@ -69,6 +69,7 @@ class _Card:
         self._device: Any = None
         self._gpm: GpmMeter | None = None
         self._why_no_activity = self._lost = self._uuid = self._name = ""
+        self._names: dict[int, str] = {}
         self._seen_us = 0
         self._find()
         if with_gpm and self._device is not None:
@@ -149,7 +150,9 @@ class _Card:
 
     def _processes(self) -> tuple[ProcessLoad, ...]:
         shares, self._seen_us = time_shares(self._nvml, self._device, self._seen_us)
+        found = processes_of(self._nvml, self._device)
+        self._names = {pid: self._names.get(pid) or process_name(pid) for pid in found}  # read once a process
         return tuple(
-            ProcessLoad(pid, process_name(pid), held.memory_bytes, shares.get(pid), held.is_mps_client)
-            for pid, held in sorted(processes_of(self._nvml, self._device).items())
+            ProcessLoad(pid, self._names[pid], held.memory_bytes, shares.get(pid), held.is_mps_client)
+            for pid, held in sorted(found.items())
         )

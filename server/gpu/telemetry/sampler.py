@@ -10,7 +10,7 @@ from typing import Self
 
 import msgspec
 
-from server.gpu.telemetry.line import Activity, CardLoad, Line
+from server.gpu.telemetry.line import Activity, CardLoad, Line, ProcessLoad
 
 PROGRAM = (sys.executable, "-P", "-m", "server.gpu.telemetry")
 INTERVAL_S = 0.25
@@ -65,8 +65,8 @@ class Sampler:
     def mean(self, begin_s: float, end_s: float) -> tuple[CardLoad, ...]:
         """Each card's means between two times of time.monotonic(); waits for the line that covers the end.
 
-        Lines that lie partly inside count with that part. Memory and processes are those of the last line. Raises
-        NoTelemetry where no line covers that time.
+        Lines that lie partly inside count with that part. Memory and processes are those of the last line, a process'
+        time the mean of the lines that have it. Raises NoTelemetry where no line covers that time.
         """
         self._wait_for_line_after(end_s, FIRST_LINE_S)
         return mean_loads(self.lines, begin_s, end_s)
@@ -134,7 +134,14 @@ def _mean_load(last: CardLoad, inside: Sequence[tuple[float, Line]]) -> CardLoad
         name: _weighed([(seconds, getattr(card.activity, name)) for seconds, card in of_card]) for name in _FIGURES
     }
     running = _weighed([(seconds, card.kernel_running) for seconds, card in of_card])
-    return msgspec.structs.replace(last, activity=Activity(**activity), kernel_running=running)
+    processes = tuple(_mean_process(process, of_card) for process in last.processes)
+    return msgspec.structs.replace(last, activity=Activity(**activity), kernel_running=running, processes=processes)
+
+
+def _mean_process(last: ProcessLoad, of_card: Sequence[tuple[float, CardLoad]]) -> ProcessLoad:
+    """NVML tells a process' time now and then: not every line has it."""
+    told = [(seconds, one.time_share) for seconds, card in of_card for one in card.processes if one.pid == last.pid]
+    return msgspec.structs.replace(last, time_share=_weighed(told))
 
 
 def _weighed(figures: Sequence[tuple[float, float | None]]) -> float | None:
