@@ -43,8 +43,10 @@ class TritonPythonModel:
         values = rows[:, 0].tolist()
         parameters = json.loads(request.parameters() or "{{}}")
         outputs = sorted(request.requested_output_names())
-        self.write({{"values": values, "columns": rows.shape[1], "outputs": outputs, "parameters": parameters}})
-        until = time.monotonic() + float(rows[:, 1].max()) / 1000 + {beta_ms} / 1000 * len(rows)
+        began = time.monotonic()
+        until = began + float(rows[:, 1].max()) / 1000 + {beta_ms} / 1000 * len(rows)
+        about = {{"columns": rows.shape[1], "outputs": outputs, "parameters": parameters}}
+        self.write({{"values": values, "at_s": began, "until_s": until, **about}})
         while (left_s := until - time.monotonic()) > 0:
             if request.is_cancelled():
                 self.write({{"cancelled": values}})
@@ -89,7 +91,7 @@ class Ledgers:
         return [json.loads(line) for line in (self.folder / f"{model}.calls").read_text().splitlines()]
 
     def calls(self, model: str) -> list[dict[str, Any]]:
-        """The calls that the model got: values, columns, outputs, parameters."""
+        """The calls that the model got: values, columns, outputs, parameters; at_s, until_s: monotonic seconds."""
         return [line for line in self.lines(model) if "values" in line]
 
     def values(self, model: str) -> list[float]:
