@@ -7,7 +7,7 @@ in the background. Without arguments it hands the lines of standard input to the
 Clients are the living processes whose ids stand in the file `clients` of its directory; with the first of them there
 is a server. The word in the file `state` is that server's; FAULT goes when the last client has. FAKE_MPS_SICK names
 what is wrong: deaf (SIGTERM and quit do nothing), slow (it starts late), dead (it ends at once), mute (no answer ever
-comes), foreign (it speaks another protocol).
+comes), foreign (it speaks another protocol), listless (it refuses a list of no servers).
 """
 
 import os
@@ -93,6 +93,7 @@ def daemon() -> int:
             if words[0] == "set_default_active_thread_percentage":
                 threads = float(words[1])
             refused = words[0] == "set_default_device_pinned_mem_limit" and words[1] == "7"
+            refused |= SICK == "listless" and words[0] == "get_server_list"
             told = answer_about_clients(words)
             told = told if told is not None else "no such command" if SICK == "foreign" else f"{threads}"
             caller.send(b"1 no such device" if refused else f"0 {told}".encode())

@@ -174,10 +174,13 @@ def test_process_that_computes_beside_mps_from_the_start_is_refused_or_told_once
 
 
 def test_tritons_own_process_beside_attached_models_is_no_trouble() -> None:
-    """It may have asked CUDA for its cards and nothing else."""
+    """It may have asked CUDA for its cards only; alone, as with models on the CPU, it is told, not refused."""
     one = course()
     seen = Seen(daemon(*STUBS), engine(TRITON, *STUBS))
     assert [one.decide(now, seen) for now in (1.0, 1.0 + 2 * ATTACH_S)] == [[], []]
+    alone = Course(owns_daemon=True, must_attach=True)
+    seen = Seen(DaemonStatus(is_up=True), engine(TRITON))
+    assert [events(alone.decide(now, seen)) for now in (0.0, ATTACH_S, 2 * ATTACH_S)] == [[], [Event.BESIDE], []]
 
 
 def test_clients_that_attach_no_more_are_restarted_a_few_times_then_refused() -> None:

@@ -160,6 +160,14 @@ async def test_servers_and_clients_are_told_as_the_daemon_says_them(place: Place
     assert [server.state for server in (await daemon.status()).servers] == [ServerState.ACTIVE]
 
 
+async def test_daemon_that_refuses_a_list_of_no_servers_is_up(place: Place) -> None:
+    """Whichever way it says that it has none."""
+    daemon = place.daemon(sick="listless")
+    await daemon.start()
+    status = await daemon.status()
+    assert (status.is_up, status.servers) == (True, ())
+
+
 async def test_line_of_trouble_in_its_log_is_told_at_once(place: Place) -> None:
     """So that a fault is looked at before the next look's turn; what our own questions leave there is not shown."""
     daemon = place.daemon()

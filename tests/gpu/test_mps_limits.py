@@ -91,7 +91,7 @@ def test_memory_limit_that_the_daemon_would_not_take_is_told(text: str) -> None:
     ("answer", "state"),
     [
         ("ACTIVE", ServerState.ACTIVE), ("Server status: FAULT\n", ServerState.FAULT),
-        ("INITIALIZING", ServerState.INITIALIZING), ("", ServerState.UNKNOWN), ("no such command", ServerState.UNKNOWN),
+        ("INITIALIZING", ServerState.INITIALIZING), ("", ServerState.UNKNOWN), ("no default", ServerState.UNKNOWN),
     ],
 )  # fmt: skip
 def test_servers_state_is_read_out_of_what_the_daemon_says(answer: str, state: ServerState) -> None:

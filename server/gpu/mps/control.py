@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.gpu.mps.errors import MpsError
+from server.gpu.mps.errors import MpsError, MpsRefused
 from server.gpu.mps.presence import PIPE_DIRECTORY, daemon_listens
 from server.gpu.mps.status import DaemonStatus, Server, pids_of, state_of
 
@@ -44,7 +44,7 @@ class Control:
         return daemon_listens(self.directory)
 
     async def ask(self, command: str) -> str:
-        """The daemon's answer. Raises MpsError where there is none within the time, and where it refuses."""
+        """The daemon's answer. Raises MpsError where there is none within the time, MpsRefused where it says no."""
         process = await self._started()
         try:
             async with asyncio.timeout(self._answer_s):
@@ -61,7 +61,7 @@ class Control:
                 await process.wait()
         answer = out.decode(errors="replace").strip()
         if process.returncode:
-            raise MpsError(f"the MPS daemon at {self.directory} refuses {command!r}: {answer or process.returncode}")
+            raise MpsRefused(f"the MPS daemon at {self.directory} refuses {command!r}: {answer or process.returncode}")
         return answer
 
     async def _started(self) -> asyncio.subprocess.Process:
@@ -98,12 +98,20 @@ class Control:
         if not self.listens:
             return DaemonStatus(is_up=False, reason=f"no MPS daemon listens in {self.directory}")
         try:
-            pids = pids_of(await self.ask("get_server_list"))
+            pids = await self._server_pids()
             servers = tuple([await self._server(pid) for pid in pids])
             threads = await self.threads() if asks_threads else None
             return DaemonStatus(is_up=True, servers=servers, threads=threads)
         except MpsError as error:
             return DaemonStatus(is_up=False, reason=str(error), is_silent=True)
+
+    async def _server_pids(self) -> tuple[int, ...]:
+        """A daemon that refuses the list, and answers else, has no server."""
+        try:
+            return pids_of(await self.ask("get_server_list"))
+        except MpsRefused:
+            await self.threads()
+            return ()
 
     async def _server(self, pid: int) -> Server:
         """One that ends between the questions has no clients."""

@@ -210,7 +210,8 @@ class Course:
     def _long_beside(self, now: float, engine: EngineSeen, clients: frozenset[int]) -> frozenset[int]:
         """Those that hold a card for a while and are no clients.
 
-        Triton's own process may have asked CUDA for its cards only: it tells nothing where its models' are attached.
+        Triton's own process may have asked CUDA for its cards only: where its models' are attached it tells nothing,
+        and alone it is worth a line.
         """
         loose = engine.holding - clients
         if self.attached:
@@ -224,10 +225,11 @@ class Course:
             f"process {numbers} computes beside MPS, by turns with all others; is the daemon of our user, and does it "
             "see the same cards?"
         )
-        if self._was_proven and self._renewals < MOST_RENEWALS:
+        is_engine_alone = self.beside == {seen.engine.pid}
+        if self._was_proven and self._renewals < MOST_RENEWALS and not is_engine_alone:
             self._renewals += 1
             return self._end_clients(now, seen, reason, is_lost=False)
-        if self._must_attach:
+        if self._must_attach and not is_engine_alone:
             return [Refuse(reason)]
         if self._told_beside:
             return []

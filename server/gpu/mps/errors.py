@@ -5,5 +5,9 @@ class MpsError(Exception):
     """MPS does not do what is asked of it. Its text is one sentence for the user: what is wrong, what to do."""
 
 
+class MpsRefused(MpsError):
+    """The control program answered, and said no."""
+
+
 class MpsUnavailable(MpsError):
     """MPS cannot be had here: no GPU, no control program, or a setting that this card cannot keep."""

@@ -1,5 +1,6 @@
 """What an MPS daemon says of its servers and their clients, read from its answers."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,7 +49,7 @@ class DaemonStatus:
 
 def state_of(answer: str) -> ServerState:
     """The state that the answer names."""
-    words = answer.lower()
+    words = set(re.findall(r"[a-z]+", answer.lower()))
     states = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
     return next((state for state in states if state.value in words), ServerState.UNKNOWN)
 

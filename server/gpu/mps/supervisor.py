@@ -15,7 +15,8 @@ log = get_logger("mps")
 OWN_LOOK_S = 1.0
 FOREIGN_LOOK_S = 5.0  # each look leaves lines in its owner's log
 RECOVERY_LOOK_S = 0.1
-SHORTEST_PAUSE_S = 0.02  # a fault is told of in many lines
+SHORTEST_PAUSE_S = 0.02
+CALL_PAUSE_S = 1.0  # between looks that the daemon's log calls for
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,19 @@ class MpsSupervisor:
         self._course = Course(owns_daemon=daemon.is_ours, must_attach=must_attach)
         self._wake = asyncio.Event()
         self._looked = asyncio.Condition()
+        self._called_at = 0.0
         self._looks = 0
         self._is_looking = False
         self._last = MpsNews()
         if isinstance(daemon, OwnDaemon):
-            daemon.trouble = self._wake.set
+            daemon.trouble = self._look_soon
+
+    def _look_soon(self) -> None:
+        """Once for many lines: what our own looks leave in the log must not make the next one."""
+        now = time.monotonic()
+        if now - self._called_at >= CALL_PAUSE_S:
+            self._called_at = now
+            self._wake.set()
 
     async def start(self) -> None:
         """Returns when the daemon takes clients. Raises MpsError."""
