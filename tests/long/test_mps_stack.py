@@ -1,0 +1,103 @@
+"""`penstock up --mps on` whole, with the real Triton on a CPU: the control program and NVML are stand-ins."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loadtest.bench.gpu.penstock_up import PenstockUp
+from server.gpu.mps import PIPE_DIRECTORY
+from tests.conftest import CHECKOUT
+from tests.gpu.mps_programs import programs
+
+pytestmark = pytest.mark.long
+UP_S = 60.0
+NVML = """
+NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED = 12, 9
+NVML_ERROR_LIB_RM_VERSION_MISMATCH, NVML_ERROR_NO_PERMISSION, NVML_DEVICE_MIG_ENABLE = 18, 4, 1
+NVML_COMPUTEMODE_DEFAULT, NVML_COMPUTEMODE_EXCLUSIVE_THREAD = 0, 1
+NVML_COMPUTEMODE_PROHIBITED, NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 2, 3
+class NVMLError(Exception): value = 0
+class Memory: total, used = 141 << 30, 1 << 30
+nvmlInit = lambda: None
+nvmlSystemGetCudaDriverVersion_v2 = lambda: 13000
+nvmlSystemGetDriverVersion = lambda: "580.1"
+nvmlDeviceGetCount = lambda: 1
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetMemoryInfo = lambda card: Memory
+nvmlDeviceGetCudaComputeCapability = lambda card: (9, 0)
+nvmlDeviceGetMigMode = lambda card: (0, 0)
+nvmlDeviceGetComputeRunningProcesses = lambda card: []
+nvmlDeviceGetName = lambda card: "NVIDIA H200"
+nvmlDeviceGetComputeMode = lambda card: 0
+"""
+
+
+@pytest.fixture
+def card(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An H200 and NVIDIA's programs, for every process that is started; the folder of their run directories."""
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "python").mkdir()
+    (folder / "python" / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PATH", f"{programs(folder / 'bin')}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "python"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.delenv(PIPE_DIRECTORY, raising=False)
+    return folder
+
+
+def metric(home: Path, name: str) -> float:
+    """Of the gateway's page; -1 where it is not there."""
+    page = re.findall(r"metrics (http\S+)", (home / "up.log").read_text())[-1]
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        found = re.search(rf"^penstock_{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else -1.0
+
+
+def until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_stack_under_mps_comes_back_from_the_daemons_death_and_leaves_nothing(
+    card: Path, tmp_path: Path, triton_environment: Path
+) -> None:
+    """Not ready meanwhile, ready again, counted and timed; at the end no daemon and no folder of its own is left."""
+    flags = ("--mps", "on", "--mps-active-thread-percentage", "50", "--workers", "1")
+    shutil.copytree(CHECKOUT / "model_repository" / "identity_fp32", tmp_path / "models" / "one")
+    (tmp_path / "models" / "one" / "golden.json").unlink(missing_ok=True)
+    config = tmp_path / "models" / "one" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"identity_fp32"', '"one"'))
+    with PenstockUp(tmp_path, ["one"], *flags, environment=triton_environment) as up:
+        up.wait(time.monotonic() + UP_S)
+        (pipes,) = {path.parent for path in card.glob("penstock-*/run-*/control")}
+        assert "set_default_active_thread_percentage 50" in (pipes / "logs" / "said").read_text()
+        assert up.stub_of("one").environ()[PIPE_DIRECTORY] == str(pipes)
+        assert metric(tmp_path, "mps_up") == 1
+        told = subprocess.run(
+            [sys.executable, "-m", "server.cli", "mps", "status", "--json"],
+            cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert [one["directory"] for one in json.loads(told.stdout)["daemons"]] == [str(pipes)]
+        old = int((pipes / "nvidia-cuda-mps-control.pid").read_text())
+        os.kill(old, signal.SIGKILL)
+        until(lambda: metric(tmp_path, "ready") == 0)
+        until(lambda: metric(tmp_path, "mps_recovery_seconds") > 0)
+        assert metric(tmp_path, "ready") == 1
+        assert metric(tmp_path, "mps_restarts_total") == 1
+        new = int((pipes / "nvidia-cuda-mps-control.pid").read_text())
+        assert new != old
+    assert list(card.glob("penstock-*/run-*")) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(new, 0)
