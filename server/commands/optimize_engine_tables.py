@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from server.optimize.tensorrt.layers import EngineLayers
     from server.optimize.tensorrt.report import EngineReport
 
-_MOST_KINDS = 12
+_MOST_KINDS, _MOST_NOTES = 12, 3
 
 
 def show_engine(report: "EngineReport", folder: Path) -> None:
@@ -32,8 +32,10 @@ def show_engine(report: "EngineReport", folder: Path) -> None:
         console.print(line, markup=False)
     console.print("\n[bold]Speed[/bold] of the engine alone, copies left out")
     console.print(_speed_table(report))
-    for line in report.noted:
+    for line in report.noted[:_MOST_NOTES]:
         console.print(f"TensorRT: {line}", style="dim", markup=False, soft_wrap=True)
+    if len(report.noted) > _MOST_NOTES:
+        console.print(f"TensorRT: {len(report.noted) - _MOST_NOTES} more warnings, in --json", style="dim")
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 

@@ -60,7 +60,9 @@ def load_tensorrt() -> TensorRt:
         raise NoEngineHereError(
             "the package tensorrt that is installed has no Builder: it is a placeholder, NVIDIA's own is needed"
         )
-    return TensorRt(module)
+    found = TensorRt(module)
+    module.init_libnvinfer_plugins(found.logger, "")  # some of ONNX's operators are plugins of TensorRT's own
+    return found
 
 
 def _logger_of(module: Any, note: Callable[[str, str], None]) -> Any:

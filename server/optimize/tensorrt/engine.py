@@ -97,7 +97,13 @@ class Engine:
         return address
 
     def _empty(self, name: str) -> Array:
-        return np.empty(tuple(self._context.get_tensor_shape(name)), self._dtype(name))
+        shape = tuple(self._context.get_tensor_shape(name))
+        if any(dim < 0 for dim in shape):
+            raise OptimizeError(
+                f"the shape of output {name} depends on what is in the picture ({list(shape)}): leave what drops boxes "
+                "out of the network, the gateway's parser does it"
+            )
+        return np.empty(shape, self._dtype(name))
 
     def _output(self, name: str) -> Array:
         if name not in self._outputs:

@@ -21,8 +21,12 @@ STREAM = 77  # what the fake driver gives out
 
 
 def fake_tensorrt(version: str = "10.4.0.26", *, weak: bool = True, **faults: str) -> Any:
-    """The module. faults: `builder` (no GPU), `parse`, `build`, `deserialize`, `run`, each the text that is logged."""
-    module = SimpleNamespace(__version__=version, built=[], faults=faults)
+    """The module. faults: `builder` (no GPU), `parse`, `build`, `deserialize`, `run`, each the text that is logged.
+
+    Or `nms`: an output's length is known after a run only.
+    """
+    module = SimpleNamespace(__version__=version, built=[], faults=faults, has_plugins=False)
+    module.init_libnvinfer_plugins = lambda logger, namespace: setattr(module, "has_plugins", namespace == "") or True
     module.ILogger = _ILogger
     module.BuilderFlag = enum.Enum("BuilderFlag", "FP16 INT8 TF32 REFIT" if weak else "TF32 REFIT")
     creation = {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1} if weak else {"STRONGLY_TYPED": 1}
@@ -118,6 +122,7 @@ class _OnnxParser:
     def parse(self, model: bytes, path: str | None = None) -> bool:
         """A buffer. Nodes in any order would do for the real one; this one is stricter."""
         assert isinstance(model, bytes)
+        assert self._module.has_plugins
         if _say(self._module, self._logger, "parse"):
             self.num_errors = 2
             return False
@@ -246,6 +251,8 @@ class _Context:
         """Of outputs: known as soon as the inputs' shapes are."""
         if name in self._shapes:
             return self._shapes[name]
+        if "nms" in self._engine.module.faults:
+            return (self._shapes[self._engine.inputs[0].name][0], -1)
         feed = {item.name: np.zeros(self._shapes[item.name], np.float32) for item in self._engine.inputs}
         return tuple(self._engine.session.run([name], feed)[0].shape)
 
