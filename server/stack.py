@@ -112,6 +112,8 @@ class Stack:
             loop.add_signal_handler(number, self._on_signal)
         try:
             await self._start_sharing()
+            if self._stop_asked.is_set():
+                return 0
             self._start_engine()
             return await self._until_stopped()
         finally:
@@ -129,8 +131,16 @@ class Stack:
             refuse=self._refuse,
             tell=self._on_mps_news,
         )
+        starting = asyncio.create_task(self._sharing.start(engine))
+        stop = asyncio.create_task(self._stop_asked.wait())
+        await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
         try:
-            await self._sharing.start(engine)
+            if not starting.done():  # told to stop meanwhile
+                starting.cancel()
+                await asyncio.wait({starting})
+                return
+            starting.result()
         except MpsError as error:
             if self._sharing.is_must:
                 raise CannotStart(str(error)) from error

@@ -71,28 +71,39 @@ class InstanceSight:
         return self._name_of(pid) if is_alive and not _INSTANCE.fullmatch(name) else name
 
     def _children(self, pid: int) -> list[int]:
-        """A child is its maker's, which may be any thread of Triton."""
+        """A child is its maker's, which may be any thread of Triton. Not every kernel lists children by thread."""
         found: list[int] = []
         try:
             threads = os.listdir(self._proc / str(pid) / "task")
-        except OSError:
-            return found
-        for thread in threads:
-            try:
+            for thread in threads:
                 text = (self._proc / str(pid) / "task" / thread / "children").read_text()
-            except OSError:
-                continue
-            found += map(int, text.split())
+                found += map(int, text.split())
+        except FileNotFoundError:  # such a kernel, or a thread or Triton that has just ended
+            return [child for child in self._processes() if self._parent(child) == pid]
+        except OSError:
+            return []
         return found
+
+    def _processes(self) -> list[int]:
+        return [int(name) for name in os.listdir(self._proc) if name.isdecimal()]
+
+    def _parent(self, pid: int) -> int:
+        fields = self._stat(pid)[1]
+        return int(fields[1]) if len(fields) > 1 else 0
 
     def _stub_state(self, pid: int) -> str:
         """Its letter; empty for a process that is no model's."""
+        name, fields = self._stat(pid)
+        return fields[0] if name == _STUB and fields else ""
+
+    def _stat(self, pid: int) -> tuple[str, list[str]]:
+        """The process's name, and what the kernel tells behind it: state, parent and so on."""
         try:
             _, _, rest = (self._proc / str(pid) / "stat").read_text().partition("(")
         except OSError:
-            return ""
+            return "", []
         name, _, fields = rest.rpartition(")")
-        return fields.split()[0] if name == _STUB else ""
+        return name, fields.split()
 
 
 class InstanceRenewal:

@@ -66,6 +66,20 @@ def test_instance_that_dies_is_told_once_by_the_name_that_it_had(proc: FalseProc
     assert [eyes.lost(TRITON) for _ in range(3)] == [(), ("m_0_60", "m_0_61"), ()]
 
 
+def test_instance_that_dies_is_seen_where_the_kernel_lists_no_children(proc: FalseProc) -> None:
+    """Then every process is asked for its parent; those of another Triton are not ours."""
+    eyes = sight(proc)
+    for pid, parent in ((60, 50), (61, 49)):
+        proc.child(pid, "S")
+        (proc.folder / str(pid) / "stat").write_text(f"{pid} (triton_python_b) S {parent} 50")
+    for thread in ("50", "51"):
+        (proc.folder / "50" / "task" / thread / "children").unlink()
+    eyes.lost(TRITON)
+    for pid, parent in ((60, 50), (61, 49)):
+        (proc.folder / str(pid) / "stat").write_text(f"{pid} (triton_python_b) Z {parent} 50")
+    assert [eyes.lost(TRITON) for _ in range(3)] == [(), ("m_0_60",), ()]
+
+
 def test_processes_that_are_no_models_and_a_triton_that_is_gone_are_nothing(proc: FalseProc) -> None:
     """A child of another name; no such process."""
     eyes = sight(proc)
