@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from loadtest.bench.wire import BadAnswer
 from loadtest.witness.process_cpu import CpuMeter
 from server.backends import triton_launch
 from server.backends.reaper import ENGINE_ID_VARIABLE, reap
+from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, triton_arguments
 from server.backends.triton_runtime import TritonRuntime
 from server.gpu.mps import PIPE_DIRECTORY
@@ -40,7 +40,7 @@ class BenchTriton:
         self._environ = dict(environ or {})
         self._engine_id = uuid.uuid4().hex[:12]
         self._exit = ExitStack()
-        self.port, self._grpc_port, self._metrics_port = free_ports(3)
+        self.port, self._grpc_port, self._metrics_port = pick_free_ports("127.0.0.1", 3)
         self.log = folder / "triton.log"
 
     def __enter__(self) -> Self:
@@ -112,10 +112,3 @@ class BenchTriton:
         lines = self.log.read_text(errors="replace").splitlines()
         telling = [line for line in lines if line[:1] in "EW" or "rror" in line]
         return "\n".join((telling or lines)[-_LOG_LINES:])
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
