@@ -1,7 +1,8 @@
 """The torch backend's programs on the CPU: folded, fused, in other precisions, in batches. Where torch is installed."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -173,6 +174,21 @@ def test_requests_of_one_batch_get_their_own_rows(saved: Path) -> None:
     for rows, outcome in zip((1, 2, 3), outcomes, strict=True):
         assert not isinstance(outcome, RequestError)
         torch.testing.assert_close(outcome[0], expected(images(rows, seed=rows)), rtol=1e-4, atol=1e-5)
+
+
+def test_requests_of_unlike_shapes_keep_their_answers(saved: Path) -> None:
+    """They run one after the other in memory that each run overwrites, and every one gets its own rows."""
+    host = torch.zeros(8, 1)
+
+    class Sums:
+        def begin(self, columns: Any, rows: int) -> Any:
+            host[:rows] = torch.cat(list(columns[0])).sum(1, keepdim=True)
+            return SimpleNamespace(outputs=lambda: (host[:rows],))
+
+    spec = engine_spec(config(input=[{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}]), is_gpu=False)
+    asks = [Ask((torch.ones(rows, columns),)) for rows, columns in ((2, 3), (1, 5), (1, 3))]
+    answers = [outcome[0].flatten().tolist() for outcome in Instance(spec, cast(Any, Sums())).answer(asks)]  # type: ignore[index]
+    assert answers == [[3.0, 3.0], [5.0], [3.0]]
 
 
 def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:

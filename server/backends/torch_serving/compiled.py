@@ -41,12 +41,18 @@ def compiled_program(path: Path, config: Config, spec: EngineSpec, device: Any) 
         if missing:
             _compile_apart(path, config, device, missing, folder)
     try:
-        artefacts = {bucket: torch._inductor.aoti_load_package(str(_artefact(folder, bucket))) for bucket in buckets}
+        artefacts = {bucket: _loaded(_artefact(folder, bucket), device) for bucket in buckets}
     except RuntimeError as error:
         raise LoadError(f"compiled program in {folder} cannot be loaded, remove that folder: {error}") from None
     if buckets == (_ANY,):
         return artefacts[_ANY]  # type: ignore[no-any-return]  # torch is Any where the types are checked
     return lambda *inputs: artefacts[inputs[0].shape[0]](*inputs)
+
+
+def _loaded(artefact: Path, device: Any) -> Any:
+    """Without locks and events of its own, which a CUDA graph's capture does not take: one thread runs it."""
+    index = device.index if device.type == "cuda" else -1
+    return torch._inductor.aoti_load_package(str(artefact), run_single_threaded=True, device_index=index)
 
 
 def _artefact(folder: Path, bucket: int) -> Path:

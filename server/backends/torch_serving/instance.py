@@ -47,9 +47,10 @@ class Instance:
     def answer(self, asks: Sequence[Ask]) -> list[Outcome]:
         """One outcome a request, in order. Host memory that the next call overwrites."""
         outcomes: dict[int, Outcome] = {}
-        for group in self._groups(asks):
-            run = self._begin(asks, group)
-            outcomes.update(_finish(run))
+        runs = self._groups(asks)
+        for group in runs:
+            answers = _finish(self._begin(asks, group))
+            outcomes.update(answers if len(runs) == 1 else _kept(answers))
         return [outcomes[place] for place in range(len(asks))]
 
     def _groups(self, asks: Sequence[Ask]) -> list[Group]:
@@ -70,6 +71,14 @@ class Instance:
             said = self._reader.prepare(encoded, self._runner.picture_input(group.row_count))
         with stage("infer"):
             return _Run(group, self._runner.begin_pictures(group.row_count), _refusals(group, said))
+
+
+def _kept(answers: dict[int, Outcome]) -> dict[int, Outcome]:
+    """In memory of their own: the next run overwrites what they lie in."""
+    return {
+        place: answer if isinstance(answer, RequestError) else tuple(rows.clone() for rows in answer)
+        for place, answer in answers.items()
+    }
 
 
 def _refusals(group: Group, said: Sequence[str | None]) -> dict[int, RequestError]:

@@ -80,11 +80,11 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(tensors)
 
     def _failed(self, error: Exception, count: int) -> list[Any]:
-        """Answers for all of a batch. Of a CUDA context that is lost, the process ends: Triton starts a new one."""
+        """Answers for all of a batch. With a lost CUDA context the process ends: who supervises Triton replaces it."""
         sentence = f"model '{self._name}': {type(error).__name__} in the torch backend, see the server's log"
         pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
         if self._is_broken(error):
-            pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this instance starts again")
+            pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this process ends")
             self._end_after()
         return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
 
