@@ -14,11 +14,10 @@ import triton_python_backend_utils as pb_utils
 SIDE = 64
 
 
-def pixels_of(encoded, row):
+def pixels_of(encoded):
     picture = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
     if picture is None:
-        reason = f"the picture in row {row} cannot be decoded"
-        raise pb_utils.TritonModelException(reason)
+        return None
     height, width = picture.shape[:2]
     scale = min(SIDE / width, SIDE / height)
     size = max(round(width * scale), 1), max(round(height * scale), 1)
@@ -33,11 +32,12 @@ class TritonPythonModel:
 
     def answer(self, request):
         rows = pb_utils.get_input_tensor_by_name(request, "picture").as_numpy()
-        try:
-            if rows.dtype == np.object_:
-                rows = [pixels_of(one, row) for row, one in enumerate(rows.ravel())]
-        except pb_utils.TritonModelException as error:
-            return pb_utils.InferenceResponse([], pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        if rows.dtype == np.object_:
+            rows = [pixels_of(one) for one in rows.ravel()]
+            bad = [str(number) for number, row in enumerate(rows) if row is None]
+            if bad:
+                said = f"rows {', '.join(bad)} of {len(rows)}: the picture cannot be decoded"
+                return pb_utils.InferenceResponse([], pb_utils.TritonError(said, pb_utils.TritonError.INVALID_ARG))
         boxes = np.stack([[self.box(pixels)] for pixels in rows]).astype(np.float32)
         count = len(boxes)
         return pb_utils.InferenceResponse(

@@ -21,7 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # given by a person, by input
 
 
 class ShapeUnknown(GoldenError):
-    """An input has dimensions that vary, and nobody has said which to send."""
+    """An input has dimensions that vary, and nobody has said which to send; or it takes what is not made here."""
 
 
 def pattern_for(spec: TensorSpec, shapes: Shapes, value_range: tuple[float, float] | None = None) -> InputPattern:

@@ -1,5 +1,9 @@
 """Encoded pictures, relayed to models that decode them, through two fronts, their core and the real Triton."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.living import wait_for
 from tests.integration.web import Answer, call
 from tests.relayed_models import write_finder
@@ -146,6 +150,25 @@ def test_pictures_as_tensors_reach_the_engine_as_they_are(stack: RunningStack, m
         _infer(stack, module, model, [b"GIF89a" + bytes(100), pictures[1]], [2])
 
 
+def test_picture_that_cannot_be_answered_in_time_is_refused(stack: RunningStack) -> None:
+    """A tenth of a millisecond: 503 or 504, and nothing stays in the slab."""
+    answer = see(stack, "batched", jpeg(drawn(10, 10)), **{"x-request-timeout-ms": "0.1"})
+    assert answer.status in (503, 504), answer.body
+    wait_for(lambda: _leased_bytes(stack) == 0, 5, "no lease is left")
+
+
+def test_check_of_a_model_that_decodes_is_by_a_picture(stack: RunningStack) -> None:
+    """What it sees in its golden.jpg is recorded; no made tensors are sent to it."""
+    models = stack.home.parent / "models"
+    (models / "alone" / "golden.jpg").write_bytes(jpeg(drawn(200, 120)))
+    environ = os.environ | {"PENSTOCK_HOME": str(stack.home), "PENSTOCK_MODEL_REPOSITORY": str(models)}
+    command = [sys.executable, "-m", "server.cli", "models", "check", "alone", "--record", "--url", stack.http_url]
+    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (seen,) = json.loads((models / "alone" / "golden.json").read_text())["picture"]["seen"]
+    assert seen["xyxy"] == pytest.approx([200, 120, 360, 200], abs=10)
+
+
 def test_raw_binary_request_is_a_picture(stack: RunningStack) -> None:
     """And what is none is refused by the gateway, not handed to the engine."""
     url = f"{stack.http_url}/v2/models/batched/infer"
@@ -163,7 +186,7 @@ def test_picture_that_the_engine_cannot_decode_fails_alone(stack: RunningStack) 
         answers = list(crowd.map(lambda number: see(stack, "batched", bad if number % 16 == 5 else good), range(64)))
     for number, answer in enumerate(answers):
         assert answer.status == (400 if number % 16 == 5 else 200), answer.body
-    assert b"cannot be decoded" in answers[5].body
+    assert answers[5].json == {"error": "the picture cannot be decoded"} or b"rows 0 of 1: " in answers[5].body
 
 
 def _infer(stack: RunningStack, module: ModuleType, model: str, pictures: list[bytes], shape: list[int]) -> np.ndarray:
