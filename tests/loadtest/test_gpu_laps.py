@@ -16,6 +16,7 @@ from loadtest.bench.gpu.laps import Ledger, ratios_of, rows_of
 from loadtest.bench.gpu.limits import limit_in_words
 from loadtest.bench.gpu.opened import ScheduleLap
 from loadtest.bench.gpu.options import parse_arguments
+from loadtest.bench.gpu.perf_analyzer import find_perf_analyzer, rate_in_words
 from loadtest.bench.gpu.report import main as report
 from loadtest.bench.gpu.requests import Region, face_of, read_config, region_bytes, tensor_request
 from loadtest.bench.gpu.stretch import figures_of
@@ -243,3 +244,16 @@ def test_options_that_make_no_sense_are_refused(arguments: list[str], capsys: py
     with pytest.raises(SystemExit):
         parse_arguments("", arguments)
     assert "error:" in capsys.readouterr().err
+
+
+def test_perf_analyzers_last_throughput_is_its_rate() -> None:
+    """Of several windows and a client's and a server's section, what it ends with."""
+    report_of_it = "  Throughput: 12.5 infer/sec\n  p50 latency: 1 usec\n  Throughput: 5460.12 infer/sec\n"
+    assert rate_in_words(report_of_it) == "5,460 inferences/s"
+    assert rate_in_words("Failed to obtain stable measurement") == ""
+
+
+def test_perf_analyzer_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is not there is none, and the bench goes on without."""
+    monkeypatch.setenv("PENSTOCK_PERF_ANALYZER", str(tmp_path / "absent"))
+    assert find_perf_analyzer() is None

@@ -18,6 +18,7 @@ from pathlib import Path
 from loadtest.bench.gpu.closed import Lane
 from loadtest.bench.gpu.daemon import MpsDaemon
 from loadtest.bench.gpu.folders import Variant, write_variant
+from loadtest.bench.gpu.perf_analyzer import perf_analyzer_rate
 from loadtest.bench.gpu.regions import SystemRegions
 from loadtest.bench.gpu.requests import Face, face_of, read_config, tensor_request
 from loadtest.bench.gpu.stretch import Bench, callers_stretch, check_answers
@@ -69,6 +70,15 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
                 figures, span = callers_stretch(bench, place.lanes[:count], place.triton.meter())
                 bench.add("chart", number, {"mode": mode, "clients": count}, figures, span)
             bench.save()
+        _ask_perf_analyzer(bench, places, max(chart.clients))
+
+
+def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], callers: int) -> None:
+    """Once, of the batched model without MPS: whether somebody else's callers get what ours got."""
+    if place := places.get("batching"):
+        port, work = place.triton.port, bench.plan.work
+        said = perf_analyzer_rate(bench.plan.runtime, work, port, BATCHED, callers)
+        bench.ledger.facts[f"perf_analyzer, batching, {callers} callers"] = said
 
 
 def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
