@@ -114,7 +114,7 @@ def test_quickest_way_is_found_once_and_kept_for_the_other_instances(
 ) -> None:
     """Where cuDNN cannot (here, without a GPU) the kernel's way is taken; the next instance tries that one alone."""
     times = iter([4.0, 3.0, 1.0])
-    monkeypatch.setattr(choice, "_seconds", lambda run: next(times))
+    monkeypatch.setattr(choice, "_seconds", lambda run, by_graph: next(times))
     monkeypatch.setattr(choice, "_poison", lambda device: None)
     spec = engine_spec(config(), is_gpu=False)
     module = prepared_module(saved, spec, CPU)

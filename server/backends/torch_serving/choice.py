@@ -14,7 +14,7 @@ from .dtypes import network_type
 from .fusing import WAYS, Fusing, copied, fuse_activations
 
 MOST_DIFFERENCE = 0.02  # FP16 has 11 bits, and a residual network adds up dozens of roundings
-_TIMED_RUNS = 5
+_WARM_UP_RUNS, _TIMED_RUNS = 2, 5
 _POISON_BYTES = 256 << 20  # more than the activations that a kernel might read before anybody wrote them
 
 
@@ -77,10 +77,10 @@ def _measured(module: Any, spec: EngineSpec, device: Any, ways: Mapping[str, Fus
     with torch.inference_mode():
         sample = _sample(spec, device)
         expected = _answers(module, sample)
-        plain_s = _seconds(lambda: module(*sample)) if len(ways) > 1 else math.inf
+        plain_s = _seconds(lambda: module(*sample), by_graph=spec.has_cuda_graphs) if len(ways) > 1 else math.inf
         for name, one in candidates.items():
             try:
-                trials.append(_tried(name, one, sample, expected))
+                trials.append(_tried(name, one, sample, expected, by_graph=spec.has_cuda_graphs))
             except Exception as error:  # noqa: BLE001  no engine of cuDNN's, no compiler: the plain way is there
                 notes.append(f"fuse {name} is not used here: {(str(error) or repr(error)).splitlines()[0]}")
     torch.cuda.empty_cache()
@@ -94,11 +94,11 @@ def _fused(module: Any, way: Fusing) -> Any:
     return fused if fuse_activations(fused, way) else None
 
 
-def _tried(name: str, module: Any, sample: list[Any], expected: list[Any]) -> Trial:
+def _tried(name: str, module: Any, sample: list[Any], expected: list[Any], *, by_graph: bool) -> Trial:
     _poison(sample[0].device)
     pairs = zip(expected, _answers(module, sample), strict=True)
     difference = max(_difference(one, other) for one, other in pairs)
-    return Trial(module, name, _seconds(lambda: module(*sample)), difference)
+    return Trial(module, name, _seconds(lambda: module(*sample), by_graph=by_graph), difference)
 
 
 def _answers(module: Any, sample: list[Any]) -> list[Any]:
@@ -118,9 +118,17 @@ def _poison(device: Any) -> None:
     del poison
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """Of the shortest of some runs, by the device's clock."""
-    run()
+def _seconds(run: Callable[[], Any], *, by_graph: bool) -> float:
+    """Of the shortest of some runs, by the device's clock. by_graph: as it is served, without Python's launches."""
+    for _ in range(_WARM_UP_RUNS):
+        run()
+    if by_graph:
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.stream(torch.cuda.current_stream())  # as before, whatever a capture that fails leaves
+        with current, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+        run = graph.replay
+        run()
     times = []
     for _ in range(_TIMED_RUNS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
