@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -18,7 +19,7 @@ from server.gpu.mps.control import PROGRAM, find_program
 from server.gpu.mps.course import EngineSeen
 from server.gpu.mps.daemon import Daemon, ForeignDaemon, Hold, OwnDaemon, server_program
 from server.gpu.mps.errors import MpsUnavailable
-from server.gpu.mps.limits import VOLTA, ModelClients, too_many_clients, unlimited
+from server.gpu.mps.limits import AUTO, VOLTA, ModelClients, too_many_clients, unlimited, usual_percentage
 from server.gpu.mps.options import VISIBLE_CARDS, MpsOptions
 from server.gpu.mps.processes import holding, marked
 from server.gpu.mps.supervisor import EngineHandle, MpsSupervisor
@@ -34,18 +35,27 @@ class MpsAsked:
 
     is_must: bool
     directory: Path | None = None
-    active_thread_percentage: int = 0
+    active_thread_percentage: float | Literal["auto"] = 0
     pinned_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """asked: with the directory of a daemon that somebody else runs, or of ours where one was said."""
+    """asked: with the directory of a daemon that somebody else runs, or of ours where one was said.
+
+    threads: of a card for a client, percent, 0 for no limit. wanted: the models' processes. reading: the cards.
+    """
 
     asked: MpsAsked
     program: str
     is_foreign: bool
-    card_count: int
+    threads: float
+    wanted: tuple[ModelClients, ...]
+    reading: Reading
+
+    def has_room_beside(self, model: str) -> bool:
+        """Whether the model fits on its cards twice, for a while."""
+        return not too_many_clients([*self.wanted, *(row for row in self.wanted if row.model == model)], self.reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,16 @@ def plan_mps(asked: MpsAsked, wanted: Sequence[ModelClients], machine: Machine) 
         _check_foreign(asked, directory, machine.uid)
     else:
         _check_own(asked, machine)
-    plan = replace(asked, directory=directory)
-    return MpsPlan(plan, machine.program, is_foreign, len(machine.reading.cards))
+    said = asked.active_thread_percentage
+    threads = usual_percentage(wanted, len(machine.reading.cards)) if said == AUTO and not is_foreign else said
+    return MpsPlan(
+        replace(asked, directory=directory),
+        machine.program,
+        is_foreign,
+        0.0 if threads == AUTO else threads,
+        tuple(wanted),
+        machine.reading,
+    )
 
 
 def visible_cards(reading: Reading, environ: Mapping[str, str]) -> Reading:
@@ -137,6 +155,7 @@ class CardSharing:
     """
 
     def __init__(self, plan: MpsPlan, claim: Callable[[], RunDirectory]) -> None:
+        self._plan = plan
         self.is_must = plan.asked.is_must
         self._run_dir = None if plan.is_foreign else claim()
         self._daemon = compose_daemon(plan, self._run_dir)
@@ -164,6 +183,10 @@ class CardSharing:
         if self._supervisor is not None:
             await self._supervisor.until_clients_may_start()
 
+    def has_room_beside(self, model: str) -> bool:
+        """Whether the model's processes may be there twice, for a while."""
+        return self._plan.has_room_beside(model)
+
     def shared(self, launch: Launch) -> Launch:
         """The launch of an engine that becomes a client, and so do all processes that it starts."""
         return replace(launch, env=self._daemon.options.client_environ(launch.env))
@@ -182,16 +205,14 @@ def compose_daemon(plan: MpsPlan, run_dir: RunDirectory | None) -> Daemon:
     """The plan's. run_dir: of a daemon of ours: what it leaves is known by its id, and cleared away."""
     if plan.is_foreign or run_dir is None:
         return ForeignDaemon(MpsOptions(plan.asked.directory or Path()), program=plan.program)
-    options = MpsOptions(
-        plan.asked.directory or run_dir.path, plan.asked.active_thread_percentage, plan.asked.pinned_memory
-    )
+    options = MpsOptions(plan.asked.directory or run_dir.path, plan.threads, plan.asked.pinned_memory)
     engine_id = run_dir.engine_id
     hold = Hold(
         plan.program,
         bond=(sys.executable, "-I", "-S", triton_launch.__file__, str(os.getpid())),
         environ={**_without_ours(os.environ), ENGINE_ID_VARIABLE: engine_id},
         clear=lambda child_pid: reap(engine_id, child_pid=child_pid),
-        card_count=plan.card_count,
+        card_count=len(plan.reading.cards),
     )
     return OwnDaemon(options, hold, emit=log.log)
 

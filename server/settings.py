@@ -6,10 +6,10 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.access.keys import KeyRefused, read_key_list
@@ -17,7 +17,7 @@ from server.batching.said import merged, read_said
 from server.core.address import is_loopback
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InvalidRequest
-from server.gpu.mps.limits import mistake_in_memory
+from server.gpu.mps.limits import mistake_in_memory, read_percentage
 from server.gpu.profiling import Profile
 from server.gpu.telemetry.choice import checked_source
 from server.logs import LogFormat
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
 
     mps: Literal["off", "on", "auto"] = "off"  # CUDA's Multi-Process Service, for the Triton that is started here
     mps_directory: Path | None = None
-    mps_active_thread_percentage: int = Field(0, ge=0, le=100)  # of a card's threads for a client; 0 for no limit
+    mps_active_thread_percentage: Annotated[float | Literal["auto"], BeforeValidator(read_percentage)] = 0
     mps_pinned_memory: str = ""  # of a card's memory for a client: 4G, or by card 0=4G,1=2G
 
     gpu_metrics: str = "auto"  # off, or a dcgm-exporter's address instead of NVML's own counters

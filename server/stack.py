@@ -245,6 +245,7 @@ class Stack:
             f"http://127.0.0.1:{options.http_port}",
             engine_pid=self._running_engine,
             restart=self._engine.restart,
+            has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
         )
         self._renewal_task = asyncio.create_task(renewal.run())
 

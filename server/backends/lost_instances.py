@@ -107,8 +107,11 @@ class InstanceSight:
 
 
 class InstanceRenewal:
-    """Run it beside one Triton, at that address. engine_pid: while that runs, else None. restart: the whole of it, for
-    this reason. A model whose processes die again and again is loaded anew after growing pauses."""
+    """Run it beside one Triton, at that address. A model whose processes die on and on is loaded after growing pauses.
+
+    engine_pid: while that runs, else None. restart: the whole of it, for this reason. has_room: whether a model's
+    processes may be there twice, for a while.
+    """
 
     def __init__(
         self,
@@ -116,7 +119,9 @@ class InstanceRenewal:
         http_url: str,
         engine_pid: Callable[[], int | None],
         restart: Callable[[str], object],
+        has_room: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._has_room = has_room
         self._sight = sight
         self._http = TritonHttp(origin_of(http_url), max_connections=1, patience=Patience())
         self._backoff = RestartBackoff()
@@ -154,6 +159,8 @@ class InstanceRenewal:
                 self._restart(f"the process of {', '.join(instances)} died, and no other took its place")
 
     async def _renew(self, model: str, instances: list[str]) -> None:
+        if not self._has_room(model):
+            raise ValueError(f"a second set of {model}'s processes would be more clients than MPS takes")
         began = time.monotonic()
         log.error(
             "a model's process died; the model is loaded anew beside it", model=model, instances=",".join(instances)

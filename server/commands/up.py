@@ -41,7 +41,10 @@ Mps = Annotated[
 MpsDirectory = Annotated[
     Path | None, typer.Option(help="folder of the MPS daemon's pipes; one that listens there is used [one of our own]")
 ]
-MpsThreads = Annotated[int | None, typer.Option(help="percent of a card's threads for an MPS client; 0 for all [0]")]
+MpsThreads = Annotated[
+    str | None,
+    typer.Option(help="percent of a card's threads for an MPS client; 0 for all; auto: 200 by the model instances [0]"),
+]
 MpsMemory = Annotated[
     str | None, typer.Option(help="of a card's memory for an MPS client, 4G, or by card 0=4G,1=2G [all]")
 ]

@@ -141,10 +141,12 @@ class ScriptedSight(InstanceSight):
         return self._looks.pop(0) if self._looks else ()
 
 
-async def renewed(eyes: InstanceSight, triton: FalseTriton, *, until: str) -> list[str]:
+async def renewed(eyes: InstanceSight, triton: FalseTriton, *, until: str, has_room: bool = True) -> list[str]:
     """Why Triton was restarted, if it was. until: the path that ends it, or restart."""
     restarts: list[str] = []
-    renewal = InstanceRenewal(eyes, triton.url, engine_pid=lambda: TRITON, restart=restarts.append)
+    renewal = InstanceRenewal(
+        eyes, triton.url, engine_pid=lambda: TRITON, restart=restarts.append, has_room=lambda _: has_room
+    )
     task = asyncio.create_task(renewal.run())
     async with asyncio.timeout(5):
         while not (restarts if until == "restart" else any(until in path for path, _ in triton.asked)):
@@ -175,8 +177,10 @@ async def test_instance_of_a_model_that_is_not_loaded_any_more_is_left(triton: F
     assert not any(path.endswith("/load") for path, _ in triton.asked)
 
 
-async def test_model_that_has_no_room_beside_itself_has_triton_restarted(triton: FalseTriton) -> None:
-    """As where MPS takes no more clients, or the card has no memory left."""
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_model_that_has_no_room_beside_itself_has_triton_restarted(triton: FalseTriton, is_known: bool) -> None:
+    """As where MPS takes no more clients, which is known before, or the card has no memory left, which Triton says."""
     triton.refuses = True
-    (reason,) = await renewed(ScriptedSight(("m_0_1",)), triton, until="restart")
+    (reason,) = await renewed(ScriptedSight(("m_0_1",)), triton, until="restart", has_room=not is_known)
     assert "m_0_1" in reason
+    assert any(path.endswith("/load") for path, _ in triton.asked) is not is_known

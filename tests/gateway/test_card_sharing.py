@@ -40,7 +40,18 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def test_plan_on_a_usual_machine_is_a_daemon_of_our_own(machine: Machine) -> None:
     """Nothing is said of a directory: it gets one of its own."""
-    assert plan_mps(MUST, [ModelClients("m", 47)], machine) == MpsPlan(MUST, machine.program, False, 1)
+    wanted = (ModelClients("m", 47),)
+    assert plan_mps(MUST, wanted, machine) == MpsPlan(MUST, machine.program, False, 0.0, wanted, H200)
+
+
+def test_plan_with_the_usual_share_counts_the_instances(machine: Machine) -> None:
+    """NVIDIA's rule by those that will be there; and whether a model fits beside itself, for a while."""
+    plan = plan_mps(
+        replace(MUST, active_thread_percentage="auto"), [ModelClients("a", 6), ModelClients("b", 30)], machine
+    )
+    assert plan.threads == 5.6
+    assert plan.has_room_beside("a")
+    assert not plan.has_room_beside("b")
 
 
 def test_plan_with_the_pipes_of_somebody_elses_daemon_takes_that(machine: Machine, tmp_path: Path) -> None:
@@ -96,7 +107,7 @@ def test_cards_that_cuda_is_not_shown_are_not_counted(machine: Machine) -> None:
     with pytest.raises(MpsUnavailable, match="not both"):
         plan_mps(MUST, [], replace(machine, reading=both))
     shown = replace(machine, reading=both, environ={"CUDA_VISIBLE_DEVICES": "1"})
-    assert plan_mps(MUST, [ModelClients("m", 47, (0,))], shown).card_count == 1
+    assert plan_mps(MUST, [ModelClients("m", 47, (0,))], shown).reading.cards[0].name == "H200"
     assert visible_cards(both, {"CUDA_VISIBLE_DEVICES": "GPU-7"}) is both
 
 
@@ -120,7 +131,7 @@ def test_sharing_where_no_triton_is_started_is_refused_or_left_out() -> None:
         ({"mps": "on", "engine": "http://h:1"}, "CUDA_MPS_PIPE_DIRECTORY"),
         ({"mps": "perhaps"}, "'off', 'on' or 'auto'"),
         ({"mps_pinned_memory": "much"}, "has 'much'; it takes 4G"),
-        ({"mps_active_thread_percentage": 101}, "less than or equal to 100"),
+        ({"mps_active_thread_percentage": 101}, "it takes a percentage up to 100"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_fix(flags: dict[str, object], told: str) -> None:

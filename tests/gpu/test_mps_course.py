@@ -173,6 +173,17 @@ def test_process_that_computes_beside_mps_from_the_start_is_refused_or_told_once
     assert lenient.beside == STUBS
 
 
+def test_processes_that_attach_one_by_one_are_all_waited_for() -> None:
+    """Dozens that start together take longer than one: as long as there are new ones, nobody is refused."""
+    many = frozenset(range(200, 240))
+    one = Course(owns_daemon=True, must_attach=True)
+    for turn, count in enumerate(range(1, 40)):
+        attached = sorted(many)[:count]
+        seen = Seen(daemon(*attached), EngineSeen(TRITON, True, many, many))
+        assert Refuse not in kinds(one.decide(turn * (ATTACH_S - 1.0), seen))
+    assert one.attached < many
+
+
 def test_tritons_own_process_beside_attached_models_is_no_trouble() -> None:
     """It may have asked CUDA for its cards only; alone, as with models on the CPU, it is told, not refused."""
     one = course()

@@ -10,8 +10,10 @@ from server.gpu.mps.limits import (
     client_limit,
     memory_by_card,
     mistake_in_memory,
+    read_percentage,
     too_many_clients,
     unlimited,
+    usual_percentage,
 )
 from server.gpu.mps.processes import exist, holding, marked
 from server.gpu.mps.status import ServerState, pids_of, state_of
@@ -79,6 +81,29 @@ def test_memory_limits_are_for_every_card_or_for_those_named(text: str, limits: 
     """Of two cards."""
     assert mistake_in_memory(text) == ""
     assert memory_by_card(text, 2) == limits
+
+
+@pytest.mark.parametrize(
+    ("counts", "percent"), [([], 0.0), ([1], 0.0), ([2], 0.0), ([8], 25.0), ([8, 8], 12.5), ([47], 4.3)]
+)
+def test_usual_share_of_the_threads_is_nvidias_rule(counts: list[int], percent: float) -> None:
+    """100 / (n / 2) percent for n clients; two or fewer have all."""
+    assert usual_percentage([ModelClients(str(i), count) for i, count in enumerate(counts)], 1) == percent
+    on_two = [ModelClients("a", 8, (0,)), ModelClients("b", 4, (1,))]
+    assert usual_percentage(on_two, 2) == 25.0
+
+
+@pytest.mark.parametrize(("said", "read"), [("auto", "auto"), ("12.5", 12.5), (50, 50.0), (0, 0.0)])
+def test_share_of_the_threads_is_a_percentage_or_auto(said: object, read: float | str) -> None:
+    """As a file, a variable or a flag have it."""
+    assert read_percentage(said) == read
+
+
+@pytest.mark.parametrize("said", ["much", "101", -1, None, "nan"])
+def test_share_of_the_threads_that_is_none_is_refused(said: object) -> None:
+    """With what it takes."""
+    with pytest.raises(ValueError, match="it takes a percentage up to 100"):
+        read_percentage(said)
 
 
 @pytest.mark.parametrize("text", ["0", "4 GB", "4T", "0=", "=4G", "4G;2G", "-4G"])

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from server.gpu.mps.status import DaemonStatus, Server, ServerState
 
-ATTACH_S = 10.0  # a server that initialises several cards without the persistence daemon takes seconds
+ATTACH_S = 20.0  # without any new client; dozens of processes that start together take a minute
 FAULT_PATIENCE_S = 10.0  # for a server whose clients have gone to come out of its fault by itself
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0  # between starts of a daemon that does not stay
 SILENCE_PATIENCE_S = 15.0  # of a daemon that takes connections and does not answer: the machine may be overloaded
@@ -118,6 +118,7 @@ class Course:
         self._servers: frozenset[int] = frozenset()  # those that had clients of ours
         self._was_proven = False
         self._is_awaited = False
+        self._most_attached = 0
         self._told_beside = False
         self._renewals = 0
         self._starts = 0
@@ -216,7 +217,10 @@ class Course:
         loose = engine.holding - clients
         if self.attached:
             loose -= {engine.pid}
-        self._holding_since = {pid: self._holding_since.get(pid, now) for pid in loose}
+        has_new = len(self.attached) > self._most_attached
+        self._most_attached = len(self.attached)
+        before = {} if has_new else self._holding_since
+        self._holding_since = {pid: before.get(pid, now) for pid in loose}
         return frozenset(pid for pid, since in self._holding_since.items() if now - since >= ATTACH_S)
 
     def _not_attached(self, now: float, seen: Seen) -> list[Action]:

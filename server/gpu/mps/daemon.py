@@ -253,7 +253,7 @@ def limit_commands(options: MpsOptions, card_count: int) -> Sequence[str]:
     """What a fresh daemon is told of its clients' limits; only servers that start afterwards have them."""
     commands = []
     if options.active_thread_percentage:
-        commands.append(f"set_default_active_thread_percentage {options.active_thread_percentage}")
+        commands.append(f"set_default_active_thread_percentage {options.active_thread_percentage:g}")
     for card, size in sorted(memory_by_card(options.pinned_memory, card_count).items()):
         commands.append(f"set_default_device_pinned_mem_limit {card} {size}")
     return commands

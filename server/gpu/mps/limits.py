@@ -9,10 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from server.gpu.nvml import Card, Reading
 
 VOLTA = (7, 0)
+AUTO: Final = "auto"
 ENGINES_OWN = 1  # Triton itself may hold a context besides those of its models' processes
 _MEMORY = re.compile(r"([0-9]+=)?[1-9][0-9]*[MG]?")
 
@@ -57,6 +59,32 @@ def unlimited(cards: Sequence[Card]) -> str:
     if old is None:
         return ""
     return f"card {old.index} ({old.name}) is older than Volta, where MPS limits no client's threads or memory"
+
+
+def read_percentage(said: object) -> float | Literal["auto"]:
+    """Of a card's threads for a client: 0 for no limit, or auto. Raises ValueError."""
+    if said == AUTO:
+        return AUTO
+    try:
+        share = float(said)  # type: ignore[arg-type]  # whatever it is, float says
+    except (TypeError, ValueError):
+        share = -1.0
+    if not 0.0 <= share <= 100.0:
+        raise ValueError("it takes a percentage up to 100, 0 for no limit, or auto")
+    return share
+
+
+def usual_percentage(wanted: Iterable[ModelClients], card_count: int) -> float:
+    """NVIDIA's rule for n equal clients, 100 / (n / 2) percent of the threads, of the card that has most; 0 for none.
+
+    Fewer threads each let small batches run beside one another rather than one after the other.
+    """
+    models = tuple(wanted)
+    most = max(
+        (sum(row.count for row in models if not row.cards or place in row.cards) for place in range(card_count)),
+        default=0,
+    )
+    return round(200.0 / most, 1) if most > 2 else 0.0
 
 
 def mistake_in_memory(text: str) -> str:

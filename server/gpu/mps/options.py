@@ -23,7 +23,7 @@ class MpsOptions:
     """
 
     directory: Path
-    active_thread_percentage: int = 0
+    active_thread_percentage: float = 0
     pinned_memory: str = ""
     start_s: float = 20.0
     quit_s: int = 5
