@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from loadtest.bench.gpu.chart import ChartPlan, measure_chart
+from loadtest.bench.gpu.exports import Export, export_all
 from loadtest.bench.gpu.faults import FaultPlan, measure_faults
 from loadtest.bench.gpu.folders import Variant, write_variant
 from loadtest.bench.gpu.generators import Generators
@@ -58,9 +59,14 @@ def run(options: argparse.Namespace, stack: ExitStack) -> int:
 
 
 def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], None]]:
-    """What is to be done, in order. raw and served are measured side by side."""
-    engine = tuple(part for part in ("raw", "served") if part in options.only)
-    source = _source(options, bench.plan)
+    """What is to be done, in order. raw and served are measured side by side. Raises BadAnswer."""
+    plan, engine = bench.plan, tuple(part for part in ("raw", "served") if part in options.only)
+    own, pictures = _exports(options, plan)
+    source = options.source.resolve() if options.source else own.folder
+    if not options.source:
+        needs_own = set(options.only) - {"jpeg"}
+        wanted = [*([own] if needs_own else []), *(pictures.values() if "jpeg" in options.only else ())]
+        bench.tell("models are exported", lambda: export_all(wanted, plan.torch_python))
     found: dict[str, Callable[[], None]] = {}
     if "chart" in options.only:
         chart = ChartPlan(tuple(options.clients), options.instances, options.threads)
@@ -69,23 +75,30 @@ def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], 
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
         found[" and ".join(engine)] = lambda: measure_engine(bench, raw, source)
     if "jpeg" in options.only:
-        found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, bench.plan))
+        found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, plan, pictures))
     if "faults" in options.only:
-        found["faults"] = lambda: measure_faults(bench, _fault_plan(options, bench.plan, source))
+        found["faults"] = lambda: measure_faults(bench, _fault_plan(options, plan, source))
     return found
 
 
-def _jpeg_plan(options: argparse.Namespace, plan: Plan) -> JpegPlan:
+def _exports(options: argparse.Namespace, plan: Plan) -> tuple[Export, dict[str, Export]]:
+    """(what all but jpeg measures, jpeg's by who decodes)."""
+    home = plan.work / "jpeg"
+    batched = ("--instances", str(options.jpeg_instances), "--batching", "gateway", "--max-batch", "64")
+    pictures = {
+        "engine": Export(home, "resnet50-jpeg-random", ("--pictures", *batched)),
+        "gateway": Export(home, "resnet50-decoded-random", batched),
+    }
+    return Export(plan.work / "home", MODELS[options.input], ("--input", options.input)), pictures
+
+
+def _jpeg_plan(options: argparse.Namespace, plan: Plan, pictures: Mapping[str, Export]) -> JpegPlan:
     """Two models from the same weights; with --source the given one, whose pictures the gateway decodes."""
     home = plan.work / "jpeg"
+    models = {way: export.name for way, export in pictures.items()}
     if options.source:
         models = {"gateway": "given"}
         write_variant(options.source.resolve(), home / "models", Variant("given"), is_gpu=plan.is_gpu)
-    else:
-        models = {"engine": "resnet50-jpeg-random", "gateway": "resnet50-decoded-random"}
-        batched = ("--instances", str(options.jpeg_instances), "--batching", "gateway", "--max-batch", "64")
-        export(plan, home, models["engine"], "--pictures", *batched)
-        export(plan, home, models["gateway"], *batched)
     return JpegPlan(
         home=home,
         environment=environment_of(options),
@@ -114,24 +127,6 @@ def environment_of(options: argparse.Namespace) -> Path:
     return options.engine_environment or default_environment(Path(sys.prefix))
 
 
-def _source(options: argparse.Namespace, plan: Plan) -> Path:
-    """The folder of the model that all but jpeg is measured with, exported where none is given. Raises BadAnswer."""
-    if options.source:
-        return Path(options.source).resolve()
-    return export(plan, plan.home, MODELS[options.input], "--input", options.input)
-
-
-def export(plan: Plan, home: Path, name: str, *arguments: str) -> Path:
-    """A model of deploy.models.resnet50_torch in home's repository. Raises BadAnswer."""
-    program = (plan.torch_python, "-m", "deploy.models.resnet50_torch")
-    command = [*program, "--home", str(home), "--name", name, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    folder = home / "models" / name
-    if done.returncode or not (folder / "config.pbtxt").is_file():
-        raise BadAnswer(f"{' '.join(command[1:])} made no model: {done.stderr[-500:]}")
-    return folder
-
-
 def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-gpu-")))
     work.mkdir(parents=True, exist_ok=True)
@@ -139,7 +134,6 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     torch_python = options.torch_python or _with_torch(environment_of(options))
     plan = Plan(
         work=work,
-        home=work / "home",
         runtime=find_triton(environment=environment_of(options)),
         torch_python=torch_python,
         is_gpu=options.is_gpu,

@@ -74,7 +74,7 @@ def measure_faults(bench: Bench, faults: FaultPlan) -> None:
             up = stack.enter_context(
                 PenstockUp(faults.home, faults.models, *faults.flags, environment=faults.environment)
             )
-            up.wait(time.monotonic() + bench.plan.load_s)
+            bench.tell("faults stack is ready", functools.partial(up.wait, time.monotonic() + bench.plan.load_s))
             lanes = _lanes(faults, up.port)
             while left and _until_calm(lanes, CALM_WITHIN_S):  # else a new stack, for the rest of them
                 name = left.pop(0)

@@ -1,8 +1,9 @@
 """One measured lap: what the callers got, what it cost in cores, how busy the card was."""
 
 import json
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,6 @@ class Plan:
     """
 
     work: Path
-    home: Path
     runtime: TritonRuntime
     torch_python: str
     is_gpu: bool
@@ -55,6 +55,15 @@ class Bench:
     generators: Generators
     sampler: Sampler | None = None
     _pending: list[tuple[str, int, Key, dict[str, float], tuple[float, float]]] = field(default_factory=list)
+
+    def tell(self, what: str, work: Callable[[], object]) -> None:
+        """Does the work and notes how long it took, at once: for people who wait, and for a run that is cut."""
+        began_s = time.monotonic()
+        work()
+        took_s = time.monotonic() - began_s
+        self.ledger.facts[f"{what} after s"] = round(took_s, 1)
+        self.ledger.save()
+        print(f"gpu: {what} after {took_s:.0f} s", file=sys.stderr, flush=True)
 
     def add(self, part: str, number: int, key: Key, figures: Mapping[str, float], span: tuple[float, float]) -> None:
         """Notes a lap; how busy the card was in the span is added when the round is saved."""
