@@ -87,7 +87,7 @@ def _exports(options: argparse.Namespace, plan: Plan) -> tuple[Export, dict[str,
     batched = ("--instances", str(options.jpeg_instances), "--batching", "gateway", "--max-batch", "64")
     pictures = {
         "engine": Export(home, "resnet50-jpeg-random", ("--pictures", *batched)),
-        "gateway": Export(home, "resnet50-decoded-random", batched),
+        "gateway": Export(home, "resnet50-decoded-random", ("--input", "uint8", *batched)),
     }
     return Export(plan.work / "home", MODELS[options.input], ("--input", options.input)), pictures
 

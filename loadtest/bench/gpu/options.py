@@ -35,8 +35,10 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of chart's batched model [4]")
     parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 8], metavar="N", help="of raw and served")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 128], metavar="N", help="of raw and served")
+    parser.add_argument("--processes", type=int, nargs="+", default=[4, 8], metavar="N", help="of raw and served [4 8]")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[64, 128], metavar="N", help="of raw and served [64 128]"
+    )
     parser.add_argument("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     parser.add_argument("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     parser.add_argument("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
