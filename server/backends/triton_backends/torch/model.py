@@ -2,15 +2,17 @@
 
 Runs in Triton's own interpreter, one process per model instance: on a GPU one CUDA context, and one client of MPS. What
 serving takes is in torch_serving/, which triton_runtime lays beside this file; here stands what Triton's API needs.
-Tensors come and go by DLPack: nothing of numpy's stands between. Triton starts a process for each model that does no
-more than auto_complete_config: torch, which takes seconds, is imported by `initialize`.
+Tensors come and go by DLPack: nothing of numpy's stands between, but for encoded pictures. Triton starts a process for
+each model that does no more than auto_complete_config: torch, which takes seconds, is imported by `initialize`.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 from torch_serving.config import Config, EngineSpec, engine_spec
 from torch_serving.errors import LoadError, RequestError
@@ -25,7 +27,7 @@ class TritonPythonModel:
         """Triton's ModelConfig, checked; this backend completes nothing: a program does not tell its tensors' names."""
         config = auto_complete_model_config.as_dict()
         try:
-            engine_spec(config, is_gpu=False)
+            refuse_numpy_2(engine_spec(config, is_gpu=False), np.__version__)
         except LoadError as error:
             raise _load_failure(config.get("name", ""), error) from None
         return auto_complete_model_config
@@ -87,6 +89,18 @@ class TritonPythonModel:
             pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this process ends")
             self._end_after()
         return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
+
+
+def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
+    """LoadError for encoded pictures with a numpy for which the Python backend of Triton 2.51 was not built.
+
+    It then hands BYTES over as so many times their first byte, and the process dies of it.
+    """
+    if spec.pictures is not None and not version.startswith("1."):
+        raise LoadError(
+            f"image-decoder: engine needs numpy 1.26 in Triton's environment and {version} is in {sys.prefix}: "
+            "Triton 2.51 would hand broken pictures over; install numpy 1.26.4 there, or say image-decoder: gateway"
+        )
 
 
 def _error_response(sentence: str, code: Any) -> Any:
