@@ -35,23 +35,7 @@ class TritonPythonModel:
         return answers
 '''
 
-HELD = '''"""Answers what it is given once its gate, a file, is there."""
-import os
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        while not os.path.exists({gate!r}):
-            time.sleep(0.01)
-        answers = []
-        for request in requests:
-            array = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
-        return answers
-'''
+GATE = "gate"  # a file beside a repository, while whose absence a held model answers nothing
 
 CONFIG = """backend: "python"
 max_batch_size: {max_batch_size}
@@ -67,6 +51,15 @@ def write_model(repository: Path, name: str, source: str, config: str) -> None:
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(source)
     (folder.parent / "config.pbtxt").write_text(config)
+
+
+def write_held(repository: Path, name: str, source: str, config: str) -> None:
+    """That model, which answers while the gate beside the repository is open; open it is. No canary is sent to it."""
+    gate = repository.parent / GATE
+    waiting = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.01)\n"
+    held = source.replace("        answers = []\n", f"        import os, time\n{waiting}        answers = []\n")
+    write_model(repository, name, held, config + 'parameters { key: "canary" value { string_value: "off" } }\n')
+    gate.touch()
 
 
 def write_tiny_repository(repository: Path) -> None:

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -23,7 +21,6 @@ from server.vision.spec import ColorFormat
 from tests.conftest import CHECKOUT, RunningStack
 from tests.integration.web import call
 
-GATE = "gate"  # beside a stack's home
 ENDS = ("inferences_answered_total", "inferences_failed_total", "inferences_cancelled_total")
 # A guest that has six calls on their way all the time, and says so when it has; it is killed in the middle.
 GUEST = """
@@ -47,23 +44,6 @@ while True:
     ended.get(timeout=60)
     ask()
 """
-
-
-def held_by(gate: Path, source: str) -> str:
-    """The model's source, which answers while the file is there."""
-    waiting = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.01)\n"
-    return source.replace("        answers = []\n", f"        import os, time\n{waiting}        answers = []\n")
-
-
-@contextmanager
-def gate_closed(stack: RunningStack) -> Iterator[None]:
-    """What is asked of a model `held_by` is not answered in the block, whoever of all processes stands still."""
-    gate = stack.home.parent / GATE
-    gate.unlink()
-    try:
-        yield
-    finally:
-        gate.touch()
 
 
 def found(stack: RunningStack) -> Found:

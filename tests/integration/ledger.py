@@ -130,6 +130,11 @@ def ended(found: Counter[str]) -> int:
     return sum(count for name, count in found.items() if name != "accepted")
 
 
+def is_settled(found: Counter[str]) -> bool:
+    """Whether all that was accepted has an end; a front writes its counts down each quarter of a second."""
+    return found["accepted"] == ended(found)
+
+
 def body_of(rows: list[list[float]]) -> dict[str, Any]:
     """The request in REST's form; it may share a batch with one that `Caller` sends."""
     data = [number for row in rows for number in row]

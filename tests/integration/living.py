@@ -13,7 +13,7 @@ import psutil
 
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.web import call, post_json
-from tests.tiny_models import CONFIG
+from tests.tiny_models import CONFIG, GATE
 
 COUNTED_WITHIN_S = 10.0  # Triton counts a request a moment after it answered it
 SLOW_CONFIG = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2)
@@ -61,6 +61,17 @@ def gateway_of(stack: RunningStack) -> psutil.Process:
         for child in family(stack)
         if child.cmdline()[1:3] == ["-m", "server"] and child.ppid() == stack.process.pid
     )
+
+
+@contextmanager
+def gate_closed(stack: RunningStack) -> Iterator[None]:
+    """Held models of the stack answer nothing in the block, whoever of all its processes stands still."""
+    gate = stack.home.parent / GATE
+    gate.unlink()
+    try:
+        yield
+    finally:
+        gate.touch()
 
 
 def infer_slow(stack: RunningStack, ms: float, results: list[int | str], model: str = "slow") -> threading.Thread:

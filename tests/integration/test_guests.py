@@ -23,14 +23,11 @@ from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.deepstream_pipeline.infer.fake_core import engine_at, submit
 from tests.integration.embedded_stack import NO_TRITON
 from tests.integration.guests import (
-    GATE,
     figures,
     figures_at_rest,
     found,
-    gate_closed,
     grown,
     guest_process,
-    held_by,
     in_flight,
     killed,
     local,
@@ -38,12 +35,12 @@ from tests.integration.guests import (
     remote,
     row_of,
 )
-from tests.integration.living import family, running, triton_of, wait_for
+from tests.integration.living import family, gate_closed, running, triton_of, wait_for
 from tests.integration.pictures import Picture, frames
 from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG, brightness_of
 from tests.integration.web import call
 from tests.local.test_unruly_guests import framed
-from tests.tiny_models import write_model
+from tests.tiny_models import write_held, write_model
 
 pytestmark = pytest.mark.xdist_group("stack")
 WAYS = pytest.mark.parametrize("way", [local, remote])
@@ -70,8 +67,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -
     write_model(folder / "models", "brightness", BRIGHTNESS, BRIGHTNESS_CONFIG)
     write_model(folder / "models", "dozing", DOZING, NOT_SLOW)
     write_model(folder / "models", "lazy", DOZING, LAZY_CONFIG)
-    write_model(folder / "models", "held", held_by(folder / GATE, BRIGHTNESS), NOT_SLOW)
-    (folder / GATE).touch()
+    write_held(folder / "models", "held", BRIGHTNESS, BRIGHTNESS_CONFIG)
     stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--workers", "2")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])

@@ -3,7 +3,6 @@
 import http.client
 import json
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -19,16 +18,14 @@ import tritonclient.http
 from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import look_up, start_embedded
 from tests.integration.embedded_stack import write_models as write_embedded_models
-from tests.integration.ledger import Ledgers, ended, inferences, open_request, page_of, write_ledger
-from tests.integration.living import SLOW_CONFIG, family, infer_slow, inflight, is_serving, wait_for
+from tests.integration.ledger import Ledgers, inferences, is_settled, open_request, page_of, write_ledger
+from tests.integration.living import SLOW_CONFIG, family, gate_closed, infer_slow, inflight, is_serving, wait_for
 from tests.integration.web import Answer, call, post_json
-from tests.tiny_models import CONFIG, HELD, IDENTITY, SLOW, write_model
+from tests.tiny_models import CONFIG, IDENTITY, SLOW, write_held, write_model
 
 pytestmark = pytest.mark.xdist_group("workers")
 
 OWNER = 'parameters { key: "batch_owner" value { string_value: "gateway" } }\n'
-UNASKED = 'parameters { key: "canary" value { string_value: "off" } }\n'
-GATE = "gate"
 X = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
 BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
     "        answers = []\n", "        time.sleep(0.02)\n        answers = []\n"
@@ -38,14 +35,13 @@ BATCHED = IDENTITY.replace("import numpy as np\n", "import time\n").replace(
 def write_models(folder: Path) -> None:
     """identity is relayed, owned is batched by the gateway and takes 20 ms a call, slow sleeps as long as asked.
 
-    held answers once the file GATE is there. naps is batched by the gateway, sleeps as long as asked, and writes its
-    calls down.
+    held answers but in gate_closed. naps is batched by the gateway, sleeps as long as asked, and writes its calls down.
     """
     config = CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1)
     write_model(folder, "identity", IDENTITY, config)
     write_model(folder, "owned", BATCHED, config + OWNER)
     write_model(folder, "slow", SLOW, SLOW_CONFIG)
-    write_model(folder, "held", HELD.format(gate=str(folder.parent / GATE)), SLOW_CONFIG + UNASKED)
+    write_held(folder, "held", IDENTITY, SLOW_CONFIG)
     write_ledger(folder.parent, "naps")
 
 
@@ -256,11 +252,6 @@ def test_caller_that_leaves_is_counted_where_the_core_had_his_request(workers: R
     wait_for(lambda: is_settled(inferences(page_of(workers))), 10, "each has one end")
 
 
-def is_settled(found: Counter[str]) -> bool:
-    """Whether all that was accepted has an end; a front writes its counts down each quarter of a second."""
-    return found["accepted"] == ended(found)
-
-
 def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: RunningStack) -> None:
     """FAULTS 14. kill -9 of one: its own connections break, the other's go on; no count is lost, no place is held."""
     series = 'penstock_requests_total{code="200",model="identity",protocol="http"}'
@@ -268,13 +259,13 @@ def test_front_killed_is_replaced_and_its_neighbour_notices_nothing(workers: Run
         killed, neighbour = part_of(workers, "front-1"), part_of(workers, "front-2")
         counted, restarts = metric(workers, series), metric(workers, "penstock_front_restarts_total")
         results: list[int | str] = []
-        threads = [infer_slow(workers, 0, results, "held") for _ in range(4)]  # until the gate is open
-        wait_for(lambda: inflight(workers) == 4, 10, "four requests in flight")
-        killed.kill()
-        assert neighbours.infer() == 200
-        with pytest.raises((http.client.HTTPException, OSError)):
-            mine.infer()
-        (workers.home.parent / GATE).touch()
+        with gate_closed(workers):
+            threads = [infer_slow(workers, 0, results, "held") for _ in range(4)]
+            wait_for(lambda: inflight(workers) == 4, 10, "four requests in flight")
+            killed.kill()
+            assert neighbours.infer() == 200
+            with pytest.raises((http.client.HTTPException, OSError)):
+                mine.infer()
         for thread in threads:
             thread.join(20)
         assert all(result == 200 or isinstance(result, str) for result in results)  # the killed one's have no answer
