@@ -36,7 +36,9 @@ class TritonPythonModel:
             rows = [pixels_of(one) for one in rows.ravel()]
             bad = [str(number) for number, row in enumerate(rows) if row is None]
             if bad:
-                said = f"rows {', '.join(bad)} of {len(rows)}: the picture cannot be decoded"
+                said = "the picture cannot be decoded"
+                if len(rows) > 1:
+                    said = f"rows {', '.join(bad)} of {len(rows)}: {said}"
                 return pb_utils.InferenceResponse([], pb_utils.TritonError(said, pb_utils.TritonError.INVALID_ARG))
         boxes = np.stack([[self.box(pixels)] for pixels in rows]).astype(np.float32)
         count = len(boxes)

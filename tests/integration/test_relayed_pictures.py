@@ -186,7 +186,7 @@ def test_picture_that_the_engine_cannot_decode_fails_alone(stack: RunningStack) 
         answers = list(crowd.map(lambda number: see(stack, "batched", bad if number % 16 == 5 else good), range(64)))
     for number, answer in enumerate(answers):
         assert answer.status == (400 if number % 16 == 5 else 200), answer.body
-    assert answers[5].json == {"error": "the picture cannot be decoded"} or b"rows 0 of 1: " in answers[5].body
+    assert answers[5].json == {"error": "the picture cannot be decoded"}
 
 
 def _infer(stack: RunningStack, module: ModuleType, model: str, pictures: list[bytes], shape: list[int]) -> np.ndarray:
