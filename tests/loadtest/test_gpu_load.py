@@ -15,7 +15,7 @@ from loadtest.bench.gpu.connection import BrokenConnection, Connection, exchange
 from loadtest.bench.gpu.opened import Schedule, run_schedule
 from loadtest.bench.gpu.requests import http_post
 
-GOOD = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 2\r\nContent-Length: 4\r\n\r\nokok"
+GOOD = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 99\r\nContent-Length: 4\r\n\r\nokok"
 FULL = b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno"
 Answer = Callable[[int], list[bytes]]  # by the number of the request: what is sent, piece by piece; nothing: hangs up
 
