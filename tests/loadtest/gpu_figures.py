@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+from loadtest.bench.gpu.chart import THREADS
 from loadtest.bench.gpu.laps import Ledger
 
 MACHINE = "1 × NVIDIA H200, Imagined 3000, 16 cores"
@@ -38,7 +39,7 @@ def made_up(path: Path, *, parts: tuple[str, ...] = ("chart", "engine", "jpeg", 
                 "note": "kill -9 of 17",
             }
         )  # fmt: skip
-    ledger.facts = {"chart mps MPS clients": 48, "failures": ["raw: the card was gone"]}
+    ledger.facts = {THREADS: 15, "chart mps MPS clients": 48, "failures": ["raw: the card was gone"]}
     ledger.save()
     return ledger
 

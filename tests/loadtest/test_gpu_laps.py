@@ -120,6 +120,7 @@ def test_report_of_recorded_figures_has_every_part_and_its_plots(tmp_path: Path)
     assert "its own (12 requests); 0 of 1 others (0 requests)" in page
     assert "**not measured**: raw: the card was gone" in page
     assert "driver 580.159.04" in page
+    assert "a client may use 15 % of the card's threads" in page
 
 
 def test_report_of_a_run_that_was_cut_tells_what_it_had(tmp_path: Path) -> None:

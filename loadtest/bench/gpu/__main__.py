@@ -103,7 +103,7 @@ def _jpeg_plan(options: argparse.Namespace, plan: Plan, pictures: Mapping[str, E
         home=home,
         environment=environment_of(options),
         models=models,
-        flags=_mps_flags(plan),
+        flags=(*_mps_flags(plan), *options.up_flags),
         slo_ms=options.slo_ms,
         seconds=options.jpeg_seconds,
         callers=options.jpeg_callers,

@@ -27,6 +27,7 @@ from loadtest.bench.gpu.tritons import BenchTriton
 BATCHED = "batched"
 MODES = ("none", "mps", "mps-whole", "batching", "mps+batching")
 BATCH_LIMIT = 64
+THREADS = "chart, percent of the card's threads for a client of MPS"
 MOST_WITHOUT_LIMIT = 16  # clients of mps-whole: by then the card is full
 
 
@@ -60,6 +61,7 @@ class _Place:
 def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
+    bench.ledger.facts[THREADS] = chart.threads
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
         points = chart.points

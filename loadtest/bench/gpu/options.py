@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo-ms", type=float, default=15.0, help="of jpeg's p99 [15]")
     parser.add_argument("--jpeg-callers", type=int, default=192, metavar="N", help="of jpeg's closed loop [192]")
     parser.add_argument("--jpeg-instances", type=int, default=4, metavar="N", help="of jpeg's models [4]")
+    parser.add_argument(
+        "--up-flags", type=shlex.split, default=(), metavar="'FLAGS'", help="more, of jpeg's penstock up"
+    )
     parser.add_argument("--jpeg-seconds", type=float, default=2.5, help="of each rate tried [2.5]")
     parser.add_argument("--fault-instances", type=int, default=8, metavar="N", help="of faults' model [8]")
     parser.add_argument("--seed", type=int, default=1, help="of the order and the arrivals [1]")

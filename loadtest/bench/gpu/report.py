@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.bench.gpu.chart import THREADS
 from loadtest.bench.gpu.laps import Lap, Row, ratios_of, rows_of
 from loadtest.bench.gpu.limits import limit_in_words
 from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
@@ -126,6 +127,8 @@ def _chart(told: Told) -> str:
         if (mode, clients[-1]) in rows
     ]
     said = "util is nvidia-smi's; SM, occupancy, tensor, memory: NVML's GPM over the lap; cores: busy of the machine's."
+    if threads := told.facts.get(THREADS):
+        said += f" MPS: a client may use {threads} % of the card's threads, but where no limit is said."
     return "\n".join([text, said, "", "What limits the rest:", "", *limits, ""])
 
 
