@@ -174,7 +174,8 @@ class CardSharing:
 
     async def start(self, engine: EngineHandle) -> None:
         """Returns when clients may start. Raises MpsError."""
-        supervisor = MpsSupervisor(self._daemon, engine, must_attach=self.is_must)
+        must_attach = self.is_must and bool(self._plan.wanted)
+        supervisor = MpsSupervisor(self._daemon, engine, must_attach=must_attach)
         await supervisor.start()
         self._supervisor, self.task = supervisor, asyncio.create_task(supervisor.run())
 

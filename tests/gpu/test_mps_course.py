@@ -185,7 +185,13 @@ def test_processes_that_attach_one_by_one_are_all_waited_for() -> None:
 
 
 def test_tritons_own_process_beside_attached_models_is_no_trouble() -> None:
-    """It may have asked CUDA for its cards only; alone, as with models on the CPU, it is told, not refused."""
+    """It may have asked CUDA for its cards only; alone, as with models on the CPU, it is told, not refused.
+
+    So is a model's process beside others that are attached: CUDA falls back for all or for none.
+    """
+    partly = course()
+    seen = Seen(daemon(FIRST), engine(*STUBS))
+    assert [events(partly.decide(now, seen)) for now in (1.0, 1.0 + ATTACH_S)] == [[Event.CLIENT_ENDED], [Event.BESIDE]]
     one = course()
     seen = Seen(daemon(*STUBS), engine(TRITON, *STUBS))
     assert [one.decide(now, seen) for now in (1.0, 1.0 + 2 * ATTACH_S)] == [[], []]
@@ -215,8 +221,8 @@ def test_daemon_that_names_clients_by_other_ids_is_believed_by_their_number() ->
     assert (one.attached, one.beside) == (STUBS, frozenset())
     fewer = Seen(daemon(70001), engine(*STUBS), has_our_ids=False)
     one.decide(100.0, fewer)
-    (action,) = one.decide(100.0 + ATTACH_S, fewer)
-    assert isinstance(action, EndClients)
+    assert events(one.decide(100.0 + ATTACH_S, fewer)) == [Event.BESIDE]
+    assert len(one.beside) == 1
 
 
 def test_engine_that_still_starts_is_not_ended_by_a_fault() -> None:

@@ -229,11 +229,12 @@ class Course:
             f"process {numbers} computes beside MPS, by turns with all others; is the daemon of our user, and does it "
             "see the same cards?"
         )
-        is_engine_alone = self.beside == {seen.engine.pid}
-        if self._was_proven and self._renewals < MOST_RENEWALS and not is_engine_alone:
+        # CUDA falls back for all or for none: one beside others that are attached may only have asked for its cards.
+        is_fallback = not self.attached and self.beside != {seen.engine.pid}
+        if self._was_proven and self._renewals < MOST_RENEWALS and is_fallback:
             self._renewals += 1
             return self._end_clients(now, seen, reason, is_lost=False)
-        if self._must_attach and not is_engine_alone:
+        if self._must_attach and is_fallback:
             return [Refuse(reason)]
         if self._told_beside:
             return []
