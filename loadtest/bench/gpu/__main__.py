@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,16 +47,26 @@ def run(options: argparse.Namespace, stack: ExitStack) -> int:
     failures: list[str] = []
     for name, part in _parts(options, bench).items():
         began_s = time.monotonic()
-        try:
-            part()
-        except (BadAnswer, OSError, subprocess.SubprocessError) as error:
-            failures.append(f"{name}: {error}")
+        if why := _why_not_done(part):
+            failures.append(f"{name}: {why}")
             print(f"gpu: {failures[-1]}", file=sys.stderr, flush=True)
         bench.ledger.facts[f"{name} took s"] = round(time.monotonic() - began_s, 1)
         bench.ledger.facts["failures"] = failures
         bench.save()
         print(f"gpu: {name} done after {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
     return 1 if failures else 0
+
+
+def _why_not_done(part: Callable[[], None]) -> str:
+    """Does the part; empty where all of it was measured."""
+    try:
+        part()
+    except (BadAnswer, OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  the root of a part: the card is lent for minutes, the other parts go on
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], None]]:
@@ -130,6 +141,7 @@ def environment_of(options: argparse.Namespace) -> Path:
 def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-gpu-")))
     work.mkdir(parents=True, exist_ok=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     machine = read_machine()
     torch_python = options.torch_python or _with_torch(environment_of(options))
     plan = Plan(
