@@ -175,9 +175,7 @@ async def test_herd_that_comes_at_once_is_served_or_told_when_to_return(ledgers:
     seen: list[Herd] = []
     while not (seen and seen[-1].was_steady and seen[-1].statuses[200] >= FULL):
         assert len(seen) < 4, f"each time the machine stood still, or not even a batch was served: {seen}"
-        for rows in (1, 2, 4, 8) * 2:
-            how = {"x-request-timeout-ms": "20000"}  # a queue that saw a pause would refuse what the SLO bounds
-            assert (await asyncio.to_thread(ledgers.post, MODEL, [[1.0, FIXED_MS]] * rows, **how)).status == 200
+        await capacity(ledgers)
         before = inferences(page_of(ledgers.stack))
         seen.append(herd := await herd_at(ledgers))
         assert herd.statuses.total() == CROWD
