@@ -1,5 +1,8 @@
 """The torch backend's programs on the CPU: folded, fused, in other precisions, in batches. Where torch is installed."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,9 +14,9 @@ from server.backends.torch_serving.errors import LoadError, RequestError
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
-from server.backends.torch_serving import choice  # noqa: E402  after the skip
-from server.backends.torch_serving.choice import Trial, choose  # noqa: E402
-from server.backends.torch_serving.fusing import WAYS, copied, fold_normalisation, fuse_activations  # noqa: E402
+from server.backends.torch_serving import comparison  # noqa: E402  after the skip
+from server.backends.torch_serving.comparison import fused_where_right, sample_of  # noqa: E402
+from server.backends.torch_serving.fusing import fold_normalisation, fuse_for_cudnn  # noqa: E402
 from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
 from server.backends.torch_serving.program import load_program, placed, prepared_module, read_program  # noqa: E402
 from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
@@ -80,50 +83,71 @@ def test_normalisation_of_what_others_read_too_is_left_alone(tmp_path: Path) -> 
     assert fold_normalisation(module) == 0
 
 
-def test_bias_sum_and_relu_by_one_kernel_answer_as_before(saved: Path) -> None:
-    """What the kernel after a convolution does, by PyTorch's operators on the CPU: three ReLUs, two with a sum."""
-    module = read_program(saved).module(check_guards=False)
-    fold_normalisation(module)
-    fused = copied(module)
-    assert fuse_activations(fused, WAYS["kernel"]) == 2  # x.add_ changes what is read again: that sum stays
-    torch.testing.assert_close(fused(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
+@contextmanager
+def cudnn_on_cpu(factor: float) -> Iterator[None]:
+    """cuDNN's two fused calls by PyTorch's plain ones on the CPU, their answers times factor."""
+
+    def relu(image: Any, weight: Any, bias: Any, *geometry: Any) -> Any:
+        return torch.relu(torch.conv2d(image, weight, bias, *geometry)) * factor
+
+    def add_relu(image: Any, weight: Any, other: Any, alpha: Any, bias: Any, *geometry: Any) -> Any:
+        return torch.relu(torch.conv2d(image, weight, bias, *geometry) + alpha * other) * factor
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("cudnn_convolution_relu", relu, "CPU")
+    library.impl("cudnn_convolution_add_relu", add_relu, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
-def test_fusing_for_cudnn_leaves_no_relu_after_its_convolutions(saved: Path) -> None:
-    """The graph asks cuDNN for convolution, bias and ReLU at once, and for the sum with the other branch."""
+def test_fusing_for_cudnn_answers_as_before(saved: Path) -> None:
+    """Convolution, bias and ReLU are one call, and so they are with the sum of another branch."""
     module = read_program(saved).module(check_guards=False)
     fold_normalisation(module)
-    fuse_activations(module, WAYS["cudnn"])
+    assert fuse_for_cudnn(module) == 2  # x.add_ changes what is read again: that sum stays
     names = [str(node.target) for node in module.graph.nodes]
     assert names.count("aten.cudnn_convolution_relu.default") == 1
     assert names.count("aten.cudnn_convolution_add_relu.default") == 1
+    with cudnn_on_cpu(1.0):
+        torch.testing.assert_close(module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
 
 
-def test_choice_is_the_quickest_of_those_that_answer_right() -> None:
-    """A way that answers otherwise, or NaN, is told of and not taken, however quick."""
-    plain = Trial("plain", "fold", 3.0, 0.0)
-    wrong, nan = Trial("wrong", "cudnn", 1.0, 0.5), Trial("nan", "mixed", 1.0, float("nan"))
-    chosen = choose(plain, [wrong, nan, Trial("right", "kernel", 2.0, 0.001)])
-    assert (chosen.module, chosen.name) == ("right", "kernel")
-    assert [note.split()[1] for note in chosen.notes] == ["cudnn", "mixed"]
-    assert choose(plain, [Trial("slow", "kernel", 4.0, 0.0)]).module == "plain"
-
-
-def test_quickest_way_is_found_once_and_kept_for_the_other_instances(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("factor", "why"),
+    [(1.0, None), (1.5, "they answer [0-9.]+% otherwise"), (float("nan"), "NaN is in an answer"), (None, "cudnn_conv")],
+)
+def test_fused_calls_are_used_where_they_answer_right(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, factor: float | None, why: str | None
 ) -> None:
-    """Where cuDNN cannot (here, without a GPU) the kernel's way is taken; the next instance tries that one alone."""
-    times = iter([4.0, 3.0, 1.0])
-    monkeypatch.setattr(choice, "_seconds", lambda run, by_graph: next(times))
-    monkeypatch.setattr(choice, "_poison", lambda device: None)
+    """Ones that answer otherwise, or NaN, or that cannot run at all (None: there is no cuDNN here) are told of."""
+    monkeypatch.setattr(comparison, "_poison", lambda device: None)
     spec = engine_spec(config(), is_gpu=False)
+    with nullcontext() if factor is None else cudnn_on_cpu(factor):
+        compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU)
+        torch.testing.assert_close(compared.module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
+    assert compared.is_fused is (why is None)
+    assert re.search(f"^cuDNN's fused convolutions are not used here: .*{why}" if why else "^$", compared.note)
+
+
+def test_program_that_is_not_to_be_fused_keeps_its_normalisations(saved: Path) -> None:
+    """`fuse` 0 runs the program as it was exported."""
+    spec = engine_spec(config(parameters={"fuse": "0"}), is_gpu=False)
+    loaded = load_program(saved, spec, CPU)
+    assert loaded.fused == "off"
     module = prepared_module(saved, spec, CPU)
-    first = choice.quickest(module, spec, CPU, tmp_path)
-    assert (first.name, len(first.notes)) == ("kernel", 2)
-    torch.testing.assert_close(first.module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
-    second = choice.quickest(module, spec, CPU, tmp_path)
-    assert (second.name, second.notes) == ("kernel", ())
-    assert (tmp_path / "fuse-8").read_text() == "kernel"
+    assert sum("batch_norm" in str(node.target) for node in module.graph.nodes) == 4
+
+
+def test_pixels_to_compare_by_are_no_empty_picture() -> None:
+    """UINT8 images are noise; other whole numbers are zeros, which any table has a row for."""
+    word = {"name": "word", "data_type": "TYPE_UINT8", "dims": [5]}
+    pixels = {"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}
+    image, words = sample_of(engine_spec(config(input=[pixels, word]), is_gpu=False), CPU)
+    assert (image.dtype, image.shape, words.shape) == (torch.uint8, (8, 3, 32, 32), (8, 5))
+    assert image.float().std() > 50
+    assert not words.any()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -241,25 +265,6 @@ def test_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"no archive")
     with pytest.raises(LoadError, match=r"is not a program of torch\.export\.save"):
         load_program(tmp_path / "model.pt2", spec, CPU)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_program_compiled_by_inductor_answers_as_before_and_is_kept(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AOTInductor's artefact takes any number of rows on a CPU; the second load finds it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    told = config(parameters={"compile": "inductor"})
-    spec = engine_spec(told, is_gpu=False)
-    runner = EagerRunner(load_program(saved, spec, CPU, told).program, spec, CPU)
-    for rows in (1, 3, 8):
-        (answer,) = runner.begin([[images(rows)]], rows).outputs()
-        torch.testing.assert_close(answer, expected(images(rows)), rtol=1e-4, atol=1e-5)
-    (artefact,) = tmp_path.rglob("bucket-any.pt2")
-    made_ns = artefact.stat().st_mtime_ns
-    load_program(saved, spec, CPU, told)
-    assert artefact.stat().st_mtime_ns == made_ns
 
 
 def test_torch_programs_of_the_tests_answer_what_they_say() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from server.backends.torch_serving.batch import Group, groups
 from server.backends.torch_serving.buckets import bucket_for, default_buckets
-from server.backends.torch_serving.config import Compiler, EngineSpec, Precision, engine_spec
+from server.backends.torch_serving.config import EngineSpec, Precision, engine_spec
 from server.backends.torch_serving.errors import LoadError
 from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
 from server.backends.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
@@ -39,7 +39,7 @@ def test_spec_without_parameters_is_that_of_the_device() -> None:
     spec = on_gpu()
     assert (spec.precision, spec.has_cuda_graphs, spec.is_channels_last) == (Precision.FP16, True, True)
     assert spec.buckets == (1, 2, 4, 8)
-    assert (spec.compiler, spec.fuse, spec.file_name) == (Compiler.OFF, "auto", "model.pt2")
+    assert (spec.is_fused, spec.file_name) == (True, "model.pt2")
     on_cpu = engine_spec(config(), is_gpu=False)
     assert (on_cpu.precision, on_cpu.has_cuda_graphs) == (Precision.FP32, False)
 
@@ -95,7 +95,7 @@ def test_bucket_for_more_than_the_largest_is_an_error() -> None:
         ({"cuda-graphs": "maybe"}, "parameter cuda-graphs is 'maybe': say 1 or 0"),
         ({"batch-buckets": "1;x"}, "parameter batch-buckets is '1;x': say whole numbers above 0"),
         ({"batch-buckets": "16"}, "16 is more than max_batch_size 8"),
-        ({"compile": "tvm"}, "parameter compile is 'tvm': say one of off, inductor"),
+        ({"fuse": "kernel"}, "parameter fuse is 'kernel': say 1 or 0"),
         ({"image-decoder": "magic"}, "parameter image-decoder is 'magic': say gateway or engine"),
         ({"image-decoder": "engine"}, "needs exactly one input, of TYPE_STRING"),
     ],

@@ -26,7 +26,6 @@ from tests.backends.triton_of_onnx_models import RunningTriton, running_triton
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 TOLERANCES = {"fp16": 0.02, "bf16": 0.04, "fp32": 0.01}
-WAYS = ("off", "fold", "cudnn", "kernel", "mixed", "auto")
 ROWS, CLASSES, WORDS = 8, 10, 50
 FACE = Face(
     TensorFace("image", "FP32", (3, 32, 32), 3 * 32 * 32 * 4),
@@ -90,7 +89,7 @@ def assert_near(answer: Any, expected: Any, tolerance: float) -> None:
     assert float(abs(answer - expected).max()) <= tolerance * largest
 
 
-@pytest.mark.parametrize("fuse", WAYS)
+@pytest.mark.parametrize("fuse", ["0", "1"])
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_graphs_of_every_bucket_answer_what_the_cpu_answers(
     torch: Any, programs: Any, reference: Callable[[Any], Any], folder: Path, precision: str, fuse: str

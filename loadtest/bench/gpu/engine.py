@@ -1,7 +1,7 @@
 """The torch backend's own parts on a card, in under a minute: `python -m loadtest.bench.gpu.engine`, with torch.
 
-Three tables. Ways: each way to fuse the program, its time to load and images/s of CUDA graphs whose input is on the
-card, what the backend chooses by itself last. Copies: the best way, with the input in the card's memory, in page-locked
+Three tables. Fused: the program as it was exported (`fuse` 0) and as the backend fuses it, its time to load and
+images/s of CUDA graphs whose input is on the card. Copies: fused, with the input in the card's memory, in page-locked
 shared memory, and in pageable memory. Served: one Triton, one model of one instance and one of four, batches of the
 largest bucket from the system's and from the card's shared memory, to be read against the table of copies. The bench
 proper, in rounds and under MPS, is `python -m loadtest.bench.gpu`.
@@ -38,7 +38,6 @@ from server.backends.torch_serving.program import load_program
 from server.backends.torch_serving.runners import GraphRunner
 from server.backends.triton_runtime import find_triton
 
-WAYS = (("off", 0), ("fold", 0), ("cudnn", 0), ("kernel", 0), ("mixed", 0), ("cudnn", 1), ("mixed", 1), ("auto", 0))
 CALLERS = 2
 LOAD_S = 60.0
 NO_GPU = 2
@@ -60,36 +59,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         form = Form(given.input, NAMES[given.input], max_batch_size=max(given.batch))
         source = write(form, Path(folder))
-        best = compare_ways(source, given)
-        compare_copies(source, given, best)
+        compare_fused(source, given)
+        compare_copies(source, given)
         if given.instances:
             serve(source, Path(folder), given)
 
 
-def compare_ways(source: Path, given: argparse.Namespace) -> str:
-    """The table of ways; the quickest at the largest batch."""
-    print(f"{'fuse':8} {'benchmark':>9} {'load s':>7} " + "".join(f"{f'batch {n}':>10}" for n in given.batch))
-    rates: dict[str, float] = {}
-    for fuse, benchmark in WAYS:
+def compare_fused(source: Path, given: argparse.Namespace) -> None:
+    """The table of the program without and with what fusing does."""
+    print(f"{'fuse':8} {'load s':>7} " + "".join(f"{f'batch {n}':>10}" for n in given.batch))
+    for fuse in ("0", "1"):
         began_s = time.monotonic()
-        try:
-            with runner_of(source, given, fuse, benchmark) as (runner, spec, told):
-                load_s = time.monotonic() - began_s
-                sample = sample_of(spec, max(given.batch)).cuda()
-                found = [rate(runner, sample[:rows], given.seconds) for rows in given.batch]
-        except RuntimeError as error:
-            print(f"{fuse:8} {benchmark:9} does not run: {str(error).splitlines()[0]}")
-            continue
-        rates.setdefault(fuse, found[-1])
-        print(f"{fuse:8} {benchmark:9} {load_s:7.1f} " + "".join(f"{one:10,.0f}" for one in found) + f"  {told}")
-    rates.pop("auto", None)
-    return max(rates, key=rates.__getitem__)
+        with runner_of(source, given, fuse) as (runner, spec, told):
+            load_s = time.monotonic() - began_s
+            sample = sample_of(spec, max(given.batch)).cuda()
+            found = [rate(runner, sample[:rows], given.seconds) for rows in given.batch]
+        print(f"{fuse:8} {load_s:7.1f} " + "".join(f"{one:10,.0f}" for one in found) + f"  {told}")
 
 
-def compare_copies(source: Path, given: argparse.Namespace, fuse: str) -> None:
+def compare_copies(source: Path, given: argparse.Namespace) -> None:
     """The table of copies."""
-    print(f"\n{'input in':24}" + "".join(f"{f'batch {n}':>10}" for n in given.batch) + f"   fuse {fuse}")
-    with runner_of(source, given, fuse, 0) as (runner, spec, _):
+    print(f"\n{'input in':24}" + "".join(f"{f'batch {n}':>10}" for n in given.batch))
+    with runner_of(source, given, "1") as (runner, spec, _):
         sample = sample_of(spec, max(given.batch))
         with shared(sample) as in_shared_memory:
             places = {"the card's memory": sample.cuda(), "page-locked, shared": in_shared_memory}
@@ -136,22 +127,19 @@ def serve(source: Path, work: Path, given: argparse.Namespace) -> None:
 
 
 @contextmanager
-def runner_of(
-    source: Path, given: argparse.Namespace, fuse: str, benchmark: int
-) -> Iterator[tuple[GraphRunner, EngineSpec, str]]:
+def runner_of(source: Path, given: argparse.Namespace, fuse: str) -> Iterator[tuple[GraphRunner, EngineSpec, str]]:
     """(the program in graphs, its spec, how it was fused and what memory it took), as the backend makes it."""
     config: dict[str, Any] = json_format.MessageToDict(read_config(source), preserving_proto_field_name=True)
-    words = {"fuse": fuse, "cudnn-benchmark": str(benchmark), "batch-buckets": ";".join(map(str, given.batch))}
+    words = {"fuse": fuse, "batch-buckets": ";".join(map(str, given.batch))}
     config["parameters"] = config["parameters"] | {key: {"string_value": value} for key, value in words.items()}
     spec = engine_spec(json.loads(json.dumps(config)), is_gpu=True)
-    torch.backends.cudnn.benchmark = bool(benchmark)
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     loaded = load_program(source / "1" / "model.pt2", spec, torch.device("cuda", 0))
     runner = GraphRunner(loaded.program, spec, torch.device("cuda", 0), pinned=pinned_regions(), slots=2)
     taken = (before - torch.cuda.mem_get_info()[0]) >> 20
-    yield runner, spec, " ".join((loaded.fused, f"{taken} MiB", *loaded.notes))
+    yield runner, spec, " ".join((loaded.fused, f"{taken} MiB", loaded.note))
     torch.cuda.synchronize()
     torch.cuda.set_stream(torch.cuda.default_stream())
 

@@ -31,7 +31,7 @@ class RawProgram:
         self.spec: EngineSpec = engine_spec(config, is_gpu=is_gpu)
         if is_gpu:
             torch.cuda.set_device(self._device)
-        program = load_program(folder / "1" / self.spec.file_name, self.spec, self._device, config).program
+        program = load_program(folder / "1" / self.spec.file_name, self.spec, self._device).program
         self._runner: Runner = EagerRunner(program, self.spec, self._device)
         if self.spec.has_cuda_graphs:
             self._runner = GraphRunner(program, self.spec, self._device, pinned=pinned_regions(), slots=2)

@@ -4,11 +4,9 @@ precision        fp16, bf16 or fp32        default fp16 on a GPU, fp32 on a CPU
 channels-last    0 or 1                    default 1 where an input of floats has three dimensions beside the batch's
 cuda-graphs      0 or 1                    default 1; a GPU only
 batch-buckets    1;2;4;8 …                 default powers of two up to max_batch_size, and it
-compile          off or inductor           default off
-fuse             auto, off, fold, cudnn,   default auto: normalisation into convolutions (fold), and on a GPU their
-                 kernel or mixed           ReLU and sums too, in whichever way is quickest there when it is loaded
+fuse             0 or 1                    default 1: normalisation goes into convolutions, and on a GPU their bias,
+                                           ReLU and sums too, by cuDNN, where that is found to answer right at load
 event-wait       block or spin             default block: for the GPU; spinning takes a core an instance
-cudnn-benchmark  0 or 1                    default 0: cuDNN measures its algorithms for each bucket at start
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
 infer-dims       3;224;224                 with image-decoder engine: the network's input
 """
@@ -35,13 +33,6 @@ class Precision(Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP32 = "fp32"
-
-
-class Compiler(Enum):
-    """What makes the program's kernels: PyTorch's own, or AOTInductor's."""
-
-    OFF = "off"
-    INDUCTOR = "inductor"
 
 
 @dataclass(frozen=True)
@@ -73,9 +64,7 @@ class EngineSpec:
     is_channels_last: bool
     has_cuda_graphs: bool
     buckets: tuple[int, ...]
-    compiler: Compiler = Compiler.OFF
-    fuse: str = "auto"
-    has_cudnn_benchmark: bool = False
+    is_fused: bool = True
     waits_blocking: bool = False
     pictures: PictureSpec | None = None
     file_name: str = MODEL_FILE
@@ -106,9 +95,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
         is_channels_last=parameters.flag("channels-last", default=is_image),
         has_cuda_graphs=parameters.flag("cuda-graphs", default=True) and is_gpu and is_fixed,
         buckets=_buckets(parameters, max_batch_size),
-        compiler=Compiler(parameters.one_of("compile", ("off", "inductor"), "off")),
-        fuse=parameters.one_of("fuse", ("auto", "off", "fold", "cudnn", "kernel", "mixed"), "auto"),
-        has_cudnn_benchmark=parameters.flag("cudnn-benchmark", default=False),
+        is_fused=parameters.flag("fuse", default=True),
         waits_blocking=_waits_blocking(parameters),
         pictures=pictures,
         file_name=str(config.get("default_model_filename") or MODEL_FILE),

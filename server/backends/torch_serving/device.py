@@ -33,26 +33,26 @@ class Placement:
 
 @dataclass(frozen=True)
 class Opened:
-    """An instance, what its user should know of it, and what stands in the log."""
+    """An instance, what its user should know of it, if anything, and what stands in the log."""
 
     instance: Instance
-    notes: tuple[str, ...]
+    note: str
     facts: str
 
 
 def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opened:
     """The instance of the program in a version's folder. Raises LoadError."""
-    device = _device(spec, placement)
-    loaded = load_program(folder / spec.file_name, spec, device, placement.config)
+    device = _device(placement)
+    loaded = load_program(folder / spec.file_name, spec, device)
     runner: Runner
     if spec.has_cuda_graphs:
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=1)
     else:
         runner = EagerRunner(loaded.program, spec, device)
-    return Opened(Instance(spec, runner, _reader(spec, device)), loaded.notes, _facts(spec, device, loaded.fused))
+    return Opened(Instance(spec, runner, _reader(spec, device)), loaded.note, _facts(spec, device, loaded.fused))
 
 
-def _device(spec: EngineSpec, placement: Placement) -> Any:
+def _device(placement: Placement) -> Any:
     if not placement.is_gpu:
         torch.set_num_threads(max(1, available_cores() // instance_count(placement.config)))
         return torch.device("cpu")
@@ -61,7 +61,6 @@ def _device(spec: EngineSpec, placement: Placement) -> Any:
         raise LoadError("the instance is on a GPU and PyTorch sees none: KIND_CPU runs it on the CPU")
     device = torch.device("cuda", placement.device_id)
     torch.cuda.set_device(device)
-    torch.backends.cudnn.benchmark = spec.has_cudnn_benchmark
     return device
 
 
@@ -79,7 +78,7 @@ def _facts(spec: EngineSpec, device: Any, fused: str) -> str:
     return (
         f"device={device} torch={torch.__version__} precision={spec.precision.value} run={how} "
         f"channels_last={int(spec.is_channels_last)} buckets={';'.join(map(str, spec.buckets))} "
-        f"fuse={fused} compile={spec.compiler.value} wait={'block' if spec.waits_blocking else 'spin'}"
+        f"fuse={fused} wait={'block' if spec.waits_blocking else 'spin'}"
     )
 
 

@@ -1,20 +1,16 @@
 """What PyTorch's eager execution leaves on the table in a convolutional program, taken in its graph at load.
 
 Two rewrites, both on the operators of torch.export (aten): batch normalisation goes into the convolution before it, and
-on a GPU a convolution's bias and ReLU, or its sum with another branch and the ReLU of that, become one pass: in the
-convolution itself (cuDNN), or in one kernel after it. Which of them is quickest, and whether it is right, is tried on
-the device (choice.py).
+on a GPU a convolution, its bias and its ReLU, with the sum with another branch between them or without, become one call
+of cuDNN's. Whether that answers right is tried on the device (comparison.py).
 """
 
 import copy
 import operator
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from .epilogue import add_bias_and_relu
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = (_aten.conv2d.default, _aten.convolution.default)
@@ -24,21 +20,6 @@ _NORMALISATIONS = {
     # operator → where it has (weight, bias, mean, variance, eps), and whether it is of inference
     _aten.batch_norm.default: ((1, 2, 3, 4, 7), 5),
     _aten._native_batch_norm_legit_no_training.default: ((1, 2, 3, 4, 6), None),
-}
-
-
-@dataclass(frozen=True)
-class Fusing:
-    """What takes bias and ReLU, and what takes a sum: cuDNN's fused convolution, else a kernel after a plain one."""
-
-    relus_by_cudnn: bool
-    sums_by_cudnn: bool
-
-
-WAYS = {
-    "cudnn": Fusing(relus_by_cudnn=True, sums_by_cudnn=True),
-    "kernel": Fusing(relus_by_cudnn=False, sums_by_cudnn=False),
-    "mixed": Fusing(relus_by_cudnn=False, sums_by_cudnn=True),
 }
 
 
@@ -104,21 +85,21 @@ def copied(module: Any) -> Any:
         return torch.fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
-def fuse_activations(module: Any, fusing: Fusing) -> int:
-    """Convolution + ReLU and convolution + sum + ReLU as `fusing` says; how many."""
+def fuse_for_cudnn(module: Any) -> int:
+    """Convolution + bias + ReLU and convolution + bias + sum + ReLU into a call each; how many."""
     count = 0
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in _RELUS:
-            count += _fuse_relu(module, node, fusing)
+            count += _fuse_relu(module, node)
     if count:
         _clean(module)
     return count
 
 
-def _fuse_relu(module: Any, relu: Any, fusing: Fusing) -> bool:
+def _fuse_relu(module: Any, relu: Any) -> bool:
     source = relu.args[0]
     if _is_fusible(source):
-        _replace(module, relu, source, None, by_cudnn=fusing.relus_by_cudnn)
+        _replace(module, relu, source, None)
         return True
     if not _is_sum_of_its_own(source):
         return False
@@ -129,7 +110,7 @@ def _fuse_relu(module: Any, relu: Any, fusing: Fusing) -> bool:
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     last = max(fusible, key=order.__getitem__)
     other = branches[1] if branches[0] is last else branches[0]
-    _replace(module, relu, last, other, by_cudnn=fusing.sums_by_cudnn)
+    _replace(module, relu, last, other)
     module.graph.erase_node(source)
     return True
 
@@ -153,21 +134,18 @@ def _is_fusible(node: Any) -> bool:
     )
 
 
-def _replace(module: Any, relu: Any, convolution: Any, other: Any, *, by_cudnn: bool) -> None:
+def _replace(module: Any, relu: Any, convolution: Any, other: Any) -> None:
     """The convolution moves to where its ReLU was: by then the other branch is there."""
     image, weight, bias = convolution.args[:3]
     stride, padding, dilation = (_pair(_argument(convolution, place), only) for place, only in ((3, 1), (4, 0), (5, 1)))
     geometry = (stride, padding, dilation, _argument(convolution, 6) or 1)
     with module.graph.inserting_before(relu):
         call = module.graph.call_function
-        if by_cudnn and other is None:
+        if other is None:
             fused = call(_aten.cudnn_convolution_relu.default, (image, weight, bias, *geometry))
-        elif by_cudnn:
+        else:
             target = _aten.cudnn_convolution_add_relu.default
             fused = call(target, (image, weight, other, 1.0, bias, *geometry))
-        else:
-            plain = call(_aten.conv2d.default, (image, weight, None, *geometry))
-            fused = call(add_bias_and_relu, (plain, bias, other))
     relu.replace_all_uses_with(fused)
     module.graph.erase_node(relu)
 

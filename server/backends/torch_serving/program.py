@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from .cache import folder_of
-from .choice import quickest
-from .config import Compiler, Config, EngineSpec
+from .comparison import fused_where_right
+from .config import EngineSpec
 from .dtypes import FLOATS
 from .dtypes import WIRE_TYPES as WIRE_TYPES
 from .errors import LoadError
@@ -22,33 +21,24 @@ Program = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program, and what its user should know about it."""
+    """A program, how it was fused ("off", "fold" or "cudnn"), and what its user should know of that, if anything."""
 
     program: Program
-    notes: tuple[str, ...] = ()
-    fused: str = "fold"
+    fused: str
+    note: str = ""
 
 
-def load_program(path: Path, spec: EngineSpec, device: Any, config: Config | None = None) -> Loaded:
-    """The program, ready to run on the device. config: as Triton hands it over, for the process that compiles.
+def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
+    """The program, ready to run on the device.
 
     Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration.
     """
-    if spec.compiler is Compiler.INDUCTOR:
-        from .compiled import compiled_program  # AOTInductor's imports are long
-
-        check_inputs(read_program(path), spec, path)
-        compiled = compiled_program(path, config or {}, spec, device)
-        return Loaded(_Called(compiled, len(spec.outputs)), fused="inductor")
     module = prepared_module(path, spec, device)
-    if device.type != "cuda":
-        return Loaded(_Called(module, len(spec.outputs)))
-    try:
-        folder = folder_of(path, spec, device)
-    except OSError:  # nothing of this file system may be written: each instance measures for itself
-        folder = None
-    chosen = quickest(module, spec, device, folder)
-    return Loaded(_Called(chosen.module, len(spec.outputs)), chosen.notes, chosen.name)
+    if not spec.is_fused or device.type != "cuda":
+        return Loaded(_Called(module, len(spec.outputs)), "fold" if spec.is_fused else "off")
+    compared = fused_where_right(module, spec, device)
+    program = _Called(compared.module, len(spec.outputs))
+    return Loaded(program, "cudnn" if compared.is_fused else "fold", compared.note)
 
 
 def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
@@ -56,7 +46,7 @@ def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
     exported = read_program(path)
     check_inputs(exported, spec, path)
     module = exported.module(check_guards=False)
-    if spec.fuse != "off":
+    if spec.is_fused:
         fold_normalisation(module)
     module = placed(module, FLOATS[spec.precision], device)
     return module.to(memory_format=torch.channels_last) if spec.is_channels_last else module

@@ -6,9 +6,11 @@ Tensors come and go by DLPack: nothing of numpy's stands between, but for encode
 each model that does no more than auto_complete_config: torch, which takes seconds, is imported by `initialize`.
 """
 
+import gc
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ class TritonPythonModel:
         """Load, place and capture the program; raises with one sentence where it cannot be served as configured."""
         self._name = args["model_name"]
         try:
-            self._open(args)
+            with _garbage_collected_once():
+                self._open(args)
         except LoadError as error:
             raise _load_failure(self._name, error) from None
 
@@ -53,8 +56,8 @@ class TritonPythonModel:
         placement = device.Placement(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement)
         self._instance = opened.instance
-        for note in opened.notes:
-            pb_utils.Logger.log_warn(f"model '{self._name}': {note}")
+        if opened.note:
+            pb_utils.Logger.log_warn(f"model '{self._name}': {opened.note}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']}"
         pb_utils.Logger.log_info(f"torch backend ready {instance} {opened.facts}")
 
@@ -101,6 +104,19 @@ def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
             f"image-decoder: engine needs numpy 1.26 in Triton's environment and {version} is in {sys.prefix}: "
             "Triton 2.51 would hand broken pictures over; install numpy 1.26.4 there, or say image-decoder: gateway"
         )
+
+
+@contextmanager
+def _garbage_collected_once() -> Iterator[None]:
+    """What is made here mostly stays (PyTorch's modules, the program): going through it again and again takes a tenth
+    of a start's CPU time, and later 0.2 s amid serving."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _error_response(sentence: str, code: Any) -> Any:
