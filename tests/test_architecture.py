@@ -29,7 +29,7 @@ IN_TRITONS_ENVIRONMENT = (
 )
 TRITONS_ENVIRONMENT = {
     *("numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving"),
-    *("torch", "torchvision", "triton", "torch_serving"),  # of `make gpu`: only the backend torch has them
+    *("torch", "torchvision", "torch_serving"),  # of `make gpu`: only the backend torch has them
 }
 UNDER_TWO_NAMES = "server/backends/(ort|torch)_serving/"  # beside Triton's model.py, too: its imports are relative
 MODEL_FILES = r"config\.pbtxt|MODEL\.md|labels\w*\.txt|golden\.(json|jpg)"
