@@ -1,5 +1,6 @@
 """The two engines that are asked the same, and their answers made comparable."""
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -109,6 +110,7 @@ async def both_engines(triton: RunningTriton, repository: Path) -> AsyncIterator
     finally:
         await backend.aclose()
         await engine.aclose()
+        await asyncio.sleep(0.05)  # the sockets close in the loop's next turns; Triton waits for those that are open
 
 
 def told_by_http(answer: HttpAnswer) -> Told:
