@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from server.backends.watch import EngineWatch
 from server.core.backend import Backend
 from server.core.batching import Batching
 from server.core.contract import checked_name
-from server.core.errors import InferenceError, Overloaded
+from server.core.errors import Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
 from server.local.batch_line import ANY_BYTES, FAREWELL_S, SOCKET_NAME, BatchLine
-from server.local.direct_asks import DirectAsk, Queues, enter
+from server.local.direct_asks import DirectAsk, Queues, enter, failures_told
 from server.local.guest_calls import GuestCalls
 from server.local.guests import (
     GREETING_BYTES,
@@ -352,15 +351,14 @@ class CoreServer:
         self._has_spread.set()
 
     async def _infer(self, line: BatchLine[UP], front: _Front, ask: Ask) -> None:
-        async def work() -> None:
-            guests = self.guests
+        """The root of an inference's task."""
+        guests = self.guests
+        with failures_told(line, ask.number):
             if front.is_guest and guests is not None:
                 response = await guests.infer(ask, borrower=line, client=front.name)
             else:
                 response = await self._answer(line, ask)
             line.send(Answer(ask.number, response))
-
-        await self._guarded(line, ask.number, work)
 
     async def _answer(self, line: BatchLine[UP], ask: Ask) -> InferResponse:
         request, batching = ask.request, self._batching
@@ -374,18 +372,6 @@ class CoreServer:
         return self._batching is not None and self._batching.owns(model_name)
 
     async def _find(self, line: BatchLine[UP], find: Find) -> None:
-        async def work() -> None:
+        """The root of a question's task."""
+        with failures_told(line, find.number):
             line.send(Found(find.number, await self._watch.find(checked_name(find.model_name))))
-
-        await self._guarded(line, find.number, work)
-
-    @staticmethod
-    async def _guarded(line: BatchLine[UP], number: int, work: Callable[[], Awaitable[None]]) -> None:
-        """The root of a question's task: every failure is told as itself."""
-        try:
-            await work()
-        except InferenceError as error:
-            line.send(failed(number, error))
-        except Exception:  # a bug of ours: logged here, and the front learns no more
-            log.exception("a front's question failed unexpectedly")
-            line.send(failed(number, InferenceError("internal error")))

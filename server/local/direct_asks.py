@@ -1,6 +1,8 @@
 """Fronts' inferences in the core's own queues, each without a task: thousands come in a second."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from server.core.errors import InferenceError
@@ -41,13 +43,25 @@ def enter(queues: Queues, lender: Lender | None, line: BatchLine[UP], ask: Ask, 
 
     lender: of the slab, where its tensors may lie. kept: where it is to be found by its number until it has ended.
     """
-    try:
+    with failures_told(line, ask.number):
         request = ask.request if lender is None else lender.in_full(ask.request, line)
         waiting = queues.enter(request, client=ask.client, priority=ask.priority)
+        kept[ask.number] = DirectAsk(line, ask.number, waiting, kept)
+
+
+@contextmanager
+def failures_told(line: BatchLine[UP], number: int) -> Iterator[None]:
+    """What fails of a front's question goes over the line as itself; the line is everybody's, and stays.
+
+    A bug of ours is logged here, and the front learns no more.
+    """
+    try:
+        yield
     except InferenceError as error:
-        line.send(failed(ask.number, error))
-        return
-    kept[ask.number] = DirectAsk(line, ask.number, waiting, kept)
+        line.send(failed(number, error))
+    except Exception:
+        log.exception("a front's question failed unexpectedly")
+        line.send(failed(number, InferenceError("internal error")))
 
 
 class DirectAsk:
@@ -67,14 +81,7 @@ class DirectAsk:
     def _told(self, answer: "asyncio.Future[InferResponse]") -> None:
         if self._kept.pop(self._number, None) is None:
             return  # it was given up
-        if answer.cancelled():
-            self._line.send(failed(self._number, InferenceError("internal error")))
-            return
-        error = answer.exception()
-        if error is None:
+        with failures_told(self._line, self._number):
+            if answer.cancelled():
+                raise InferenceError("internal error")
             self._line.send(Answer(self._number, answer.result()))
-        elif isinstance(error, InferenceError):
-            self._line.send(failed(self._number, error))
-        else:  # a bug of ours: logged here, and the front learns no more
-            log.error("a front's question failed unexpectedly", exc_info=error)
-            self._line.send(failed(self._number, InferenceError("internal error")))

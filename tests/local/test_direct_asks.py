@@ -98,6 +98,23 @@ async def test_refusals_are_told_as_themselves(rig: Rig) -> None:
     assert rig.kept() == 0
 
 
+async def test_bug_on_the_way_into_the_queue_is_one_requests_end_and_not_the_lines(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the front asked before is answered over the same line."""
+    rig.engine.holds = True
+    before = await rig.crowd(1)
+
+    def enter(*_: object, **__: object) -> object:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(rig.queues, "enter", enter)
+    with pytest.raises(InferenceError, match="internal error"):
+        await rig.link.infer(request(), client="c")
+    rig.engine.release.set()
+    await asyncio.gather(*before)
+
+
 @pytest.mark.parametrize(("which", "where"), [(0, LeftAt.BATCH), (-1, LeftAt.QUEUE)])
 async def test_who_leaves_hears_where_the_request_was(rig: Rig, which: int, where: LeftAt) -> None:
     """Its place is free at once; the others are answered."""
