@@ -160,7 +160,7 @@ class EngineCall:
         merged = self._asked
         if merged is None or len(merged.row_counts) != len(members):
             return False
-        said = refused_rows(error.message, merged.rows)
+        said = refused_rows(error.message, merged.rows, merged.request.model_name)
         refused = refused_requests(said, merged.order, merged.row_counts)
         for index, sentence in refused.items():
             self.fail(type(error)(sentence), members[index : index + 1])

@@ -14,12 +14,19 @@ from server.batching.named_rows import refused_requests, refused_rows
         ("row 3 of 17: of another call", {}),
         ("row 16 of 16: there is none", {}),
         ("rows 3; 4 of 16: another form", {}),
+        ("cannot read 'row 3 of 16: you lose'", {}),
+        ("Failed to process: row 3 of 16: you lose", {}),
+        ("model 'another': row 3 of 16: you lose", {}),
+        (
+            "rows 0, 15 of 16: it ends row 4 of 16: in itself",
+            {0: "it ends row 4 of 16: in itself", 15: "it ends row 4 of 16: in itself"},
+        ),
         ("the picture in row 3 cannot be decoded", {}),
     ],
 )
 def test_rows_are_read_off_the_engines_own_words(text: str, said: dict[int, str]) -> None:
     """Counted from 0, each with what is said of it; what does not fit the call tells nothing, nor does what was cut."""
-    assert refused_rows(text, 16) == said
+    assert refused_rows(text, 16, "m") == said
 
 
 def test_rows_belong_to_requests_in_the_order_of_the_call() -> None:
