@@ -25,7 +25,7 @@ from server.logs import get_logger
 
 log = get_logger("engine")
 LOOK_S = 0.5
-CONTROL_S, LOAD_S = 5.0, 600.0
+PATIENCE_S = 600.0  # a load; and whoever's connection is served by the thread of Triton's that somebody's load holds
 RENEWAL_PARAMETER = "penstock-renewal"
 _STUB = "triton_python_b"  # as the kernel shortens triton_python_backend_stub
 _INSTANCE = re.compile(r"(.+)_\d+_\d+")
@@ -78,10 +78,8 @@ class InstanceSight:
             for thread in threads:
                 text = (self._proc / str(pid) / "task" / thread / "children").read_text()
                 found += map(int, text.split())
-        except FileNotFoundError:  # such a kernel, or a thread or Triton that has just ended
+        except OSError:  # such a kernel, or a thread or Triton that has just ended
             return [child for child in self._processes() if self._parent(child) == pid]
-        except OSError:
-            return []
         return found
 
     def _processes(self) -> list[int]:
@@ -150,9 +148,15 @@ class InstanceRenewal:
         """Of a Triton that was ended meanwhile nothing is left to mend."""
         try:
             rows = await self._ask("POST", "/v2/repository/index", b"{}")
-            ready = [str(row["name"]) for row in rows if row.get("state") == "READY"]
-            for model in sorted({model_of(instance, ready) for instance in instances} - {""}):
-                await self._renew(model, [name for name in instances if model_of(name, ready) == model])
+            known = {str(row["name"]) for row in rows}  # all: one that failed may be named as another's instance is
+            ready = {str(row["name"]) for row in rows if row.get("state") == "READY"}
+            lost: dict[str, list[str]] = {}
+            for instance in instances:
+                lost.setdefault(model_of(instance, known), []).append(instance)
+            if nameless := lost.pop("", None):
+                log.warning("a process of some model died; its name tells not of which", instances=",".join(nameless))
+            for model in sorted(lost.keys() & ready):
+                await self._renew(model, lost[model])
         except (InferenceError, ValueError) as error:
             if self._engine_pid() == engine_pid:
                 log.error("a dead instance cannot be replaced beside the others", reason=str(error))
@@ -170,13 +174,13 @@ class InstanceRenewal:
         config = await self._ask("GET", f"{place}/config")
         config.setdefault("parameters", {})[RENEWAL_PARAMETER] = {"string_value": str(self.renewals)}
         question = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
-        await self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", question, patience_s=LOAD_S)
+        await self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", question)
         log.info("all of the model's processes are new", model=model, seconds=round(time.monotonic() - began, 3))
 
-    async def _ask(self, method: str, path: str, body: bytes = b"", *, patience_s: float = CONTROL_S) -> Any:
+    async def _ask(self, method: str, path: str, body: bytes = b"") -> Any:
         """Triton's JSON. Raises InferenceError, ValueError with its reason where it refuses."""
         call = HttpCall(method, path.encode(), ((b"content-type", b"application/json"),), body)
-        answer = await self._http.relay(call, deadline=time.monotonic() + patience_s)
+        answer = await self._http.relay(call, deadline=time.monotonic() + PATIENCE_S)
         if answer.status != 200:
             raise ValueError(f"{method} {path}: {answer.status} {answer.body[:200].decode(errors='replace')}")
         return json.loads(answer.body) if answer.body else {}

@@ -80,6 +80,26 @@ def test_instance_that_dies_is_seen_where_the_kernel_lists_no_children(proc: Fal
     assert [eyes.lost(TRITON) for _ in range(3)] == [(), ("m_0_60",), ()]
 
 
+def test_instance_that_dies_is_seen_while_a_thread_of_tritons_ends(
+    proc: FalseProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such a thread the kernel tells "No such process", also once its file is open: then every process is asked."""
+    eyes = sight(proc)
+    proc.child(60, "S")
+    eyes.lost(TRITON)
+    proc.child(60, "Z")
+    assert eyes.lost(TRITON) == ()
+    read = Path.read_text
+
+    def ended(file: Path) -> str:
+        if file.name == "children":
+            raise ProcessLookupError
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_text", ended)
+    assert eyes.lost(TRITON) == ("m_0_60",)
+
+
 def test_processes_that_are_no_models_and_a_triton_that_is_gone_are_nothing(proc: FalseProc) -> None:
     """A child of another name; no such process."""
     eyes = sight(proc)
@@ -113,7 +133,8 @@ class FalseTriton:
 
     def _told(self, path: str) -> tuple[int, Any]:
         if path.endswith("index"):
-            return 200, [{"name": "m", "state": "READY"}, {"name": "n", "state": "UNAVAILABLE"}]
+            states = {"m": "READY", "n": "UNAVAILABLE", "m_big": "UNAVAILABLE"}
+            return 200, [{"name": name, "state": state} for name, state in states.items()]
         if path.endswith("config"):
             return 200, {"name": "m", "parameters": {"a": {"string_value": "b"}}}
         return (400, {"error": "no memory"}) if self.refuses else (200, {})
@@ -171,9 +192,10 @@ async def test_model_of_lost_instances_is_loaded_once_more_with_its_own_config(t
     assert config["parameters"] == {"a": {"string_value": "b"}, RENEWAL_PARAMETER: {"string_value": "1"}}
 
 
-async def test_instance_of_a_model_that_is_not_loaded_any_more_is_left(triton: FalseTriton) -> None:
-    """Somebody unloaded it meanwhile."""
-    assert await renewed(ScriptedSight(("n_0_1",)), triton, until="index") == []
+@pytest.mark.parametrize("instance", ["n_0_1", "m_big_0_0", "unknown"])
+async def test_instance_of_a_model_that_is_not_loaded_any_more_is_left(triton: FalseTriton, instance: str) -> None:
+    """Somebody unloaded it meanwhile; nor is it taken for one of a model whose name begins its own."""
+    assert await renewed(ScriptedSight((instance,)), triton, until="index") == []
     assert not any(path.endswith("/load") for path, _ in triton.asked)
 
 
