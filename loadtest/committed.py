@@ -111,7 +111,7 @@ def read_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
     try:
         measurements = tuple(_READINGS[name](bench.results))
         models: tuple[str, ...] = (bench.results[0]["model"],)
-    except (LookupError, TypeError, msgspec.ValidationError) as error:
+    except (LookupError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ResultsError(f"{path}: no result of {name} ({error!r}); measure it again with --json") from None
     on = bench.conditions.get("machine") or bench.conditions.get("cpu", "not known").partition(", load ")[0]
     circumstances = Circumstances(

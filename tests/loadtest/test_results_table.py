@@ -144,6 +144,9 @@ def test_sentences_stand_beside_the_figures_of_a_card_that_they_were_not_measure
     for name, words in (("opennmt-v100", "0.259 of its 541"), ("opennmt-v100-before", "1.91 of its 26.2")):
         assert targets[name].state is State.NOT_COMPARABLE
         assert words in targets[name].why
+    keep("sentences-here/sentences.json", body | {"results": body["results"][:1]})  # type: ignore[operator]
+    with pytest.raises(ResultsError, match=r"sentences\.json: no result of bench gpu\.sentences"):
+        read_committed(TARGETS, committed[0].path.parent.parent)
 
 
 def test_targets_show_their_newest_committed_verdict(keep: Callable[[str, object], Path]) -> None:
