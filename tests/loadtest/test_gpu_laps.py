@@ -1,13 +1,14 @@
 """From the laps of the GPU bench to rows, ratios, verdicts, a report; and the folders and outcomes on the way."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from loadtest.bench.gpu.__main__ import main
+from loadtest.bench.gpu.__main__ import _driver, main
 from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
 from loadtest.bench.gpu.faults import outcome_of
 from loadtest.bench.gpu.folders import Variant, write_variant
@@ -225,6 +226,8 @@ def test_fault_tells_who_failed_and_when_all_were_served_again() -> None:
     assert outcome.silent_s == {"a": 2.5, "b": 1.5}
     silent = outcome_of(CallersLap(asks[:4], 5.0, 0.1), lanes, 1.0, fault="killed", victim="a", note="")
     assert silent.recovery_s is None
+    hung = outcome_of(CallersLap([asks[1], asks[3]], 5.0, 0.1), lanes, 1.0, fault="killed", victim="a", note="")
+    assert (hung.failed, hung.recovery_s) == ({}, None)
 
 
 def test_bench_without_a_gpu_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +240,12 @@ def test_bench_without_a_gpu_says_so_in_one_line(tmp_path: Path, capsys: pytest.
     told = capsys.readouterr().err
     assert told.startswith("gpu: no GPU to measure (")
     assert told.count("\n") == 1
+
+
+def test_bench_without_nvml_has_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--no-gpu runs where the binding is not installed, too."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert _driver() == "no driver"
 
 
 @pytest.mark.parametrize("arguments", [["--only", "chart,tea"], ["--clients", "48"], ["--rounds", "0"]])

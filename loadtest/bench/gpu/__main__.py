@@ -167,11 +167,13 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
 def _driver() -> str:
     try:
         import pynvml as nvml
-
+    except ImportError:
+        return "no driver"
+    try:
         nvml.nvmlInit()
         cuda = divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100)
         return f"driver {nvml.nvmlSystemGetDriverVersion()} (CUDA {cuda[0]}.{cuda[1]})"
-    except (ImportError, nvml.NVMLError):
+    except nvml.NVMLError:
         return "no driver"
 
 

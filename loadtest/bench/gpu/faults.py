@@ -154,9 +154,11 @@ def outcome_of(
         asks = sorted((ask for ask in lap.asks if ask.lane == number), key=lambda ask: ask.at_s)
         bad = [ask for ask in asks if ask.failure and ask.at_s >= broken_at_s]
         silent[lane.name] = round(_longest_silence(asks, broken_at_s, end_s), 3)
+        good_s = [ask.at_s for ask in asks if not ask.failure and ask.at_s > (bad[-1].at_s if bad else broken_at_s)]
         if bad:
             failed[lane.name] = len(bad)
-            again.append(next((a.at_s - broken_at_s for a in asks if not a.failure and a.at_s > bad[-1].at_s), None))
+        if bad or not good_s:  # one whose last request hangs is told nothing, and is not served either
+            again.append(good_s[0] - broken_at_s if good_s else None)
         for ask in bad:
             said[ask.failure[:120]] = said.get(ask.failure[:120], 0) + 1
     times = [at for at in again if at is not None]
