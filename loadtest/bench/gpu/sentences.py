@@ -30,7 +30,7 @@ import numpy.typing as npt
 from loadtest.bench.closed_loop import Lap, make_lap
 from loadtest.bench.gpu.closed import Lane
 from loadtest.bench.gpu.generators import Generators
-from loadtest.bench.gpu.requests import ask
+from loadtest.bench.gpu.requests import as_sent, ask
 from loadtest.bench.gpu.sentences_up import NAMES, stack_of
 from loadtest.bench.report import Spread, conditions, format_table, spread
 from loadtest.bench.wire import BadAnswer, http_infer
@@ -90,10 +90,7 @@ def random_sentences(count: int, seed: int) -> Words:
 
 def http_bytes(model: str, words: Words) -> bytes:
     """A whole HTTP/1.1 request, the numbers as binary data both ways."""
-    request = http_infer(model, tensor_from_numpy(INPUT, words))
-    headers = request.headers | {"Host": "localhost", "Content-Length": str(len(request.body))}
-    lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode() + request.body
+    return as_sent(http_infer(model, tensor_from_numpy(INPUT, words)))
 
 
 def translate(port: int, model: str, words: Words) -> Words:
@@ -203,7 +200,11 @@ def row_of(result: Result) -> Sequence[object]:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.sentences", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.gpu.sentences",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's, or a Triton's, on this machine")
     where.add_argument("--up", nargs="+", choices=sorted(NAMES), metavar="FORM", help=", ".join(sorted(NAMES)))
