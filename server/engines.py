@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 log = get_logger("gateway")
 
 METADATA_TIMEOUT_S = 2.0
+MOST_LOADS_AT_ONCE = 8  # models; Triton loads each in a thread of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ def watch_options(settings: Settings) -> WatchOptions:
         loads=not settings.engine_is_external or settings.models is not None,
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
+        loads_at_once=1 if settings.engine_is_embedded else min(MOST_LOADS_AT_ONCE, len(os.sched_getaffinity(0))),
     )
 
 

@@ -25,6 +25,7 @@ class WatchOptions:
     """wanted: names to load at start; None for every model in the repository.
 
     loads: whether we may load (an engine of ours, in explicit mode) or only look at what somebody else loaded.
+    loads_at_once: models; each has an interpreter to start in Triton, which is seconds of one core.
     Intervals in seconds. silence_cut_s, silence_restart_s: see server.backends.silence. late_calls: in a row, until a
     probe is sent that has doubt_s to be answered; where it is not, the engine is down (see server.backends.circuit).
     """
@@ -40,6 +41,7 @@ class WatchOptions:
     silence_restart_s: float = 30.0
     late_calls: int = 5
     doubt_s: float = 1.0
+    loads_at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +259,8 @@ class EngineWatch:
         index = await self._backend.repository_index()
         names = self._wanted(row.name for row in index)
         if self._options.loads:
-            for name in names:
-                await self._load(name, is_loaded=any(row.name == name and row.state == "READY" for row in index))
+            loaded = {row.name for row in index if row.state == "READY"}
+            await self._load_all([name for name in names if name not in loaded])
         for name, known in self._seen.models.items():  # a config may have changed while the engine was away
             self._seen.models[name] = replace(known, is_ready=False, is_refused=False)
         await self._refresh()
@@ -278,9 +280,22 @@ class EngineWatch:
         wanted = set(names) if self._options.wanted is None else set(self._options.wanted)
         return sorted((wanted | self._added) - self._removed)
 
-    async def _load(self, model_name: str, *, is_loaded: bool) -> None:
-        if is_loaded:
-            return
+    async def _load_all(self, names: Iterable[str]) -> None:
+        """loads_at_once at a time. Raises BackendUnavailable."""
+        at_once = asyncio.Semaphore(self._options.loads_at_once)
+
+        async def load(name: str) -> None:
+            async with at_once:
+                await self._load(name)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(load(name))
+        except* BackendUnavailable as group_of_errors:
+            raise group_of_errors.exceptions[0] from None
+
+    async def _load(self, model_name: str) -> None:
         try:
             await self._backend.load(model_name)
         except BackendUnavailable:

@@ -1,6 +1,7 @@
 """The watch knows whether the engine can work, and has it load what is wanted."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -102,6 +103,46 @@ async def until(condition: object) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_watch_loads_so_many_models_at_once_and_no_more(at_once: int) -> None:
+    """Loading is mostly waiting for one core; all that are wanted are loaded all the same."""
+    loading: list[str] = []
+    most = 0
+
+    class SlowEngine(ScriptedEngine):
+        async def load(self, model_name: str) -> None:
+            nonlocal most
+            loading.append(model_name)
+            most = max(most, len(loading))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await super().load(model_name)
+            loading.remove(model_name)
+
+    engine = SlowEngine(dict.fromkeys("abcdefg", ""))
+    async with watching(engine, [], dataclasses.replace(QUICK, loads_at_once=at_once)) as watch:
+        await watch.first_ready.wait()
+        assert all(watch.models[name].is_ready for name in "abcdefg")
+    assert most == at_once
+
+
+async def test_watch_loading_several_when_the_engine_goes_tries_again() -> None:
+    """An engine that dies in the middle is down, with its reason, and all is loaded once it is back."""
+
+    class DyingEngine(ScriptedEngine):
+        async def load(self, model_name: str) -> None:
+            if self.is_sick:
+                raise BackendUnavailable("connection refused")
+            await super().load(model_name)
+
+    engine = DyingEngine(dict.fromkeys("abc", ""), is_sick=True)
+    async with watching(engine, [], dataclasses.replace(QUICK, loads_at_once=3)) as watch:
+        await until(lambda: watch.reason == "connection refused")
+        engine.is_sick = False
+        await watch.first_ready.wait()
+        assert engine.loaded == set("abc")
 
 
 async def test_watch_loads_what_is_wanted_and_names_what_cannot_be_loaded() -> None:
