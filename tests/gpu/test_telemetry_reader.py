@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -89,6 +91,36 @@ async def test_process_that_hangs_is_replaced() -> None:
         first = {one.pid for one in psutil.Process().children()}
         await until(lambda: {one.pid for one in psutil.Process().children()} - first)
         assert reader.health.reason == ""
+
+
+async def test_process_that_not_even_a_kill_ends_has_no_second_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a driver that never comes back: they would be a hundred in an hour. Once it has ended the next one asks."""
+    killed: list[int] = []
+    kill = asyncio.subprocess.Process.kill
+
+    def kill_in_vain(process: asyncio.subprocess.Process) -> None:
+        if killed:
+            kill(process)
+        killed.append(process.pid)
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "kill", kill_in_vain)
+    monkeypatch.setattr("server.gpu.telemetry.reader.STOP_S", 0.2)
+    starts = tmp_path / "starts"
+    program = (
+        f"import pathlib, sys, time; starts = pathlib.Path({str(starts)!r}); is_first = not starts.exists()\n"
+        "starts.open('a').write('.')\n"
+        "if is_first: print('a word', flush=True); time.sleep(60)\n"
+        "sys.stdin.read()"
+    )
+    options = TelemetryOptions(silent_s=0.01, again_s=0.01, absent_s=0.01)
+    async with running(program, options):
+        await until(lambda: starts.exists() and killed)
+        await asyncio.sleep(0.5)
+        assert starts.read_text() == "."
+        os.kill(killed[0], signal.SIGKILL)
+        await until(lambda: len(starts.read_text()) > 1)
 
 
 async def test_program_that_cannot_be_started_leaves_the_gateway_alone() -> None:

@@ -87,6 +87,7 @@ class TelemetryReader:
             await self._follow(process)
         finally:
             await _end(process)
+        await process.wait()  # one that hangs in the kernel: another beside it would hang there, too
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
