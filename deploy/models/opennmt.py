@@ -160,7 +160,12 @@ def run(arguments: Sequence[str]) -> None:
     except OSError as error:
         _end(f"{parser.prog}: {disk_sentence(error, given.home)}")
     except ImportError as error:
-        _end(f"{parser.prog}: {error}; PyTorch exports the form for a GPU, onnx writes the one for a CPU: install it")
+        how = (
+            "the form for a GPU wants PyTorch: run it by the Python of .venv-triton after make gpu"
+            if given.torch
+            else "onnx writes the form for a CPU: run it by the Python of .venv"
+        )
+        _end(f"{parser.prog}: {error}; {how}")
     sys.stdout.write(
         f"{order.name} is in {folder}; its weights are random, so its answers mean nothing\n"
         f"a stack that runs serves it after: penstock models load {order.name}\n"

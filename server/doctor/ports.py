@@ -118,7 +118,7 @@ def findings_of(facts: tuple[PortFacts, ...]) -> list[Finding]:
 
 def _named(facts: PortFacts) -> str:
     """The number, and of the one that `penstock up` does not listen on whose it is."""
-    return f"{facts.port} (for the video program, which is to come)" if facts.flag == VIDEO else f"{facts.port}"
+    return f"{facts.port} (for penstock video)" if facts.flag == VIDEO else f"{facts.port}"
 
 
 def _taken(facts: PortFacts) -> Finding:
@@ -141,7 +141,7 @@ def _taken(facts: PortFacts) -> Finding:
 def _taken_from_video(name: str, where: str, facts: PortFacts) -> Finding:
     """Never more than a note: `penstock up` serves without it."""
     why = f"is taken by {_who(facts)}" if facts.why == "EADDRINUSE" else f"cannot be listened on ({facts.why})"
-    advice = "`penstock up` does not need it; the video program, which is to come, will"
+    advice = "`penstock up` does not need it; `penstock video run` does, or takes another with --api-port N"
     return Finding(name, Status.NOTE, f"{where} {why}", advice)
 
 

@@ -125,7 +125,7 @@ OURS, THEIRS = Holder(7, "python -m server", True), Holder(8, "nginx", False)
         (PortFacts("engine-grpc-port", "::1", 9001, "EADDRINUSE"), ("ports.engine_grpc", Status.PROBLEM, "only root")),
         (PortFacts("video", "127.0.0.1", 8010, "EADDRINUSE", THEIRS), ("ports.video", Status.NOTE, "nginx")),
         (PortFacts("video", "127.0.0.1", 8010, "EACCES"), ("ports.video", Status.NOTE, "8010 cannot be")),
-        (PortFacts("video", "127.0.0.1", 8010), ("ports.free", Status.OK, "8010 (for the video program, which is to")),
+        (PortFacts("video", "127.0.0.1", 8010), ("ports.free", Status.OK, "8010 (for penstock video)")),
         (PortFacts("http-port", "127.0.0.1", 80, "EACCES"), ("ports.http", Status.PROBLEM, "root only")),
         (PortFacts("http-port", "10.9.9.9", 80, "EADDRNOTAVAIL"), ("ports.http", Status.PROBLEM, "not an address")),
         (PortFacts("http-port", "127.0.0.1", 80, "ENOBUFS"), ("ports.http", Status.PROBLEM, "ENOBUFS")),

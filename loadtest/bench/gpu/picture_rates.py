@@ -73,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import torch
         import torchvision  # noqa: F401  what decodes
     except ImportError as error:
-        parser.exit(2, f"{error.name} is not installed: `make gpu` builds the environment that has it\n")
+        parser.exit(
+            2,
+            f"{error.name} is not installed: this bench wants PyTorch and what `make up` installs in one environment\n",
+        )
     if not torch.cuda.is_available():
         parser.exit(2, "no NVIDIA GPU that torch can use: nothing is measured\n")
     batches, counts = ([int(word) for word in text.split(",")] for text in (asked.batches, asked.processes))

@@ -112,7 +112,11 @@ def measure(torch: Any, size: Size, options: argparse.Namespace) -> list[Result]
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.sentence_program", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.gpu.sentence_program",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--precision", nargs="+", choices=("fp16", "fp32"), default=["fp16", "fp32"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 64], metavar="N")
     parser.add_argument("--rounds", type=int, default=3)
