@@ -18,6 +18,7 @@ from server.backends.triton_status import EngineState, EngineStatus
 
 MAX_FAILED_STARTS = 5
 _PROBE_INTERVAL_S = 0.05
+_SLOW_START_S = 120  # of dozens of PyTorch processes that share the cores; Triton's own patience is 30 s
 _PROBE_TIMEOUT_S = 1.0
 
 
@@ -65,6 +66,7 @@ def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> 
         *("--http-thread-count", str(options.http_threads)),
         *("--exit-timeout-secs", str(options.exit_timeout_s)),
         *(f"--backend-config={name},shm-region-prefix-name={prefix}" for name in python_backends),
+        *((f"--backend-config=torch,stub-timeout-seconds={_SLOW_START_S}",) if "torch" in python_backends else ()),
         *(("--trace-config", f"triton,file={options.trace_file}") if options.trace_file is not None else ()),
         *options.extra_args,
     ]
