@@ -167,11 +167,6 @@ class CardSharing:
         """Of the daemon's pipes."""
         return self._daemon.options.directory
 
-    @property
-    def is_started(self) -> bool:
-        """Whether there is a daemon for the engine to be a client of."""
-        return self.task is not None
-
     async def start(self, engine: EngineHandle) -> None:
         """Returns when clients may start. Raises MpsError."""
         must_attach = self.is_must and bool(self._plan.wanted)

@@ -80,10 +80,9 @@ class Stack:
     """Run it once: `run` returns the exit code when everything has ended."""
 
     def __init__(self, choice: EngineChoice, *, announce: Callable[[Announcement], None]) -> None:
-        self._sharing = CardSharing(choice.mps, claim_run_dir) if choice.mps is not None else None
+        self._sharing: CardSharing | None = None
         self._mps_news = MpsNews()
-        where = {"mps_directory": self._sharing.directory} if self._sharing is not None else {}
-        self._settings = choice.settings.model_copy(update=where)
+        self._settings = choice.settings
         self._choice = choice
         self._triton = choice.triton
         self._engine_grace_s = min(choice.settings.grace_s, ENGINE_GRACE_S)
@@ -122,29 +121,39 @@ class Stack:
             self._run_dir.release()
 
     async def _start_sharing(self) -> None:
-        """The MPS daemon, before anything that would be its client. Raises CannotStart."""
-        if self._sharing is None:
+        """The MPS daemon, before anything that would be its client, and the gateway told of it. Raises CannotStart."""
+        if self._choice.mps is None:
             return
+        sharing = self._sharing = CardSharing(self._choice.mps, claim_run_dir)
+        told: dict[str, object] = {"mps_directory": sharing.directory}
+        try:
+            await self._until_shared(sharing)
+        except MpsError as error:
+            if sharing.is_must:
+                raise CannotStart(str(error)) from error
+            log.warning("without MPS", reason=str(error))
+            await sharing.aclose()
+            self._sharing, told = None, {"mps": "off"}
+        self._settings = self._settings.model_copy(update=told)
+        self._gateway.settle(self._settings.model_dump_json())
+
+    async def _until_shared(self, sharing: CardSharing) -> None:
+        """Or until it is told to stop. Raises MpsError."""
         engine = EngineHandle(
             look=engine_eyes(self._run_dir.engine_id, self._engine_status, self._serves),
             end=lambda reason, is_lost: self._engine is not None and self._engine.restart(reason, is_lost=is_lost),
             refuse=self._refuse,
             tell=self._on_mps_news,
         )
-        starting = asyncio.create_task(self._sharing.start(engine))
+        starting = asyncio.create_task(sharing.start(engine))
         stop = asyncio.create_task(self._stop_asked.wait())
         await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        try:
-            if not starting.done():  # told to stop meanwhile
-                starting.cancel()
-                await asyncio.wait({starting})
-                return
+        if starting.done():
             starting.result()
-        except MpsError as error:
-            if self._sharing.is_must:
-                raise CannotStart(str(error)) from error
-            log.warning("without MPS", reason=str(error))
+        else:  # told to stop meanwhile
+            starting.cancel()
+            await asyncio.wait({starting})
 
     def _engine_status(self) -> EngineStatus | None:
         return self._engine.status if self._engine is not None else None
@@ -217,7 +226,7 @@ class Stack:
         except TritonUnavailable as error:
             raise CannotStart(str(error)) from error
         gate = None
-        if self._sharing is not None and self._sharing.is_started:
+        if self._sharing is not None:
             launch, gate = self._sharing.shared(launch), self._sharing.until_clients_may_start
         if profiling is not None:
             launch = self._profiled(launch, profiling)

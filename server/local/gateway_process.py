@@ -58,7 +58,7 @@ class GatewayProcess:
     ) -> None:
         self._settings_file = run_dir / "settings.json"
         self._settings_file.touch(mode=0o600)
-        self._settings_file.write_text(settings_json)
+        self.settle(settings_json)
         self._program = program
         self._part = part
         self._on_news = on_news
@@ -69,6 +69,10 @@ class GatewayProcess:
         self._renewal: asyncio.Task[None] | None = None
         self._has_served = False
         self.restarts = 0
+
+    def settle(self, settings_json: str) -> None:
+        """What it reads from its next start on, and every other part with that run_dir."""
+        self._settings_file.write_text(settings_json)
 
     def tell(self, news: EngineNews) -> None:
         """The engine's state, now and for every later gateway process."""

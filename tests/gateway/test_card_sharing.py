@@ -1,6 +1,7 @@
 """MPS beside a Triton: what is decided before a start, and a fault's whole way with a stand-in for each program."""
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ import pytest
 from server.backends.config_pbtxt import GpuInstances, gpu_instances
 from server.backends.reaper import ENGINE_ID_VARIABLE, claim_run_directory, reap
 from server.backends.triton_process import TritonProcess
+from server.backends.triton_runtime import TritonRuntime
 from server.backends.triton_status import EngineState, EngineStatus
 from server.card_sharing import CardSharing, Machine, MpsAsked, MpsPlan, engine_eyes, plan_mps, visible_cards
 from server.choices import CannotStart, EngineChoice, choose_sharing
@@ -22,6 +24,7 @@ from server.gpu.mps.processes import marked
 from server.gpu.mps.supervisor import EngineHandle, MpsNews
 from server.gpu.nvml import Card, NvmlOutcome, Reading
 from server.settings import Settings, SettingsError, read_settings
+from server.stack import Stack as WholeStack
 from tests.backends.supervision import Watcher, claimed_options, quick
 from tests.backends.test_triton_process import FAKE, program
 from tests.gpu.mps_programs import programs
@@ -161,6 +164,29 @@ def test_processes_of_a_model_are_counted_by_its_config(
     (tmp_path / "config.pbtxt").write_text(text)
     assert gpu_instances(tmp_path / "config.pbtxt") == found
     assert gpu_instances(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize("is_must", [True, False])
+async def test_stack_whose_daemon_does_not_start_ends_or_tells_its_gateway_that_it_does_without(
+    is_must: bool, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` is no daemon that is down, which would be an alert for ever; no folder of it is left either way."""
+    runs, seen = Path(machine.program).parents[1] / "runs", []
+
+    def engine_is_next(told: Settings) -> tuple[Path, ...]:
+        read = [json.loads(file.read_text())["mps"] for file in runs.glob("run-*/settings.json")]
+        seen.append((told.mps, read, len(list(runs.glob("run-*")))))
+        raise CannotStart("that was all")
+
+    monkeypatch.setenv("FAKE_MPS_SICK", "dead")
+    monkeypatch.setattr("server.choices.run_folders", lambda: runs)
+    monkeypatch.setattr("server.stack.check_repositories", engine_is_next)
+    plan = plan_mps(replace(MAY, is_must=is_must), [], machine)
+    choice = EngineChoice(settings("on", workers=1), TritonRuntime(tmp_path / "tritonserver"), plan)
+    with pytest.raises(CannotStart, match="ended at once" if is_must else "that was all"):
+        await WholeStack(choice, announce=pytest.fail).run()
+    assert seen == ([] if is_must else [("off", ["off"], 1)])
+    assert list(runs.glob("run-*")) == []
 
 
 class Stack:
