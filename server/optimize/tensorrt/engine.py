@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from server.core.model import TensorSpec
 from server.core.tensor import Array
 from server.optimize.errors import OptimizeError
 from server.optimize.tensorrt.binding import TensorRt
@@ -40,6 +41,17 @@ class Engine:
         names = [self._engine.get_tensor_name(number) for number in range(self._engine.num_io_tensors)]
         self._inputs = [name for name in names if self._is_input(name)]
         self._outputs = [name for name in names if not self._is_input(name)]
+
+    def check_types(self, declared: Sequence[TensorSpec]) -> None:
+        """Raises OptimizeError where Triton would refuse the plan beside a config.pbtxt that declares these tensors."""
+        here = {*self._inputs, *self._outputs}
+        for spec in declared:
+            if spec.name in here and (found := np.dtype(self._dtype(spec.name))) != spec.datatype.dtype:
+                raise OptimizeError(
+                    f"TensorRT {self._tensorrt.release} makes {found} of {spec.name}, which is {spec.datatype} in "
+                    "config.pbtxt, and Triton loads no such plan: export the model with that type, or take a TensorRT "
+                    "that knows it (INT64: 10.0 on)"
+                )
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Array]) -> list[Array]:
         """The outputs `names`, or all; each an array of its own. Raises OptimizeError."""

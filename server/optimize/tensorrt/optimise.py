@@ -95,6 +95,7 @@ def optimise(
     key = _key(workshop, profile, network)
     plan = _plan(workshop, key, network, profile, progress)
     engine = Engine(workshop.tensorrt, plan.content, workshop.cuda)
+    engine.check_types((*source.config.inputs, *source.config.outputs))
     report = EngineReport(
         name=twin_name(source.name, workshop.precision),
         optimized_from=source.name,

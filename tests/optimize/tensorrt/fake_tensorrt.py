@@ -23,7 +23,7 @@ STREAM = 77  # what the fake driver gives out
 def fake_tensorrt(version: str = "10.4.0.26", *, weak: bool = True, **faults: str) -> Any:
     """The module. faults: `builder` (no GPU), `parse`, `build`, `deserialize`, `run`, each the text that is logged.
 
-    Or `nms`: an output's length is known after a run only.
+    Or `nms`: an output's length is known after a run only; `int32`: outputs are of that type.
     """
     module = SimpleNamespace(__version__=version, built=[], faults=faults, has_plugins=False)
     module.init_libnvinfer_plugins = lambda logger, namespace: setattr(module, "has_plugins", namespace == "") or True
@@ -196,8 +196,10 @@ class _Engine:
         return self.module.TensorIOMode.INPUT if is_input else self.module.TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Any:
-        """Floats alone: inputs and outputs stay what the config says."""
+        """Floats alone, inputs and outputs stay what the config says; `int32` makes such outputs, as 8.x of INT64."""
         assert {item.type for item in (*self.inputs, *self.outputs)} == {"tensor(float)"}
+        if "int32" in self.module.faults and name in {item.name for item in self.outputs}:
+            return self.module.DataType.INT32
         return self.module.DataType.FLOAT
 
     def create_execution_context(self) -> "_Context":
