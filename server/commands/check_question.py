@@ -122,9 +122,9 @@ async def answer_to(way: Way, files: ModelFiles, inputs: tuple[Tensor, ...]) -> 
 def patterns_for(metadata: ModelMetadata, files: ModelFiles, shapes: Shapes) -> tuple[InputPattern, ...]:
     """A pattern an input; an image's goes over the numbers that its pixels become. Raises ShapeUnknown, GoldenError."""
     if files.card is not None and files.card.is_relayed:
-        raise ShapeUnknown(
-            f"input {files.card.input_name!r} takes encoded pictures, and none are made here: lay one beside "
-            "config.pbtxt as golden.jpg, and have what it sees recorded (--record)"
-        )
+        how = "have what it sees in golden.jpg recorded (--record)"
+        if files.picture() is None:
+            how = f"lay one beside config.pbtxt as golden.jpg, then {how}"
+        raise ShapeUnknown(f"input {files.card.input_name!r} takes encoded pictures, and none are made here: {how}")
     value_range = pixel_range(files.card.prepare_spec) if files.card is not None else None
     return tuple(pattern_for(spec, shapes, value_range) for spec in metadata.inputs)

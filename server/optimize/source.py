@@ -50,7 +50,7 @@ class SourceModel:
 
 
 def read_source(folder: Path) -> SourceModel:
-    """The model of a folder. Raises OptimizeError where it is none that can be quantised here, and says why."""
+    """The model of a folder. Raises OptimizeError where it is none that can be optimised here, and says why."""
     path = folder / "config.pbtxt"
     try:
         config = read_config(path)
@@ -60,7 +60,7 @@ def read_source(folder: Path) -> SourceModel:
     if config.backend != "onnxruntime":
         raise OptimizeError(
             f"model {config.name!r} is of backend {config.backend or 'unknown'!r}: only models of backend onnxruntime "
-            "can be quantised"
+            "can be optimised"
         )
     if card is None:
         raise OptimizeError(
