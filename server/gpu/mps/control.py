@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from server.gpu.mps.errors import MpsError, MpsRefused
+from server.gpu.mps.errors import MpsError, MpsOtherProtocol, MpsRefused
+from server.gpu.mps.options import OUR_PROTOCOL, PROTOCOL_VARIABLE
 from server.gpu.mps.presence import PIPE_DIRECTORY, daemon_listens
 from server.gpu.mps.status import DaemonStatus, Server, pids_of, state_of
 
 PROGRAM = "nvidia-cuda-mps-control"
-PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"  # of drivers that know a third one, with other commands, on request
-OUR_PROTOCOL = "2"
 ANSWER_S = 5.0
 _THREADS = "get_default_active_thread_percentage"
 
@@ -80,7 +79,7 @@ class Control:
             ) from error
 
     async def threads(self) -> float:
-        """A client's default share of a card's threads, percent. Raises MpsError, also for a daemon of another tongue.
+        """A client's default share of a card's threads, percent. Raises MpsError, MpsOtherProtocol.
 
         It is the daemon's sign of life, and tells which protocol it speaks.
         """
@@ -88,7 +87,7 @@ class Control:
         try:
             return float(answer.split()[-1]) if answer else float("nan")
         except ValueError:
-            raise MpsError(
+            raise MpsOtherProtocol(
                 f"the MPS daemon at {self.directory} answers {answer.splitlines()[0][:80]!r} to {_THREADS}: it speaks "
                 f"another protocol; start it with {PROTOCOL_VARIABLE}={OUR_PROTOCOL}"
             ) from None

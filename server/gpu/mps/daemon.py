@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from server.gpu.mps.control import Control
-from server.gpu.mps.errors import MpsError
+from server.gpu.mps.errors import MpsError, MpsOtherProtocol
 from server.gpu.mps.limits import memory_by_card
 from server.gpu.mps.options import LONGEST_DIRECTORY, MpsOptions
 from server.gpu.mps.status import DaemonStatus
@@ -149,9 +149,13 @@ class OwnDaemon:
             if self.pid is None:
                 raise MpsError(f"{self._hold.program} ended at once; its lines above say why")
             if self.control.listens:
-                with contextlib.suppress(MpsError):
+                try:
                     await self.control.threads()
                     return
+                except MpsOtherProtocol:
+                    raise
+                except MpsError:  # it begins to listen before it answers
+                    pass
             await asyncio.sleep(_LOOK_S)
         await self.control.threads()
         raise MpsError(f"{self._hold.program} does not listen within {self.options.start_s:g} s of its start")

@@ -9,5 +9,9 @@ class MpsRefused(MpsError):
     """The control program answered, and said no."""
 
 
+class MpsOtherProtocol(MpsError):
+    """The daemon answers, and not as we know it: asking again is in vain."""
+
+
 class MpsUnavailable(MpsError):
     """MPS cannot be had here: no GPU, no control program, or a setting that this card cannot keep."""

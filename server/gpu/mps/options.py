@@ -9,6 +9,8 @@ from server.gpu.mps.presence import PIPE_DIRECTORY
 
 LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
 LIMIT_VARIABLES = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"  # of drivers that know a third one, with other commands, on request
+OUR_PROTOCOL = "2"
 VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
 LONGEST_DIRECTORY = 88  # bytes; a Unix socket's path has 107, and the longest one in there is /control_privileged
 
@@ -45,7 +47,7 @@ class MpsOptions:
 
     def daemon_environ(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The daemon's whole environment. Limits are told to it instead, where it refuses a wrong one aloud."""
-        environ = {**inherited, **self.env_vars()}
+        environ = {**inherited, **self.env_vars(), PROTOCOL_VARIABLE: OUR_PROTOCOL}
         for variable in LIMIT_VARIABLES:
             environ.pop(variable, None)
         return environ
