@@ -10,11 +10,13 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
 from server.vision.exif import orientation_of_tiff
 
 Buffer = bytes | memoryview
+MAX_PARTS = 1 << 14  # an event loop reads headers, too: a megabyte of empty chunks took it 80 ms
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -117,6 +119,13 @@ def header_within(data: Buffer, max_pixels: int) -> ImageHeader:
     return header
 
 
+def _count(parts: int, image_format: ImageFormat) -> int:
+    """One part more. Raises UndecodableImage beyond MAX_PARTS."""
+    if parts >= MAX_PARTS:
+        raise broken(image_format, f"it has more than {MAX_PARTS} segments or chunks")
+    return parts + 1
+
+
 def broken(image_format: ImageFormat, what: str) -> UndecodableImage:
     """The one sentence for an image that cannot be decoded."""
     return UndecodableImage(f"the {image_format.upper()} image cannot be decoded: {what}")
@@ -142,16 +151,18 @@ def _begins_like_ours(head: bytes) -> bool:
 _SOF_DECODABLE = {0xC0, 0xC1, 0xC2}
 _SOF = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}
+_SCAN = re.compile(rb"\xff\xda")
+_FILL = re.compile(rb"\xff+")  # before a marker any number of them
 MAX_JPEG_SCANS = 500  # libjpeg-turbo's own tools stop there: a small file of many scans costs minutes
 
 
 def _read_jpeg(data: Buffer) -> ImageHeader:
-    orientation = 1
+    tiff: Buffer = b""
     for marker, payload in _jpeg_segments(data):
         if marker == 0xE1 and payload[:6] == b"Exif\0\0":
-            orientation = orientation_of_tiff(bytes(payload[6:]))
+            tiff = payload[6:]
         if marker in _SOF:
-            return _jpeg_header(data, marker, payload, orientation)
+            return _jpeg_header(data, marker, payload, orientation_of_tiff(bytes(tiff)))
     raise broken(ImageFormat.JPEG, "it has no frame header")
 
 
@@ -165,19 +176,21 @@ def _jpeg_header(data: Buffer, marker: int, payload: Buffer, orientation: int) -
         raise broken(ImageFormat.JPEG, f"it has {components} components; 1, 3 and 4 are supported")
     if width == 0 or height == 0:
         raise broken(ImageFormat.JPEG, f"its header says {width} x {height} pixels")
-    if marker == 0xC2 and (scans := len(re.findall(rb"\xff\xda", data))) > MAX_JPEG_SCANS:
-        raise broken(ImageFormat.JPEG, f"it has {scans} scans (limit {MAX_JPEG_SCANS})")
+    if marker == 0xC2 and next(islice(_SCAN.finditer(data), MAX_JPEG_SCANS, None), None):
+        raise broken(ImageFormat.JPEG, f"it has more than {MAX_JPEG_SCANS} scans")
     return ImageHeader(ImageFormat.JPEG, width, height, orientation)
 
 
 def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, Buffer]]:
     """(marker, payload) up to the first scan."""
-    position = 2
+    position, parts = 2, 0
     while True:
-        if data[position] != 0xFF:
+        fill = _FILL.match(data, position)
+        if fill is None:
+            if position >= len(data):
+                raise IndexError
             raise broken(ImageFormat.JPEG, f"byte {position} should begin a marker and does not")
-        while data[position] == 0xFF:
-            position += 1
+        parts, position = _count(parts, ImageFormat.JPEG), fill.end()
         marker = data[position]
         position += 1
         if marker in (0xD9, 0xDA):
@@ -197,25 +210,27 @@ def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, Buffer]]:
 def _read_png(data: Buffer) -> ImageHeader:
     """Walks every chunk and checks its CRC: a PNG that ends early must not come out half grey."""
     size: tuple[int, int] | None = None
-    orientation, has_pixels = 1, False
+    tiff: Buffer = b""
+    has_pixels = False
     for kind, payload in _png_chunks(data):
         if size is None:
             if kind != b"IHDR":
                 raise broken(ImageFormat.PNG, f"its first chunk is {kind!r}, not IHDR")
             size = struct.unpack_from(">II", payload)
         elif kind == b"eXIf":
-            orientation = orientation_of_tiff(bytes(payload))
+            tiff = payload
         has_pixels = has_pixels or kind == b"IDAT"
     if size is None or not has_pixels:
         raise broken(ImageFormat.PNG, "it has no pixels (no IDAT chunk)")
     if 0 in size:
         raise broken(ImageFormat.PNG, f"its header says {size[0]} x {size[1]} pixels")
-    return ImageHeader(ImageFormat.PNG, size[0], size[1], orientation)
+    return ImageHeader(ImageFormat.PNG, size[0], size[1], orientation_of_tiff(bytes(tiff)))
 
 
 def _png_chunks(data: Buffer) -> Iterator[tuple[bytes, Buffer]]:
-    position = len(PNG_SIGNATURE)
+    position, parts = len(PNG_SIGNATURE), 0
     while True:
+        parts = _count(parts, ImageFormat.PNG)
         if position + 12 > len(data):
             raise broken(ImageFormat.PNG, f"it ends at byte {len(data)}, without its IEND chunk")
         length, kind = struct.unpack_from(">I4s", data, position)
@@ -240,22 +255,22 @@ def _read_webp(data: Buffer) -> ImageHeader:
     if riff_size + 8 > len(data):
         raise broken(ImageFormat.WEBP, f"it has {len(data)} bytes and says {riff_size + 8}")
     width = height = 0
-    orientation = 1
+    tiff: Buffer = b""
     for kind, payload in _webp_chunks(data[: riff_size + 8]):
         if kind in _WEBP_SIZES:
             said_width, said_height = _WEBP_SIZES[kind](payload)
             width, height = max(width, said_width), max(height, said_height)
         elif kind == b"EXIF":
-            tiff = bytes(payload)
-            orientation = orientation_of_tiff(tiff.removeprefix(b"Exif\0\0"))
+            tiff = payload
     if width == 0 or height == 0:
         raise broken(ImageFormat.WEBP, "it has no frame header")
-    return ImageHeader(ImageFormat.WEBP, width, height, orientation)
+    return ImageHeader(ImageFormat.WEBP, width, height, orientation_of_tiff(bytes(tiff).removeprefix(b"Exif\0\0")))
 
 
 def _webp_chunks(data: Buffer) -> Iterator[tuple[bytes, Buffer]]:
-    position = 12
+    position, parts = 12, 0
     while position + 8 <= len(data):
+        parts = _count(parts, ImageFormat.WEBP)
         kind, length = struct.unpack_from("<4sI", data, position)
         if position + 8 + length > len(data):
             raise broken(ImageFormat.WEBP, f"its chunk {kind!r} at byte {position} ends after the last byte")

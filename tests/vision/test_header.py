@@ -6,7 +6,7 @@ import pytest
 
 from server.core.errors import UndecodableImage, UnsupportedMedia
 from server.vision.decode import decode
-from server.vision.header import ImageFormat, read_header, sniff
+from server.vision.header import MAX_PARTS, ImageFormat, read_header, sniff
 from server.vision.spec import ColorFormat
 from tests.vision import images
 
@@ -99,7 +99,7 @@ PNG_IEND = images.png_chunk(b"IEND", b"")
         (_jpeg_of(b"\xff\xda\0\2"), "no frame header"),
         (_jpeg_of(b"\xff\xe0\xff\xff"), "65535 bytes"),
         (_jpeg_of(b"\xff\xe0\0\2garbage"), "should begin a marker"),
-        (_jpeg_of(_frame(0xC2), b"\xff\xda\0\2" * 501), "501 scans"),
+        (_jpeg_of(_frame(0xC2), b"\xff\xda\0\2" * 501), "more than 500 scans"),
         (_png_of(PNG_IHDR, PNG_IEND), "no IDAT"),
         (_png_of(images.png_chunk(b"IDAT", b""), PNG_IEND), "not IHDR"),
         (_png_of(PNG_IHDR), "without its IEND"),
@@ -152,3 +152,30 @@ def test_png_checksum_of_pixels_is_verified() -> None:
     damaged[200] ^= 1
     with pytest.raises(UndecodableImage, match="checksum"):
         read_header(bytes(damaged))
+
+
+@pytest.mark.parametrize("kind", ["empty segments", "standalone markers", "png", "webp"])
+def test_header_of_too_many_parts_is_not_walked_to_its_end(kind: str) -> None:
+    """An event loop reads headers, too: a megabyte of empty chunks would hold it up."""
+    many = MAX_PARTS + 1
+    data = {
+        "empty segments": b"\xff\xd8" + b"\xff\xe2\0\2" * many,
+        "standalone markers": b"\xff\xd8" + b"\xff\x01" * many,
+        "png": images.png(PICTURE, color_type=2, before_pixels=images.png_chunk(b"teXt", b"") * many),
+        "webp": images.webp_file(images.webp_chunk(b"ABCD", b"") * many),
+    }[kind]
+    with pytest.raises(UndecodableImage, match=f"more than {MAX_PARTS} segments or chunks"):
+        read_header(data)
+
+
+def test_header_behind_a_megabyte_of_fill_bytes_is_read_at_once() -> None:
+    """Any number of them may stand before a marker; they are one step, not a million."""
+    encoded = images.jpeg(PICTURE)
+    header = read_header(encoded[:2] + b"\xff" * (1 << 20) + encoded[2:])
+    assert (header.width, header.height) == (61, 37)
+
+
+def test_header_of_as_many_chunks_as_a_large_picture_has_is_read() -> None:
+    """64 MiB in the chunks of 8 KiB that libpng writes."""
+    before = images.png_chunk(b"teXt", b"") * 8192
+    assert read_header(images.png(PICTURE, color_type=2, before_pixels=before)).width == 61
