@@ -152,7 +152,7 @@ _SOF_DECODABLE = {0xC0, 0xC1, 0xC2}
 _SOF = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}
 _SCAN = re.compile(rb"\xff\xda")
-_FILL = re.compile(rb"\xff+")  # before a marker any number of them
+_FILL = re.compile(rb"\xff+")  # before a marker any number of them; each counts, since an engine may walk them singly
 MAX_JPEG_SCANS = 500  # libjpeg-turbo's own tools stop there: a small file of many scans costs minutes
 
 
@@ -190,7 +190,7 @@ def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, Buffer]]:
             if position >= len(data):
                 raise IndexError
             raise broken(ImageFormat.JPEG, f"byte {position} should begin a marker and does not")
-        parts, position = _count(parts, ImageFormat.JPEG), fill.end()
+        parts, position = _count(parts + fill.end() - position - 1, ImageFormat.JPEG), fill.end()
         marker = data[position]
         position += 1
         if marker in (0xD9, 0xDA):

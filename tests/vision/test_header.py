@@ -154,13 +154,14 @@ def test_png_checksum_of_pixels_is_verified() -> None:
         read_header(bytes(damaged))
 
 
-@pytest.mark.parametrize("kind", ["empty segments", "standalone markers", "png", "webp"])
+@pytest.mark.parametrize("kind", ["empty segments", "standalone markers", "fill bytes", "png", "webp"])
 def test_header_of_too_many_parts_is_not_walked_to_its_end(kind: str) -> None:
     """An event loop reads headers, too: a megabyte of empty chunks would hold it up."""
     many = MAX_PARTS + 1
     data = {
         "empty segments": b"\xff\xd8" + b"\xff\xe2\0\2" * many,
         "standalone markers": b"\xff\xd8" + b"\xff\x01" * many,
+        "fill bytes": b"\xff\xd8" + b"\xff" * many + images.jpeg(PICTURE)[2:],
         "png": images.png(PICTURE, color_type=2, before_pixels=images.png_chunk(b"teXt", b"") * many),
         "webp": images.webp_file(images.webp_chunk(b"ABCD", b"") * many),
     }[kind]
@@ -168,10 +169,10 @@ def test_header_of_too_many_parts_is_not_walked_to_its_end(kind: str) -> None:
         read_header(data)
 
 
-def test_header_behind_a_megabyte_of_fill_bytes_is_read_at_once() -> None:
-    """Any number of them may stand before a marker; they are one step, not a million."""
+def test_header_behind_fill_bytes_is_read() -> None:
+    """Any number of them may stand before a marker, within reason."""
     encoded = images.jpeg(PICTURE)
-    header = read_header(encoded[:2] + b"\xff" * (1 << 20) + encoded[2:])
+    header = read_header(encoded[:2] + b"\xff" * 1000 + encoded[2:])
     assert (header.width, header.height) == (61, 37)
 
 
