@@ -20,7 +20,7 @@ from server.vision.header import header_within
 from server.vision.preprocess import geometry_of
 from server.vision.spec import PrepareSpec
 
-AT_ONCE_BYTES = 1 << 20  # a PNG's checksums, or a progressive JPEG's scans: a millisecond of the event loop, ten at worst
+AT_ONCE_BYTES = 1 << 20  # a PNG's checksums, a progressive JPEG's scans: a millisecond of the event loop, ten at worst
 _LENGTH = struct.Struct("<I")
 
 
