@@ -1,6 +1,7 @@
 """The MPS daemon as a child, and as somebody else's: started, told its limits, asked, ended, and found again."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from server.backends import triton_launch
 from server.backends.reaper import ENGINE_ID_VARIABLE, reap
+from server.gpu.mps.background import start_background
 from server.gpu.mps.control import Control
 from server.gpu.mps.daemon import LEFT_BEHIND, ForeignDaemon, Hold, OwnDaemon
 from server.gpu.mps.errors import MpsError
@@ -125,6 +127,36 @@ async def test_daemon_that_hears_no_signal_is_ended_all_the_same(place: Place, m
     await daemon.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_daemon_that_nothing_ends_is_left_after_seconds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that hangs in the driver: whoever stops the stack does not wait for it."""
+    monkeypatch.setattr("server.gpu.mps.daemon._TERM_S", 0.1)
+    daemon = place.daemon(sick="deaf", quit_s=0)
+    await daemon.start()
+    pid = daemon.pid
+    assert pid is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{__name__}.reap", lambda *_, **__: None)
+        patch.setattr(asyncio.subprocess.Process, "kill", lambda _: None)
+        async with asyncio.timeout(20):
+            await daemon.stop()
+        os.kill(pid, 0)
+    with contextlib.suppress(ProcessLookupError):  # once it has ended
+        async with asyncio.timeout(20):
+            while True:
+                os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0.01)
+
+
+async def test_daemon_in_the_background_that_does_not_get_there_is_given_up(place: Place, tmp_path: Path) -> None:
+    """`-d` returns when the daemon runs; where the driver hangs it does not."""
+    program = tmp_path / "hangs"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    async with asyncio.timeout(20):
+        with pytest.raises(MpsError, match="does not return within"):
+            await start_background(MpsOptions(place.pipes, start_s=0.1), str(program), os.environ, 1)
 
 
 async def test_second_daemon_in_the_same_folder_is_refused(place: Place) -> None:

@@ -30,7 +30,9 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
             env=options.daemon_environ(environ),
             start_new_session=True,
         )
-        code = await process.wait()
+        code = await _end_of(process, options.start_s)
+    if code is None:
+        raise MpsError(f"{program} -d does not return within {options.start_s:g} s: the driver hangs, see dmesg")
     if code:
         raise MpsError(f"{program} -d failed: {said.read_text(errors='replace').strip() or code}")
     await _until_it_answers(control, options.start_s)
@@ -40,6 +42,18 @@ async def start_background(options: MpsOptions, program: str, environ: Mapping[s
     except MpsError:
         await stop_background(control, quit_s=0)
         raise
+
+
+async def _end_of(process: asyncio.subprocess.Process, patience_s: float) -> int | None:
+    """Its exit code; None where it had to be killed, which not even ends one that hangs in the driver."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            return await process.wait()
+    process.kill()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    return None
 
 
 async def stop_background(control: Control, *, quit_s: int) -> None:

@@ -178,7 +178,9 @@ class OwnDaemon:
                     process.kill()
         await asyncio.to_thread(self._hold.clear, process.pid if process is not None else None)
         if process is not None:
-            await process.wait()
+            with contextlib.suppress(TimeoutError):  # not even that ends one that hangs in the driver
+                async with asyncio.timeout(_TERM_S):
+                    await process.wait()
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_TERM_S)
             self._reading.cancel()
