@@ -119,13 +119,15 @@ def test_card_that_falls_off_the_bus_is_lost(nvml: Change, error: int) -> None:
 
 
 def test_card_that_fails_and_is_found_again_is_not_lost(nvml: Change) -> None:
-    """Unknown Error of one reading: the next one has figures again."""
+    """Unknown Error of one reading: the next one has figures again, and no reason to have none."""
     nvml(card())
     cards = Cards()
     nvml(card(error=999))
-    assert cards.read().cards[0].lost == ""
+    (silent,) = cards.read().cards
+    assert (silent.lost, silent.why_no_activity) == ("", "Unknown Error")
     nvml(card())
-    assert cards.read().cards[0].activity.sm == 0.0076
+    (again,) = cards.read().cards
+    assert (again.activity.sm, again.why_no_activity) == (0.0076, "")
 
 
 def test_card_that_fails_and_is_not_found_again_is_lost(nvml: Change) -> None:

@@ -116,12 +116,13 @@ class _Card:
             if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
                 self._device, self._lost = None, str(error)
             else:  # such as "Unknown Error": lost if it is not to be found any more
-                self._why_no_activity = str(error)
                 self._find()
+                return self._silent(str(error))
         return self._silent()
 
-    def _silent(self) -> CardLoad:
-        why = self._why_no_activity
+    def _silent(self, why: str = "") -> CardLoad:
+        """why: of this once."""
+        why = self._why_no_activity or why
         return CardLoad(self._index, self._uuid, self._name, why_no_activity=why, lost=self._lost)
 
     def _load(self) -> CardLoad:
