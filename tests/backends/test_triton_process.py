@@ -79,11 +79,11 @@ def test_arguments_name_every_repository_port_and_region() -> None:
         "--backend-config=onnxruntime,shm-region-prefix-name=penstock_0123456789ab_",
         "--backend-config=python,shm-region-prefix-name=penstock_0123456789ab_",
     ):
-        assert "stub-timeout" not in line
+        assert part in line
+    assert line.endswith("--log-verbose 1")
+    assert "stub-timeout" not in line
     slow = triton_arguments(options, ("python", "torch"))
     assert "--backend-config=torch,stub-timeout-seconds=120" in slow, "dozens of PyTorch processes start on few cores"
-    assert part in line
-    assert line.endswith("--log-verbose 1")
     assert "trace" not in line
 
 
