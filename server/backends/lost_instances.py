@@ -4,14 +4,19 @@ Triton 2.51 does not start a Python-based instance's process again: each request
 second, "Stub process … is not healthy", while the others of the model go on. So the model is loaded once more beside
 itself, by a config that differs in a parameter nobody reads; Triton swaps when the new instances are ready. Where there
 is no room for both, Triton as a whole is restarted.
+
+Triton ends the old instances when they have answered what they had; one that died with requests in hand never does, and
+its mates of the same load would stay for ever. They have OLD_GOES_S, then they are killed.
 """
 
 import asyncio
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +30,7 @@ from server.logs import get_logger
 
 log = get_logger("engine")
 LOOK_S = 0.5
+OLD_GOES_S = 30.0  # for what the old instances have in hand; Triton itself takes some 8 s
 PATIENCE_S = 600.0  # a load; and whoever's connection is served by the thread of Triton's that somebody's load holds
 RENEWAL_PARAMETER = "penstock-renewal"
 _STUB = "triton_python_b"  # as the kernel shortens triton_python_backend_stub
@@ -50,18 +56,42 @@ class InstanceSight:
     for a moment, too.
     """
 
-    def __init__(self, name_of: Callable[[int], str], proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        name_of: Callable[[int], str],
+        proc: Path = Path("/proc"),
+        kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
+    ) -> None:
         self._name_of = name_of
         self._proc = proc
+        self._kill = kill
         self._names: dict[int, str] = {}
         self._dead: set[int] = set()
         self._told: set[int] = set()
+        self._retired: set[int] = set()
+
+    def retire(self, model: str, models: Iterable[str]) -> frozenset[int]:
+        """The model's processes of now: their end will be no loss. models: all that the engine knows."""
+        known = tuple(models)
+        found = frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
+        self._retired |= found
+        return found
+
+    def end(self, engine_pid: int, retired: Iterable[int]) -> tuple[int, ...]:
+        """Kill those that still live as this Triton's; which."""
+        children = set(self._children(engine_pid))
+        left = tuple(sorted(pid for pid in retired if pid in children and self._stub_state(pid) not in ("", "Z")))
+        for pid in left:
+            with suppress(ProcessLookupError):
+                self._kill(pid)
+        return left
 
     def lost(self, engine_pid: int) -> tuple[str, ...]:
         """The instances lost, each told once. engine_pid: of the Triton that runs now."""
         states = {pid: state for pid in self._children(engine_pid) if (state := self._stub_state(pid))}
         dead = {pid for pid, state in states.items() if state == "Z"}
-        new = (dead & self._dead) - self._told
+        self._retired &= states.keys()
+        new = (dead & self._dead) - self._told - self._retired
         self._names = {pid: self._named(pid, is_alive=pid not in dead) for pid in states}
         self._dead, self._told = dead, (self._told & dead) | new
         return tuple(sorted(self._names[pid] for pid in new if self._names[pid]))
@@ -126,6 +156,7 @@ class InstanceRenewal:
         self._engine_pid = engine_pid
         self._restart = restart
         self._renewed_at = time.monotonic()
+        self._old: list[tuple[float, int, frozenset[int]]] = []  # when they are to be gone, of which Triton, whom
         self.renewals = 0
 
     async def run(self) -> None:
@@ -138,11 +169,24 @@ class InstanceRenewal:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            if (pid := self._engine_pid()) is not None and (lost := self._sight.lost(pid)):
+            if (pid := self._engine_pid()) is None:
+                continue
+            lost = self._sight.lost(pid)
+            self._end_old(pid)
+            if lost:
                 self._backoff.live(self._renewed_at)
                 await asyncio.sleep(self._backoff.next_delay_s(time.monotonic()))
                 await self._replace(lost, pid)
                 self._renewed_at = time.monotonic()
+
+    def _end_old(self, engine_pid: int) -> None:
+        now = time.monotonic()
+        due = [old for old in self._old if old[0] <= now]
+        self._old = [old for old in self._old if old[0] > now]
+        for _, of_pid, processes in due:
+            if of_pid == engine_pid and (ended := self._sight.end(engine_pid, processes)):
+                pids = ",".join(map(str, ended))
+                log.warning("old processes of a model did not end; they are killed", pids=pids)
 
     async def _replace(self, instances: tuple[str, ...], engine_pid: int) -> None:
         """Of a Triton that was ended meanwhile nothing is left to mend."""
@@ -156,7 +200,9 @@ class InstanceRenewal:
             if nameless := lost.pop("", None):
                 log.warning("a process of some model died; its name tells not of which", instances=",".join(nameless))
             for model in sorted(lost.keys() & ready):
+                old = self._sight.retire(model, known)
                 await self._renew(model, lost[model])
+                self._old.append((time.monotonic() + OLD_GOES_S, engine_pid, old))
         except (InferenceError, ValueError) as error:
             if self._engine_pid() == engine_pid:
                 log.error("a dead instance cannot be replaced beside the others", reason=str(error))

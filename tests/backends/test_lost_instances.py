@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,25 @@ def test_processes_that_are_no_models_and_a_triton_that_is_gone_are_nothing(proc
     assert eyes.lost(99) == ()
 
 
+def test_processes_that_are_retired_are_no_loss_and_are_ended_if_they_stay(proc: FalseProc) -> None:
+    """Those of the one model that live; who has ended, and a process that is somebody else's by then, is left alone."""
+    killed: list[int] = []
+    names = {60: "m_0_0", 61: "m_0_1", 62: "other_0_0", 63: "m_0_2"}
+    eyes = InstanceSight(names.__getitem__, proc.folder, killed.append)
+    for pid in names:
+        proc.child(pid, "S")
+    eyes.lost(TRITON)
+    old = eyes.retire("m", ["m", "other"])
+    assert old == {60, 61, 63}
+    proc.child(60, "Z")
+    proc.child(63, "S", name="sh")
+    assert [eyes.lost(TRITON) for _ in range(3)] == [(), (), ()]
+    assert eyes.end(TRITON, old) == (61,)
+    assert killed == [61]
+    proc.child(62, "Z")
+    assert [eyes.lost(TRITON) for _ in range(3)] == [(), ("other_0_0",), ()]
+
+
 class FalseTriton:
     """Its repository API. refuses: loads."""
 
@@ -157,6 +176,15 @@ class ScriptedSight(InstanceSight):
     def __init__(self, *looks: tuple[str, ...]) -> None:
         super().__init__(str)
         self._looks = list(looks)
+        self.ended: list[frozenset[int]] = []
+
+    def retire(self, model: str, models: Iterable[str]) -> frozenset[int]:
+        assert (model, set(models)) == ("m", {"m", "n", "m_big"})
+        return frozenset({60, 61})
+
+    def end(self, engine_pid: int, retired: Iterable[int]) -> tuple[int, ...]:
+        self.ended.append(frozenset(retired))
+        return tuple(retired)
 
     def lost(self, engine_pid: int) -> tuple[str, ...]:
         return self._looks.pop(0) if self._looks else ()
@@ -190,6 +218,17 @@ async def test_model_of_lost_instances_is_loaded_once_more_with_its_own_config(t
     assert len(loads) == 1
     config = json.loads(loads[0]["parameters"]["config"])
     assert config["parameters"] == {"a": {"string_value": "b"}, RENEWAL_PARAMETER: {"string_value": "1"}}
+
+
+@pytest.mark.parametrize(("old_goes_s", "ended"), [(0.0, [{60, 61}]), (60.0, [])])
+async def test_old_processes_are_ended_when_their_time_is_over(
+    triton: FalseTriton, monkeypatch: pytest.MonkeyPatch, old_goes_s: float, ended: list[set[int]]
+) -> None:
+    """Triton waits for ever for those of a load of which one died with requests in hand; once, and not before."""
+    monkeypatch.setattr(lost_instances, "OLD_GOES_S", old_goes_s)
+    eyes = ScriptedSight(("m_0_1",))
+    await renewed(eyes, triton, until="/load")
+    assert eyes.ended == ended
 
 
 @pytest.mark.parametrize("instance", ["n_0_1", "m_big_0_0", "unknown"])

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from loadtest.bench.gpu.penstock_up import PenstockUp
+from server.backends.lost_instances import OLD_GOES_S
 from tests.conftest import CHECKOUT
 
 pytestmark = pytest.mark.long
@@ -91,11 +92,14 @@ def test_model_process_that_is_killed_costs_its_own_requests_and_is_replaced(
                 time.sleep(0.1)
             time.sleep(2.0)
             healed = time.monotonic()
+            until = healed + OLD_GOES_S + 10.0
+            while living(up) & before and time.monotonic() < until:
+                time.sleep(0.5)
             time.sleep(2.0)
         finally:
             callers.end()
         failed = [(moment, why) for moment, why in callers.answers if why]
-        assert len(living(up) - before) == INSTANCES
+        assert len(living(up) - before) == len(living(up)) == INSTANCES, "none of the old ones stays"
         assert all("is not healthy" in why for _, why in failed)
         assert len(failed) < 0.05 * len(callers.answers)
         assert [why for moment, why in failed if moment > healed] == []
