@@ -1,5 +1,7 @@
 """The torch backend's pure parts: its parameters, buckets, groups, and which memory is page-locked."""
 
+import subprocess
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +13,7 @@ from server.backends.torch_serving.config import EngineSpec, Precision, engine_s
 from server.backends.torch_serving.errors import LoadError
 from server.backends.torch_serving.pictures_spec import Fit, PictureSpec
 from server.backends.torch_serving.staging import Mapping, PinnedRegions, shared_mappings
+from tests.conftest import CHECKOUT
 
 REGION = "/dev/shm/triton_python_backend_shm_region_1"
 ENCODED = {"image-decoder": "engine", "infer-dims": "3;224;160"}
@@ -229,3 +232,9 @@ def test_memory_in_no_shared_region_is_left_alone() -> None:
     driver = Driver(lines((0x1000, 0x2000, REGION)))
     assert not PinnedRegions(driver.lock, driver.unlock, driver.maps).pin(0x9000)
     assert driver.locked == []
+
+
+def test_process_that_only_looks_at_a_configuration_does_not_import_torch() -> None:
+    """Triton starts one for each model, and PyTorch takes seconds."""
+    asked = "import sys, server.backends.torch_serving.instance as _; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], cwd=CHECKOUT, timeout=60, check=False).returncode == 0

@@ -16,8 +16,9 @@ import torch
 
 from server.backends.torch_serving.config import EngineSpec, engine_spec
 from server.backends.torch_serving.device import pinned_regions
+from server.backends.torch_serving.interfaces import Runner
 from server.backends.torch_serving.program import WIRE_TYPES, load_program
-from server.backends.torch_serving.runners import EagerRunner, GraphRunner, Runner
+from server.backends.torch_serving.runners import EagerRunner, GraphRunner
 
 SHARED_MEMORY = "/dev/shm"
 

@@ -12,8 +12,9 @@ import torch
 from .config import Config, EngineSpec, instance_count
 from .errors import LoadError
 from .instance import Instance, Reader
+from .interfaces import Runner
 from .program import load_program
-from .runners import EagerRunner, GraphRunner, Runner
+from .runners import EagerRunner, GraphRunner
 from .staging import PinnedRegions
 
 _SECONDS_TO_ANSWER = 0.5  # for the answers of the batch that met the fault to reach Triton

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from .batch import Group, groups
 from .config import EngineSpec
 from .errors import RequestError
+from .interfaces import Pending, Runner
 from .nvtx import stage
-from .runners import Pending, Runner
 
 
 class Reader(Protocol):

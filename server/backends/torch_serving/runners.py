@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -10,33 +10,11 @@ from .buckets import bucket_for
 from .config import EngineSpec, TensorSpec
 from .dtypes import WIRE_TYPES, network_type
 from .errors import LoadError
+from .interfaces import Pending
 from .program import Program
 from .staging import PinnedRegions
 
 _WARM_UP_RUNS = 2  # before a capture: cuDNN and cuBLAS choose, load and allocate what they may not during one
-
-
-class Pending(Protocol):
-    """A run that was asked for."""
-
-    def outputs(self) -> tuple[Any, ...]:
-        """The outputs in the host's memory, one row a row of input, in the wire's types; waits for them.
-
-        They are overwritten by a later run: what reads them must be done before `slots` more are begun.
-        """
-
-
-class Runner(Protocol):
-    """Runs one program. Not thread-safe: its thread is the one that made it."""
-
-    def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> Pending:
-        """Start a run. columns: of each input the requests' tensors, in host or device memory, rows of them in all."""
-
-    def picture_input(self, rows: int) -> Any:
-        """Where the pictures of the next run go: (rows, C, H, W), of the network's type and memory format."""
-
-    def begin_pictures(self, rows: int) -> Pending:
-        """Start a run on what lies in picture_input."""
 
 
 class EagerRunner:

@@ -44,8 +44,11 @@ class TritonPythonModel:
             raise _load_failure(self._name, error) from None
 
     def _open(self, args: dict[str, str]) -> None:
-        from torch.utils.dlpack import from_dlpack, to_dlpack
-        from torch_serving import device
+        try:
+            from torch.utils.dlpack import from_dlpack, to_dlpack
+            from torch_serving import device
+        except ImportError as error:
+            raise LoadError(f"PyTorch is not in the environment of Triton's models ({error}): `make gpu`") from error
 
         self._from_dlpack, self._to_dlpack = from_dlpack, to_dlpack
         self._is_broken, self._end_after = device.is_broken, device.end_after
