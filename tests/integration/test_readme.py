@@ -20,7 +20,7 @@ from tests.integration.pictures import frames, jpeg
 
 pytestmark = pytest.mark.xdist_group("stack")
 PROGRAMS = ("make", "curl", ".venv/bin/")
-ELSEWHERE = ("make up", "make test", "make check")  # run by a person, or by what runs this
+ELSEWHERE = ("make up", "make test", "make check", "make gpu")  # run by a person, or by what runs this; 5 GB
 
 
 NOBODY = ["--url", "http://127.0.0.1:9"]
