@@ -10,10 +10,10 @@ from typing import Self
 
 from loadtest.bench.wire import BadAnswer
 from server.gpu.mps import PIPE_DIRECTORY, daemon_listens
+from server.gpu.mps.control import PROGRAM as CONTROL
+from server.gpu.mps.options import LIMIT_VARIABLES, LOG_DIRECTORY
 
-CONTROL = "nvidia-cuda-mps-control"
-LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
-THREAD_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+THREAD_PERCENTAGE, _ = LIMIT_VARIABLES
 START_S, ASK_S, QUIT_S = 20.0, 10.0, 5
 
 

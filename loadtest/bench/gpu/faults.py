@@ -29,13 +29,14 @@ from loadtest.bench.gpu.stretch import Bench
 from loadtest.bench.wire import BadAnswer, http_infer
 from server.core.tensor import Datatype, Tensor
 from server.gpu.mps import PIPE_DIRECTORY
+from server.gpu.mps.control import PROGRAM as CONTROL
 
 BEFORE_S, AFTER_S, MOST_S, CALM_S, CALM_WITHIN_S = 1.5, 2.0, 45.0, 1.5, 15.0
 PROBE_S = 2.0
 CLIENT_KILLED, CLIENT_FAULTS = "one client killed", "another client makes an illegal memory access"
 SERVER_KILLED, DAEMON_KILLED = "MPS server killed", "MPS control daemon killed"
 FAULTS = (CLIENT_KILLED, CLIENT_FAULTS, SERVER_KILLED, DAEMON_KILLED)
-CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
+SERVER = "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from server.gpu.mps import PIPE_DIRECTORY
+from server.gpu.mps.control import PROGRAM as CONTROL
+from server.gpu.mps.options import LOG_DIRECTORY
 from server.gpu.telemetry import CardLoad, NoTelemetry, Sampler
 
-CONTROL = "nvidia-cuda-mps-control"
 SPIN_CYCLES = 200_000_000  # a tenth of a second at 2 GHz, on one thread
 SETTLE_S = 1.2  # `util` is of the driver's last sampling time, up to a second
 READY_S = 60.0
@@ -116,7 +118,7 @@ def processes_of(card: CardLoad) -> str:
 def mps() -> Iterator[dict[str, str]]:
     """A daemon of its own, with the environment of its clients."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, PIPE_DIRECTORY: folder, LOG_DIRECTORY: folder}
         daemon = subprocess.Popen([CONTROL, "-f"], env=environment, stdout=subprocess.DEVNULL)
         try:
             until = time.monotonic() + READY_S
