@@ -63,7 +63,7 @@ def measure_jpeg(bench: Bench, jpeg: JpegPlan) -> None:
             random.Random(plan.seed + number).shuffle(order)
             for way in order:
                 way.run_round(number)
-            bench.save()
+                bench.save()
 
 
 class _Way:

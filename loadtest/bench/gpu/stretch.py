@@ -13,15 +13,17 @@ from loadtest.bench.closed_loop import make_lap
 from loadtest.bench.gpu.closed import CallersLap, Lane
 from loadtest.bench.gpu.connection import OK, BrokenConnection, exchange, said
 from loadtest.bench.gpu.generators import START_S, Generators
-from loadtest.bench.gpu.laps import Key, Ledger
+from loadtest.bench.gpu.laps import Key, Ledger, in_words
 from loadtest.bench.gpu.regions import SystemRegions
 from loadtest.bench.gpu.requests import ask
 from loadtest.bench.wire import BadAnswer
+from loadtest.report.wording import plain_number
 from loadtest.witness.process_cpu import CpuMeter
 from server.backends.triton_runtime import TritonRuntime
 from server.gpu.telemetry import NoTelemetry, Sampler
 
 FIRST_ANSWER_S = 60.0
+_RATES = ("rate", "held_per_s", "ok_per_s")  # what a lap is told by
 _ACTIVITY = {"sm": "sm_activity", "sm_occupancy": "sm_occupancy", "tensor": "tensor_activity"} | {
     "memory_bandwidth": "memory_bandwidth_activity",
     "graphics_engine": "kernel_running",
@@ -66,8 +68,10 @@ class Bench:
         print(f"gpu: {what} after {took_s:.0f} s", file=sys.stderr, flush=True)
 
     def add(self, part: str, number: int, key: Key, figures: Mapping[str, float], span: tuple[float, float]) -> None:
-        """Notes a lap; how busy the card was in the span is added when the round is saved."""
+        """Notes a lap and says so; how busy the card was in the span is added when the round is saved."""
         self._pending.append((part, number, key, dict(figures), span))
+        rate = next((figures[name] for name in _RATES if name in figures), 0.0)
+        print(f"gpu: round {number}: {part}, {in_words(key)}: {plain_number(rate)}/s", file=sys.stderr, flush=True)
 
     def save(self) -> None:
         """Writes what there is."""
