@@ -52,4 +52,7 @@ class Overlap:
 
 
 def _turn(number: int) -> _Turn:
-    return {0: _Turn.WHOLE, PERIOD // 2: _Turn.EARLY}.get(number % PERIOD, _Turn.USUAL)
+    turn = number % PERIOD
+    if turn == 0:
+        return _Turn.WHOLE
+    return _Turn.EARLY if turn == PERIOD // 2 else _Turn.USUAL

@@ -107,7 +107,7 @@ class BatchQueue:
 
     def pop(self, now: float) -> Batch | None:
         """A batch that is to run now, or None. Call it until it returns None."""
-        if not self._waiting.entries or now < self._send_at(now):
+        if not self._waiting.entries or self._schedule.is_full or now < self._send_at(now):
             return None
         lane = self._waiting.first()
         return None if lane is None else self._form(lane, now)
@@ -115,9 +115,12 @@ class BatchQueue:
     def expire(self, now: float) -> list[Dropped]:
         """Those that are given up now: their time has passed, or is too short for the engine to answer in it."""
         lost, self._lost = self._lost, []
+        entry = self._waiting.earliest()
+        if entry is None:
+            return lost
         fit = self._schedule.trusted_fit(now)
         begin = self._schedule.begin(now) if fit is not None else now
-        while (entry := self._waiting.earliest()) is not None:
+        while entry is not None:
             deadline = entry.deadline or 0.0
             if deadline <= now:
                 error: InferenceError = refusals.passed(self.model_name, entry, now)
@@ -126,6 +129,7 @@ class BatchQueue:
             else:
                 break
             lost.append(self._drop(entry, error))
+            entry = self._waiting.earliest()
         return lost
 
     def cancel(self, entry: Entry, now: float) -> Stage:
@@ -165,7 +169,7 @@ class BatchQueue:
             return None
         entry = self._waiting.earliest()
         give_up_at = NEVER if entry is None else self._give_up_at(entry, now) + TICK_S
-        wakeup_at = min(give_up_at, self._send_at(now))
+        wakeup_at = give_up_at if self._schedule.is_full else min(give_up_at, self._send_at(now))
         return None if wakeup_at == NEVER else wakeup_at
 
     def close(self, now: float) -> list[Dropped]:
@@ -260,7 +264,7 @@ class BatchQueue:
         if fit is None:
             head = lane.head()
             return self._limit.rows if head is not None and head[3].deadline is not None else max_rows
-        max_rows = self._schedule.even_rows(fit, max_rows)
+        max_rows = self._schedule.even_rows(fit, max_rows, lane.rows)
         longest_s = self._shares.longest_s()
         if longest_s is None or fit.beta_s <= 0.0:
             return max_rows

@@ -19,47 +19,58 @@ class Call:
 
 
 class Running:
-    """Calls in the order in which they were sent; instances of them run, the rest wait."""
+    """Calls in the order in which they were sent; instances of them run, the rest wait.
+
+    What is asked far more often than calls come and go is a number that `start` and `finish` keep. calls, rows: of all.
+    is_free: whether an instance has nothing to do. due_at: when the first call should end by what was expected of it;
+    None while an instance has nothing to do.
+    """
+
+    __slots__ = ("_calls", "_instances", "calls", "due_at", "is_free", "rows")
 
     def __init__(self, instances: int) -> None:
         self._instances = instances
         self._calls: dict[int, Call] = {}
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    @property
-    def rows(self) -> int:
-        """Of all calls."""
-        return sum([call.batch.rows for call in self._calls.values()])
-
-    @property
-    def is_free(self) -> bool:
-        """Whether an instance has nothing to do."""
-        return len(self._calls) < self._instances
+        self.calls = 0
+        self.rows = 0
+        self.is_free = instances > 0
+        self.due_at: float | None = None
 
     def start(self, batch: Batch, now: float, expected_s: float) -> None:
         """The batch is sent."""
         self._calls[batch.number] = Call(batch, expected_s, now if self.is_free else None)
+        self._count()
 
     def finish(self, batch: Batch, now: float) -> Call | None:
         """The call's end; the next one at the door begins. None for a batch that did not run."""
         call = self._calls.pop(batch.number, None)
-        if call is None or call.began is None:
-            return None
+        has_run = call is not None and call.began is not None
+        if has_run:
+            self._begin_next(now)
+        self._count()
+        return call if has_run else None
+
+    def _begin_next(self, now: float) -> None:
         for waiting in self._calls.values():
             if waiting.began is None:
                 waiting.began = now
                 waiting.lead_s = now - waiting.batch.formed_at
-                break
-        return call
+                return
+
+    def _count(self) -> None:
+        calls = self._calls.values()
+        self.calls = len(calls)
+        self.rows = sum([call.batch.rows for call in calls])
+        self.is_free = self.calls < self._instances
+        ends = () if self.is_free else [call.began + call.expected_s for call in calls if call.began is not None]
+        self.due_at = min(ends) if ends else None
 
     def free_at(self, now: float) -> float:
         """When an instance takes one more call: now, or the expected end of those that run.
 
         A call that should have ended is taken to last as long again as it is late already.
         """
-        if len(self._calls) < self._instances:
+        if self.is_free:
             return now
         ends: list[float] = []
         waiting: list[float] = []
@@ -82,9 +93,3 @@ class Running:
         ends = sorted(call.began + call.expected_s for call in self._calls.values() if call.began is not None)
         after = 0 if free == 1 else 1
         return ends[after] if after < len(ends) else float("inf")
-
-    def due_at(self) -> float | None:
-        """When the first call should end by what was expected of it; None while an instance has nothing to do."""
-        if self.is_free:
-            return None
-        return min(call.began + call.expected_s for call in self._calls.values() if call.began is not None)

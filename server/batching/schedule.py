@@ -28,6 +28,7 @@ class Schedule:
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
+        self._slots = options.slots
         self._running = Running(options.instances)
         self._times = ServiceTimes()
         self._overlap = Overlap()
@@ -43,7 +44,12 @@ class Schedule:
     @property
     def in_flight(self) -> int:
         """Calls at the engine."""
-        return len(self._running)
+        return self._running.calls
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the engine has as many calls as it may: nothing is sent before one has ended."""
+        return self._running.calls >= self._slots
 
     @property
     def fit(self) -> Fit | None:
@@ -52,26 +58,33 @@ class Schedule:
 
     def trusted_fit(self, now: float) -> Fit | None:
         """The fit, unless nothing runs and the last call is long ago: then the engine may be another by now."""
-        if self._times.is_doubted or (not len(self._running) and now - self._ended_at >= TRUST_S):
+        times = self._times
+        if times.is_doubted or (not self._running.calls and now - self._ended_at >= TRUST_S):
             return None
-        return self._times.fit
+        return times.fit
 
     def least_s(self, rows: int, now: float) -> float:
         """What a call of so many rows takes at least, where no fit tells; 0 where nothing does."""
-        is_old = not len(self._running) and now - self._ended_at >= TRUST_S
+        is_old = not self._running.calls and now - self._ended_at >= TRUST_S
         return 0.0 if is_old else self._times.least_s(rows)
 
     def begin(self, now: float) -> float:
         """When a call that is sent as early as may be would have begun, had it been sent to an idle engine."""
-        return max(self._running.free_at(now) - self._overlap.overhead_s, now)
+        running = self._running
+        return now if running.is_free else max(running.free_at(now) - self._overlap.overhead_s, now)
 
-    def even_rows(self, fit: Fit, max_rows: int) -> int:
-        """Rows of a batch where all instances share the load evenly, and some more; max_rows for a single instance."""
+    def even_rows(self, fit: Fit, max_rows: int, waiting: int) -> int:
+        """Rows of a batch where all instances share the load evenly, and some more; max_rows for a single instance.
+
+        waiting: rows. Of many, each instance's part, whatever the load is usually: else a queue that has grown stays,
+        since small batches cost the gateway more time than they save the engine.
+        """
         instances = self._options.instances
         share = self._usual_rate / instances
         if instances == 1 or share * fit.beta_s >= EVEN_AT_MOST:
             return max_rows
-        return min(int(EVEN_MARGIN * share * fit.alpha_s / (1.0 - share * fit.beta_s)) + EVEN_MORE, max_rows)
+        even = int(EVEN_MARGIN * share * fit.alpha_s / (1.0 - share * fit.beta_s)) + EVEN_MORE
+        return min(max(even, -(-waiting // instances)), max_rows)
 
     def next_begin(self, now: float) -> float:
         """When another instance takes a call, beside the one that is sent now."""
@@ -82,9 +95,10 @@ class Schedule:
 
         rows: that wait for it, the first of them since then. due: the earliest deadline among them, NEVER without.
         """
-        if len(self._running) >= self._options.slots:
+        running = self._running
+        if running.calls >= self._slots:
             return NEVER
-        due_at = self._running.due_at()
+        due_at = running.due_at
         fit = self._times.fit
         if fit is not None and self._is_company_dear(fit, rows, due - now):
             return now
@@ -93,9 +107,9 @@ class Schedule:
         if rows >= max_rows:
             return now
         until = since + self._options.max_queue_delay_s
-        if not len(self._running) and self._returns.are_quick(self._times.empty_call_s):
+        if not running.calls and self._returns.are_quick(self._times.empty_call_s):
             until = max(until, self._returns.until(rows, max_rows=max_rows))
-        if fit is not None and len(self._running):
+        if fit is not None and running.calls:
             until = max(until, self._sent_at + self._spacing_s(fit, rows))
         if until <= now:
             return now
@@ -108,11 +122,12 @@ class Schedule:
         Not where deadlines are near: a batch that is formed late is then worth an instance's idle moment. Nor where
         there are deadlines and more comes than batches of that size could serve: then what they save is all there is.
         """
+        options = self._options
+        is_asked_to_wait = options.max_queue_delay_s > 0.0
         call_s = fit.seconds(max(rows, 1))
-        if left_s < NEVER and self.rate * call_s > TOO_MUCH * rows * self._options.instances:
+        if is_asked_to_wait or fit.alpha_s > COMPANY_SHARE * call_s or left_s < FAR_CALLS * call_s:
             return False
-        is_asked_to_wait = self._options.max_queue_delay_s > 0.0
-        return not is_asked_to_wait and fit.alpha_s <= COMPANY_SHARE * call_s and left_s >= FAR_CALLS * call_s
+        return left_s == NEVER or self.rate * call_s <= TOO_MUCH * rows * options.instances
 
     def _spacing_s(self, fit: Fit, rows: int) -> float:
         """Between two batches where several instances share the load: evenly, so that none gets the leavings only."""
@@ -130,7 +145,7 @@ class Schedule:
 
     def has_delayed(self, chosen: Sequence[Entry], now: float) -> bool:
         """Whether those that are sent now waited until the delay had passed, and the engine for them, idle."""
-        if not chosen or not self._options.max_queue_delay_s or len(self._running):
+        if not chosen or not self._options.max_queue_delay_s or self._running.calls:
             return False
         until = chosen[0].arrived_at + self._options.max_queue_delay_s
         return self._freed_at < until <= now
