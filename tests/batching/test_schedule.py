@@ -93,6 +93,16 @@ def test_instances_share_the_load_evenly() -> None:
     assert outcome.share >= 0.99
 
 
+def test_a_queue_that_has_grown_goes_out_in_as_many_parts_as_there_are_instances() -> None:
+    """However little comes usually: small batches would leave a gateway that is behind no time to catch up."""
+    bench = Bench(instances=4)
+    bench.teach(takes=lambda rows: 0.004 + 0.0002 * rows)
+
+    bench.push(200)
+
+    assert [bench.pop().rows for _ in range(2)] == [50, 38]
+
+
 @pytest.mark.parametrize(("alpha_s", "is_sent"), [(0.002, True), (0.030, False)])
 def test_rows_that_save_little_by_sharing_a_call_wait_for_none(alpha_s: float, is_sent: bool) -> None:
     """Where nearly all of a call is its rows', a further one is sent while the engine works, so that it never waits."""
