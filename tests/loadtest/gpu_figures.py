@@ -52,6 +52,9 @@ def _chart(ledger: Ledger, number: int, draw: random.Random) -> None:
             figures |= {"machine_cores": rate / 700, "sm_activity": rate / 9000, "sm_occupancy": rate / 40000}
             figures |= {"tensor_activity": rate / 30000, "memory_bandwidth_activity": rate / 20000, "util": 0.97}
             ledger.add("chart", number, {"mode": mode, "clients": clients}, figures)
+    for mode, rate in (("none", 1040.0), ("mps-whole", 2500.0)):
+        figures = {"rate": rate * draw.uniform(0.98, 1.02), "sm_activity": rate / 9000}
+        ledger.add("whole", number, {"mode": mode, "clients": 8}, figures)
 
 
 def _engine(ledger: Ledger, number: int, draw: random.Random) -> None:

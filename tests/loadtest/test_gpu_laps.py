@@ -25,7 +25,7 @@ from loadtest.bench.wire import BadAnswer
 from loadtest.committed import read_bench
 from loadtest.results import State
 from loadtest.targets import read_targets
-from tests.loadtest.gpu_figures import made_up
+from tests.loadtest.gpu_figures import CONDITIONS, made_up
 
 CONFIG = """
 name: "net" backend: "torch" max_batch_size: 64
@@ -76,6 +76,24 @@ def test_rows_have_what_every_lap_of_theirs_has() -> None:
     assert (row.figures["rate"].low, row.figures["rate"].high) == (10.0, 30.0)
 
 
+def test_a_later_run_adds_to_the_file_and_replaces_the_parts_that_it_measures(tmp_path: Path) -> None:
+    """A lent card is lent for minutes: one file of two runs says both commands, and which model each part asked."""
+    made_up(tmp_path / "gpu.json")
+    told = dict(CONDITIONS) | {"command": "python -m loadtest.bench.gpu --only jpeg --add", "at": "later"}
+    ledger = Ledger(tmp_path / "gpu.json", told, "another-random")
+    ledger.take_over(("jpeg",))
+    ledger.add("jpeg", 1, {"decoded_by": "engine"}, {"held_per_s": 7.0})
+    ledger.save()
+
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    models = {row["kind"]: row["model"] for row in content["results"] if row["kind"] != "ratio"}
+    assert models == dict.fromkeys(("chart", "whole", "raw", "served", "fault"), "resnet50-torch-random") | {
+        "jpeg": "another-random"
+    }
+    assert [lap["figures"] for lap in content["laps"] if lap["part"].startswith("jpeg")] == [{"held_per_s": 7.0}]
+    assert content["conditions"]["command"].endswith("--json gpu.json; python -m loadtest.bench.gpu --only jpeg --add")
+
+
 def test_best_served_is_held_to_best_raw_whatever_their_batches() -> None:
     """The floor speaks of the batch size that is best for each."""
     ledger = Ledger(Path("unused"), {}, "net")
@@ -122,6 +140,7 @@ def test_report_of_recorded_figures_has_every_part_and_its_plots(tmp_path: Path)
     assert "**not measured**: raw: the card was gone" in page
     assert "driver 580.159.04" in page
     assert "a client may use 15 % of the card's threads" in page
+    assert "| 8 | 1,0" in page.split("## MPS alone, without a limit of threads")[1]
 
 
 def test_report_of_a_run_that_was_cut_tells_what_it_had(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import ChartPlan, measure_chart
+from loadtest.bench.gpu.chart import ChartPlan, measure_chart, whole_plan
 from loadtest.bench.gpu.exports import Export, export_all
 from loadtest.bench.gpu.faults import FaultPlan, measure_faults
 from loadtest.bench.gpu.folders import Variant, write_variant
@@ -79,9 +79,11 @@ def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], 
         wanted = [*([own] if needs_own else []), *(pictures.values() if "jpeg" in options.only else ())]
         bench.tell("models are exported", lambda: export_all(wanted, plan.torch_python))
     found: dict[str, Callable[[], None]] = {}
+    chart = ChartPlan(tuple(options.clients), options.instances, options.threads)
     if "chart" in options.only:
-        chart = ChartPlan(tuple(options.clients), options.instances, options.threads)
         found["chart"] = lambda: measure_chart(bench, chart, source)
+    if "whole" in options.only:
+        found["whole"] = lambda: measure_chart(bench, whole_plan(chart), source)
     if engine:
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
         found[" and ".join(engine)] = lambda: measure_engine(bench, raw, source)
@@ -160,6 +162,8 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     told["slo_p99_ms"] = f"{options.slo_ms:g}"
     model = options.source.name if options.source else MODELS[options.input]
     ledger = Ledger(options.json, told, model)
+    if options.add and options.json.exists():
+        ledger.take_over(options.only)
     sampler = stack.enter_context(Sampler()) if options.is_gpu else None
     return Bench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
 

@@ -12,7 +12,7 @@ With MPS a client may use a part of the card's threads only (NVIDIA's advice: 10
 import random
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.bench.gpu.closed import Lane
@@ -25,29 +25,37 @@ from loadtest.bench.gpu.stretch import Bench, callers_stretch, check_answers
 from loadtest.bench.gpu.tritons import BenchTriton
 
 BATCHED = "batched"
-MODES = ("none", "mps", "mps-whole", "batching", "mps+batching")
-BATCH_LIMIT = 64
+MODES = ("none", "mps", "batching", "mps+batching")
+WHOLE_MODES = ("none", "mps-whole")
+PLACES = {"none": "plain", "mps": "mps", "mps-whole": "mps-whole", "batching": "plain", "mps+batching": "mps-batched"}
+BATCH_LIMIT = 32  # at most 47 callers, shared by some instances
 THREADS = "chart, percent of the card's threads for a client of MPS"
-MOST_WITHOUT_LIMIT = 16  # clients of mps-whole: by then the card is full
+WHOLE_CLIENTS = (8, 16)  # that targets speak of
 
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """clients: how many callers, a point each. instances: of the batched model. modes: which of MODES.
+    """clients: how many callers, a point each. instances: of the batched model. modes: which of PLACES.
 
-    threads: percent of the card's that a one-image client under MPS may use.
+    threads: percent of the card's that a one-image client under MPS may use. part: what its laps are of.
     """
 
     clients: tuple[int, ...]
     instances: int
     threads: int
     modes: tuple[str, ...] = MODES
+    part: str = "chart"
 
     @property
     def points(self) -> list[tuple[str, int]]:
-        """Every mode with every number of callers that it is measured with."""
-        wanted = [(mode, count) for mode in self.modes for count in self.clients]
-        return [(mode, count) for mode, count in wanted if mode != "mps-whole" or count <= MOST_WITHOUT_LIMIT]
+        """Every mode with every number of callers."""
+        return [(mode, count) for mode in self.modes for count in self.clients]
+
+
+def whole_plan(chart: ChartPlan) -> ChartPlan:
+    """What MPS does by itself, without the limit of threads."""
+    clients = tuple(count for count in chart.clients if count in WHOLE_CLIENTS) or chart.clients[:1]
+    return replace(chart, clients=clients, modes=WHOLE_MODES, part="whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,8 @@ class _Place:
 def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
-    bench.ledger.facts[THREADS] = chart.threads
+    if "mps" in chart.modes:
+        bench.ledger.facts[THREADS] = chart.threads
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
         points = chart.points
@@ -70,7 +79,7 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
             for mode, count in points:
                 place = places[mode]
                 figures, span = callers_stretch(bench, place.lanes[:count], place.triton.meter())
-                bench.add("chart", number, {"mode": mode, "clients": count}, figures, span)
+                bench.add(chart.part, number, {"mode": mode, "clients": count}, figures, span)
             bench.save()
         _ask_perf_analyzer(bench, places, max(chart.clients))
 
@@ -89,43 +98,41 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
     wanted = {
         "plain": (names if "none" in chart.modes else []) + ([BATCHED] if "batching" in chart.modes else []),
         "mps": names if "mps" in chart.modes else [],
-        "mps-whole": names[:MOST_WITHOUT_LIMIT] if "mps-whole" in chart.modes else [],
+        "mps-whole": names if "mps-whole" in chart.modes else [],
         "mps-batched": [BATCHED] if "mps+batching" in chart.modes else [],
     }
     began_s = time.monotonic()
     tritons: dict[str, tuple[BenchTriton, MpsDaemon | None]] = {}
     for place, models in wanted.items():
         if models:
-            repository = plan.work / f"{place}-models"
+            repository = plan.work / f"{chart.part}-{place}-models"
             for model in models:
                 write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
             daemon = None
             if place != "plain" and plan.is_gpu:
                 threads = chart.threads if place == "mps" else 100
-                daemon = stack.enter_context(MpsDaemon(plan.work / f"{place}-pipes", threads))
-            triton = BenchTriton(plan.runtime, repository, plan.work / place, daemon.environ if daemon else None)
+                daemon = stack.enter_context(MpsDaemon(plan.work / f"{chart.part}-{place}-pipes", threads))
+            triton = BenchTriton(plan.runtime, repository, plan.work / f"{chart.part}-{place}", daemon.environ if daemon else None)
             tritons[place] = (stack.enter_context(triton), daemon)
     regions = stack.enter_context(SystemRegions(face, most, 1))
     for place, (triton, daemon) in tritons.items():
         triton.wait(wanted[place], began_s + plan.load_s)
         regions.register(triton.port)
-        bench.ledger.facts[f"chart {place} ready after s"] = round(time.monotonic() - began_s, 1)
+        bench.ledger.facts[f"{chart.part} {place} ready after s"] = round(time.monotonic() - began_s, 1)
         if daemon:
-            bench.ledger.facts[f"chart {place} MPS clients"] = len(daemon.client_pids())
+            bench.ledger.facts[f"{chart.part} {place} MPS clients"] = len(daemon.client_pids())
     own = [tensor_request(name, face, region, 1) for name, region in zip(names, regions.regions, strict=True)]
     shared = [tensor_request(BATCHED, face, region, 1) for region in regions.regions]
     places = {}
-    for mode, place in zip(MODES, ("plain", "mps", "mps-whole", "plain", "mps-batched"), strict=True):
-        if mode in chart.modes:
-            triton = tritons[place][0]
-            is_own = not mode.endswith("batching")
-            lanes = tuple(
-                Lane(name if is_own else BATCHED, triton.port, request)
-                for name, request in zip(names, own if is_own else shared, strict=True)
-                if name in wanted[place] or not is_own
-            )
-            places[mode] = _Place(triton, lanes)
-            check_answers(lanes, regions)
+    for mode in chart.modes:
+        triton = tritons[PLACES[mode]][0]
+        is_own = not mode.endswith("batching")
+        lanes = tuple(
+            Lane(name if is_own else BATCHED, triton.port, request)
+            for name, request in zip(names, own if is_own else shared, strict=True)
+        )
+        places[mode] = _Place(triton, lanes)
+        check_answers(lanes, regions)
     return places
 
 

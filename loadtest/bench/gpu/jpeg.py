@@ -87,12 +87,13 @@ class _Way:
         for place in range(self._first_share, len(SHARES)):
             tried, span = self._try(number, capacity * SHARES[place])
             key = {"decoded_by": self._way, "share": f"{SHARES[place]:.2f}"}
-            self._bench.add("jpeg rate", number, key, tried, span)
+            self._bench.add("jpeg rate", number, key, tried, span, model=self._jpeg.models[self._way])
             if tried["in_time"] >= HELD:
                 figures |= tried | {"held_per_s": tried["ok_per_s"]}
                 self._first_share = max(0, place - 1)
                 break
-        self._bench.add("jpeg", number, {"decoded_by": self._way}, figures, span)
+        key = {"decoded_by": self._way}
+        self._bench.add("jpeg", number, key, figures, span, model=self._jpeg.models[self._way])
 
     def _capacity(self) -> float:
         model, port = self._jpeg.models[self._way], self._up.port

@@ -20,6 +20,7 @@ class Lap:
     round: int
     key: Key
     figures: Mapping[str, float]
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,15 @@ class Row:
     key: Key
     rounds: int
     figures: Mapping[str, Spread]
+    model: str = ""
 
 
 @dataclass
 class Ledger:
     """Everything of one run; written after each step, so that a run that is cut still tells what it had.
 
-    facts: what is not a figure: MPS clients seen, how long loading took, what failed.
+    model: of the laps that are added now. facts: what is not a figure: MPS clients seen, how long loading took, what
+    failed.
     """
 
     path: Path
@@ -46,24 +49,44 @@ class Ledger:
     faults: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, part: str, number: int, key: Key, figures: Mapping[str, float]) -> None:
-        """A lap; figures that are no number are left out."""
+    def take_over(self, parts: Iterable[str]) -> None:
+        """What its file has of other parts than these, beside what comes now. Raises OSError, ValueError, KeyError."""
+        before = json.loads(self.path.read_text())
+        again = tuple(parts)
+        self.laps += [lap for lap in laps_of(before) if not lap.part.startswith(again)]
+        self.faults += [] if "faults" in again else faults_of(before)
+        self.facts |= {name: fact for name, fact in before["facts"].items() if not name.startswith(again)}
+        for name in ("command", "at"):
+            self.conditions[name] = f"{before['conditions'][name]}; {self.conditions[name]}"
+
+    def add(self, part: str, number: int, key: Key, figures: Mapping[str, float], model: str = "") -> None:
+        """A lap; figures that are no number are left out. model: the ledger's own by default."""
         told = {name: round(value, 6) for name, value in figures.items() if math.isfinite(value)}
-        self.laps.append(Lap(part, number, dict(key), told))
+        self.laps.append(Lap(part, number, dict(key), told, model or self.model))
 
     def save(self) -> None:
         """The file, whole or as it was."""
         body = {
             "conditions": self.conditions,
             "model": self.model,
-            "results": results_of(self.model, self.laps)
-            + [{"kind": "fault", "model": self.model} | f for f in self.faults],
+            "results": results_of(self.laps) + [{"kind": "fault", "model": self.model} | f for f in self.faults],
             "facts": self.facts,
             "laps": [asdict(lap) for lap in self.laps],
         }
         staged = self.path.with_suffix(".part")
         staged.write_text(json.dumps(body, indent=1) + "\n")
         staged.replace(self.path)
+
+
+def laps_of(content: Mapping[str, Any]) -> list[Lap]:
+    """Of a ledger's file. Raises KeyError."""
+    told: list[dict[str, Any]] = content["laps"]
+    return [Lap(lap["part"], lap["round"], lap["key"], lap["figures"], lap.get("model", "")) for lap in told]
+
+
+def faults_of(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of a ledger's file. Raises KeyError."""
+    return [row for row in content["results"] if row["kind"] == "fault"]
 
 
 def rows_of(laps: Iterable[Lap]) -> list[Row]:
@@ -77,20 +100,20 @@ def rows_of(laps: Iterable[Lap]) -> list[Row]:
 def _row(laps: Sequence[Lap]) -> Row:
     names = [name for name in laps[0].figures if all(name in lap.figures for lap in laps)]
     figures = {name: spread([lap.figures[name] for lap in laps]) for name in names}
-    return Row(laps[0].part, laps[0].key, len(laps), figures)
+    return Row(laps[0].part, laps[0].key, len(laps), figures, laps[0].model)
 
 
-def results_of(model: str, laps: Sequence[Lap]) -> list[dict[str, Any]]:
+def results_of(laps: Sequence[Lap]) -> list[dict[str, Any]]:
     """What stands under "results": a row a point, then the ratios that targets speak of."""
     points = [
-        {"kind": row.part, "model": model, **row.key, "rounds": row.rounds}
+        {"kind": row.part, "model": row.model, **row.key, "rounds": row.rounds}
         | {name: asdict(figure) for name, figure in row.figures.items()}
         for row in rows_of(laps)
     ]
     ratios = [
         {
             "kind": "ratio",
-            "model": model,
+            "model": _model_of(name, laps),
             "measure": name,
             "of": words,
             "rounds": len(found),
@@ -100,6 +123,11 @@ def results_of(model: str, laps: Sequence[Lap]) -> list[dict[str, Any]]:
         if found
     ]
     return points + ratios
+
+
+def _model_of(measure: str, laps: Sequence[Lap]) -> str:
+    part = "served" if measure == "raw_share" else "jpeg" if measure == "knee_per_s" else "chart"
+    return next(lap.model for lap in laps if lap.part == part)
 
 
 def ratios_of(laps: Sequence[Lap]) -> list[tuple[str, str, list[float]]]:

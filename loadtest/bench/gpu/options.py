@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-PARTS = ("chart", "raw", "served", "jpeg", "faults")
+PARTS = ("chart", "whole", "raw", "served", "jpeg", "faults")
 CLIENTS = (1, 2, 4, 8, 16, 32, 47)
 
 
@@ -17,6 +17,7 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
     )
     parser.add_argument("--only", type=_parts, default=PARTS, metavar="PART,…", help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), metavar="FILE", help="the figures [gpu.json]")
+    parser.add_argument("--add", action="store_true", help="what the file has of parts that are not measured now stays")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.2, help="of each lap [1.2]")
     parser.add_argument("--settle", type=float, default=0.2, help="seconds before each lap that are left out [0.2]")
@@ -30,7 +31,7 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
 
 
 def _add_subjects(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart")
+    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart, whole")
     parser.add_argument(
         "--threads", type=int, default=15, metavar="PERCENT", help="of a card's that a client of chart's may use [15]"
     )

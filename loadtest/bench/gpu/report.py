@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.chart import THREADS
-from loadtest.bench.gpu.laps import Lap, Row, ratios_of, rows_of
+from loadtest.bench.gpu.laps import Row, faults_of, laps_of, ratios_of, rows_of
 from loadtest.bench.gpu.limits import limit_in_words
 from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
 from loadtest.bench.report import Spread, spread
@@ -28,11 +28,11 @@ class Told:
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.conditions: dict[str, str] = content["conditions"]
-        self.model = str(content["model"])
         self.facts: dict[str, Any] = content["facts"]
-        self.laps = [Lap(lap["part"], lap["round"], lap["key"], lap["figures"]) for lap in content["laps"]]
-        self.faults: list[dict[str, Any]] = [row for row in content["results"] if row["kind"] == "fault"]
+        self.laps = laps_of(content)
+        self.faults = faults_of(content)
         self.rows = rows_of(self.laps)
+        self.models = "Models " + ", ".join(dict.fromkeys(row.model for row in self.rows))
 
     @property
     def cores(self) -> int:
@@ -57,7 +57,7 @@ def report_text(told: Told, judged: Committed | None, plots: Sequence[str]) -> s
         _head(told),
         _verdicts(told, judged),
         *(_with_plots(text, pictures[part]) for part, text in (
-            ("chart", _chart(told)), ("served", _served(told)), ("jpeg", _jpeg(told)),
+            ("chart", _chart(told) + _whole(told)), ("served", _served(told)), ("jpeg", _jpeg(told)),
         )),
         _faults(told),
         _facts(told),
@@ -74,7 +74,7 @@ def _head(told: Told) -> str:
     lines = [
         "# One GPU, many processes: MPS, batching, JPEG, faults",
         "",
-        f"{conditions['machine']}. {conditions.get('at', '')}. Model {told.model}: its weights are random, its "
+        f"{conditions['machine']}. {conditions.get('at', '')}. {told.models}: the weights are random, the "
         "arithmetic is ResNet-50's. The load generator ran on the same cores. Every figure is the median over the "
         "rounds, whose laps are interleaved in an order drawn anew (lowest to highest).",
         "",
@@ -128,8 +128,20 @@ def _chart(told: Told) -> str:
     ]
     said = "util is nvidia-smi's; SM, occupancy, tensor, memory: NVML's GPM over the lap; cores: busy of the machine's."
     if threads := told.facts.get(THREADS):
-        said += f" MPS: a client may use {threads} % of the card's threads, but where no limit is said."
+        said += f" MPS: a client may use {threads} % of the card's threads."
     return "\n".join([text, said, "", "What limits the rest:", "", *limits, ""])
+
+
+def _whole(told: Told) -> str:
+    """What MPS does where each client may use the whole card."""
+    rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("whole")}
+    pairs = [(count, rows[mode, count], rows["none", count]) for mode, count in rows if mode != "none"]
+    told_rows = [
+        (count, _figure(none, "rate"), _figure(whole, "rate"), _share(none, "sm_activity"), _share(whole, "sm_activity"))
+        for count, whole, none in sorted(pairs, key=lambda pair: pair[0])
+    ]
+    head = ("clients", "no MPS", MODES["mps-whole"][0], "SM, no MPS", "SM, MPS")
+    return _table("MPS alone, without a limit of threads: images/s", head, told_rows)
 
 
 def _served(told: Told) -> str:

@@ -56,7 +56,7 @@ class Bench:
     ledger: Ledger
     generators: Generators
     sampler: Sampler | None = None
-    _pending: list[tuple[str, int, Key, dict[str, float], tuple[float, float]]] = field(default_factory=list)
+    _pending: list[tuple[str, int, Key, dict[str, float], tuple[float, float], str]] = field(default_factory=list)
 
     def tell(self, what: str, work: Callable[[], object]) -> None:
         """Does the work and notes how long it took, at once: for people who wait, and for a run that is cut."""
@@ -67,16 +67,25 @@ class Bench:
         self.ledger.save()
         print(f"gpu: {what} after {took_s:.0f} s", file=sys.stderr, flush=True)
 
-    def add(self, part: str, number: int, key: Key, figures: Mapping[str, float], span: tuple[float, float]) -> None:
+    def add(
+        self,
+        part: str,
+        number: int,
+        key: Key,
+        figures: Mapping[str, float],
+        span: tuple[float, float],
+        *,
+        model: str = "",
+    ) -> None:
         """Notes a lap and says so; how busy the card was in the span is added when the round is saved."""
-        self._pending.append((part, number, key, dict(figures), span))
+        self._pending.append((part, number, key, dict(figures), span, model))
         rate = next((figures[name] for name in _RATES if name in figures), 0.0)
         print(f"gpu: round {number}: {part}, {in_words(key)}: {plain_number(rate)}/s", file=sys.stderr, flush=True)
 
     def save(self) -> None:
         """Writes what there is."""
-        for part, number, key, figures, span in self._pending:
-            self.ledger.add(part, number, key, figures | self._activity(span))
+        for part, number, key, figures, span, model in self._pending:
+            self.ledger.add(part, number, key, figures | self._activity(span), model)
         self._pending.clear()
         self.ledger.save()
 

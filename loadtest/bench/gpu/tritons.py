@@ -1,5 +1,6 @@
 """Tritons of the bench's own, without a gateway: as many as wanted, under an MPS daemon or not."""
 
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,7 @@ class BenchTriton:
                     f"Triton's log ends:\n{self._log_end()}"
                 )
             missing = [model for model in missing if not self._is_ready(model)]
+            self._raise_failures()
             if missing:
                 time.sleep(0.2)
 
@@ -100,6 +102,19 @@ class BenchTriton:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._exit.close()
+
+    def _raise_failures(self) -> None:
+        """BadAnswer with the first of the models that Triton has given up."""
+        try:
+            told = json.loads(ask(self.port, "/v2/repository/index", {}, timeout_s=5.0))
+        except BadAnswer:
+            return  # it does not listen yet
+        given_up = [row for row in told if row.get("state") == "UNAVAILABLE" and row.get("reason")]
+        if given_up:
+            raise BadAnswer(
+                f"Triton loaded {len(given_up)} of {len(told)} models not, {given_up[0]['name']} first: "
+                f"{given_up[0]['reason']}"
+            )
 
     def _is_ready(self, model: str) -> bool:
         try:
