@@ -16,7 +16,7 @@ from server.core.errors import Overloaded
 from server.core.infer import InferResponse
 from server.core.leaving import LeftAt, when_known
 from server.local.batch_line import ANY_BYTES, FAREWELL_S, SOCKET_NAME, BatchLine
-from server.local.direct_asks import DirectAsk, Queues, enter, failures_told
+from server.local.direct_asks import DirectAsk, FailuresTold, Queues, enter
 from server.local.guest_calls import GuestCalls
 from server.local.guests import (
     GREETING_BYTES,
@@ -353,7 +353,7 @@ class CoreServer:
     async def _infer(self, line: BatchLine[UP], front: _Front, ask: Ask) -> None:
         """The root of an inference's task."""
         guests = self.guests
-        with failures_told(line, ask.number):
+        with FailuresTold(line, ask.number):
             if front.is_guest and guests is not None:
                 response = await guests.infer(ask, borrower=line, client=front.name)
             else:
@@ -373,5 +373,5 @@ class CoreServer:
 
     async def _find(self, line: BatchLine[UP], find: Find) -> None:
         """The root of a question's task."""
-        with failures_told(line, find.number):
+        with FailuresTold(line, find.number):
             line.send(Found(find.number, await self._watch.find(checked_name(find.model_name))))

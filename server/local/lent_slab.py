@@ -71,7 +71,16 @@ class Lender:
         if not [tensor for tensor in request.inputs if tensor.place is not None]:
             return request
         part = self._parts.get(borrower)
-        return replace(request, inputs=tuple([self._found(tensor, part) for tensor in request.inputs]))
+        return InferRequest(  # each picture passes here: `replace` costs more than twice as much
+            request.model_name,
+            tuple([self._found(tensor, part) for tensor in request.inputs]),
+            request.model_version,
+            request.id,
+            request.outputs,
+            request.parameters,
+            request.deadline,
+            request.metadata,
+        )
 
     def _found(self, tensor: Tensor, part: _Part | None) -> Tensor:
         place = tensor.place

@@ -87,7 +87,8 @@ class SlabLease:
 
     def holds(self, offset: int, size_bytes: int) -> bool:
         """Whether so many bytes from there on are all of this lease."""
-        return 0 <= size_bytes <= self._offset + self._size_bytes - offset and self.covers(offset)
+        end = self._offset + self._size_bytes
+        return self._offset <= offset < end and 0 <= size_bytes <= end - offset
 
     def release_later(self) -> None:
         self._call_later(LINGER_S, self.release)
