@@ -42,7 +42,7 @@ class ModelBatcher:
         self._queue = BatchQueue(model_name, options)
         self._engine = Engine(backend, options.slots, slab)
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[EngineCall, asyncio.Task[None]] = {}
+        self._tasks: dict[EngineCall, asyncio.Task[bool]] = {}
         self._is_pumping = False
         self._is_worth_halving = True  # until a batch of which no part was answered, and again once one is
         self._timer: asyncio.TimerHandle | None = None
@@ -147,16 +147,17 @@ class ModelBatcher:
         if task is not None:
             task.cancel()
 
-    async def _run(self, call: EngineCall) -> None:
-        """The root of a batch's task."""
+    async def _run(self, call: EngineCall) -> bool:
+        """The root of a batch's task. Whether what is due was looked for since its end."""
         try:
-            await self._serve(call)
+            return await self._serve(call)
         except Exception:
             log.exception("a batch failed unexpectedly")
             self._queue.failed(call.batch, time.monotonic())
             call.fail(InferenceError("internal error"))
+            return False
 
-    def _ended(self, call: EngineCall, task: "asyncio.Task[None]") -> None:
+    def _ended(self, call: EngineCall, task: "asyncio.Task[bool]") -> None:
         """Here, since a task that is cancelled before its first step never reaches a line of its own."""
         call.close()
         del self._tasks[call]
@@ -164,9 +165,12 @@ class ModelBatcher:
             self._queue.done(call.batch, time.monotonic())  # it takes at least as long, which is to be learned
         elif task.cancelled():
             self._queue.released(call.batch, time.monotonic())
+        elif task.result():
+            return
         self._pump()
 
-    async def _serve(self, call: EngineCall) -> None:
+    async def _serve(self, call: EngineCall) -> bool:
+        """Whether the engine answered, and has its next batch."""
         try:
             merged, response = await call.ask()
         except InferenceError as error:
@@ -175,13 +179,14 @@ class ModelBatcher:
             else:
                 call.fail(error)
             self._queue.failed(call.batch, time.monotonic(), out_of_memory=isinstance(error, OutOfMemory))
-            return
+            return False
         self._is_worth_halving = True
         answered_at = time.monotonic()
         self._queue.done(call.batch, answered_at)
         self._pump()  # the engine has its next batch before this one's answers are told
         call.deliver(merged, response)
         self._loop.call_soon(self._delivered, call, answered_at)  # behind the members' own turns
+        return True
 
     def _delivered(self, call: EngineCall, answered_at: float) -> None:
         """Every member's task has gone as far as it goes at once: its answer is encoded and handed to its socket."""

@@ -26,11 +26,13 @@ class Running:
     None while an instance has nothing to do.
     """
 
-    __slots__ = ("_calls", "_instances", "calls", "due_at", "is_free", "rows")
+    __slots__ = ("_at_the_door", "_calls", "_ends", "_instances", "calls", "due_at", "is_free", "rows")
 
     def __init__(self, instances: int) -> None:
         self._instances = instances
         self._calls: dict[int, Call] = {}
+        self._ends: list[float] = []  # of those that run, as expected
+        self._at_the_door: list[float] = []  # what the others are expected to take
         self.calls = 0
         self.rows = 0
         self.is_free = instances > 0
@@ -62,8 +64,9 @@ class Running:
         self.calls = len(calls)
         self.rows = sum([call.batch.rows for call in calls])
         self.is_free = self.calls < self._instances
-        ends = () if self.is_free else [call.began + call.expected_s for call in calls if call.began is not None]
-        self.due_at = min(ends) if ends else None
+        self._ends = [call.began + call.expected_s for call in calls if call.began is not None]
+        self._at_the_door = [call.expected_s for call in calls if call.began is None]
+        self.due_at = None if self.is_free else min(self._ends)
 
     def free_at(self, now: float) -> float:
         """When an instance takes one more call: now, or the expected end of those that run.
@@ -72,24 +75,17 @@ class Running:
         """
         if self.is_free:
             return now
-        ends: list[float] = []
-        waiting: list[float] = []
-        for call in self._calls.values():
-            if call.began is None:
-                waiting.append(call.expected_s)
-            else:
-                end = call.began + call.expected_s
-                ends.append(end if end >= now else now + (now - end))
-        for expected_s in waiting:
+        ends = [end if end >= now else now + (now - end) for end in self._ends]
+        for expected_s in self._at_the_door:
             first = min(range(len(ends)), key=ends.__getitem__)
             ends[first] += expected_s
         return min(ends)
 
     def second_free_at(self, now: float) -> float:
         """When an instance takes one more call beside the one that begins next; never for a single instance."""
-        free = self._instances - len(self._calls)
+        free = self._instances - self.calls
         if free >= 2:
             return now
-        ends = sorted(call.began + call.expected_s for call in self._calls.values() if call.began is not None)
+        ends = sorted(self._ends)
         after = 0 if free == 1 else 1
         return ends[after] if after < len(ends) else float("inf")
