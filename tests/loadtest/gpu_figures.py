@@ -35,7 +35,8 @@ def made_up(path: Path, *, parts: tuple[str, ...] = ("chart", "engine", "jpeg", 
         ledger.faults.append(
             {
                 "fault": "one client killed", "victim": "fault-0", "answered": 4000, "failed": {"fault-0": 12},
-                "silent_s": {"fault-0": 4.2, "fault-1": 0.03}, "recovery_s": 4.21, "said": {"503: down": 12},
+                "silent_s": {"fault-0": 4.2, "fault-1": 0.03}, "silent_from_s": {"fault-0": 0.0, "fault-1": 0.5},
+                "recovery_s": 4.21, "said": {"503: down": 12},
                 "note": "kill -9 of 17",
             }
         )  # fmt: skip

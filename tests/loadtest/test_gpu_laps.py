@@ -137,6 +137,7 @@ def test_report_of_recorded_figures_has_every_part_and_its_plots(tmp_path: Path)
     assert "| 16 one-image clients with MPS by the same without, on an H200 | 3.5" in page
     assert "**fail**" in page
     assert "its own (12 requests); 0 of 1 others (0 requests)" in page
+    assert "| 0.03 s, from 0.50 s on |" in page
     assert "**not measured**: raw: the card was gone" in page
     assert "driver 580.159.04" in page
     assert "a client may use 15 % of the card's threads" in page
@@ -166,7 +167,7 @@ def test_report_of_another_file_is_one_sentence(tmp_path: Path, capsys: pytest.C
     [
         ({"sm_activity": 0.95, "machine_cores": 3.0}, "mps", "the card is the limit"),
         ({"sm_activity": 0.4, "machine_cores": 15.2}, "mps", "the CPU is the limit"),
-        ({"sm_activity": 0.4, "machine_cores": 3.0, "p50_ms": 2.0}, "mps", "neither is full: 8 callers wait 2 ms"),
+        ({"sm_activity": 0.4, "machine_cores": 3.0, "p50_ms": 2.0}, "mps", "neither is full: 8 clients wait 2 ms"),
         ({"sm_activity": 0.3, "machine_cores": 3.0}, "none", "the processes take turns"),
         ({"sm_activity": 0.5, "memory_bandwidth_activity": 0.85}, "mps", "memory bandwidth is the limit"),
     ],

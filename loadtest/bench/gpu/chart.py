@@ -1,12 +1,14 @@
 """The chart of 2017 again: one-image clients without MPS, with it, with batching, with both; all stand side by side.
 
-A client is a caller with a model instance of its own, that is with a process and a CUDA context of its own. So there
-are 47 models of one instance each behind a Triton without MPS and behind another with, 48 contexts with Triton's own,
-MPS's limit before CUDA 13.1; N of them are asked. With batching the same callers share one model, whose batches Triton
-forms. The batched model with MPS has a Triton and a daemon of its own, since the other's 48 are taken.
+A client is a model instance, that is a process with a CUDA context of its own, that two callers keep busy: the next
+image waits when one is done, as it does for a client that runs by itself, and the way through the server is not what is
+measured. So there are 47 models of one instance each behind a Triton without MPS and behind another with, 48 contexts
+with Triton's own, MPS's limit before CUDA 13.1; N of them are asked. With batching as many callers share one model,
+whose batches Triton forms. The batched model with MPS has a Triton and a daemon of its own, since the other's 48 are
+taken.
 
-With MPS a client may use a part of the card's threads only (NVIDIA's advice: 100 % over half the number of clients);
-"mps-whole" is without that limit, for comparison, and with few clients.
+With MPS a client may use a part of the card's threads only (NVIDIA's advice: 100 % over half the number of clients).
+The part "whole" is without that limit, with 8 and 16 clients beside as many without MPS.
 """
 
 import random
@@ -28,7 +30,8 @@ BATCHED = "batched"
 MODES = ("none", "mps", "batching", "mps+batching")
 WHOLE_MODES = ("none", "mps-whole")
 PLACES = {"none": "plain", "mps": "mps", "mps-whole": "mps-whole", "batching": "plain", "mps+batching": "mps-batched"}
-BATCH_LIMIT = 32  # at most 47 callers, shared by some instances
+BATCH_LIMIT = 32  # at most 94 callers, shared by some instances
+CALLERS = 2  # of each client
 THREADS = "chart, percent of the card's threads for a client of MPS"
 WHOLE_CLIENTS = (8, 16)  # that targets speak of
 
@@ -78,18 +81,18 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
             random.Random(bench.plan.seed + number).shuffle(points)
             for mode, count in points:
                 place = places[mode]
-                figures, span = callers_stretch(bench, place.lanes[:count], place.triton.meter())
+                figures, span = callers_stretch(bench, place.lanes[: CALLERS * count], place.triton.meter())
                 bench.add(chart.part, number, {"mode": mode, "clients": count}, figures, span)
             bench.save()
         _ask_perf_analyzer(bench, places, max(chart.clients))
 
 
-def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], callers: int) -> None:
+def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], clients: int) -> None:
     """Once, of the batched model without MPS: whether somebody else's callers get what ours got."""
     if place := places.get("batching"):
         port, work = place.triton.port, bench.plan.work
-        said = perf_analyzer_rate(bench.plan.runtime, work, port, BATCHED, callers)
-        bench.ledger.facts[f"perf_analyzer, batching, {callers} callers"] = said
+        said = perf_analyzer_rate(bench.plan.runtime, work, port, BATCHED, CALLERS * clients)
+        bench.ledger.facts[f"perf_analyzer, batching, {clients} clients"] = said
 
 
 def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
@@ -112,16 +115,19 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
             if place != "plain" and plan.is_gpu:
                 threads = chart.threads if place == "mps" else 100
                 daemon = stack.enter_context(MpsDaemon(plan.work / f"{chart.part}-{place}-pipes", threads))
-            triton = BenchTriton(plan.runtime, repository, plan.work / f"{chart.part}-{place}", daemon.environ if daemon else None)
+            triton = BenchTriton(
+                plan.runtime, repository, plan.work / f"{chart.part}-{place}", daemon.environ if daemon else None
+            )
             tritons[place] = (stack.enter_context(triton), daemon)
-    regions = stack.enter_context(SystemRegions(face, most, 1))
+    regions = stack.enter_context(SystemRegions(face, CALLERS * most, 1))
     for place, (triton, daemon) in tritons.items():
         triton.wait(wanted[place], began_s + plan.load_s)
         regions.register(triton.port)
         bench.ledger.facts[f"{chart.part} {place} ready after s"] = round(time.monotonic() - began_s, 1)
         if daemon:
             bench.ledger.facts[f"{chart.part} {place} MPS clients"] = len(daemon.client_pids())
-    own = [tensor_request(name, face, region, 1) for name, region in zip(names, regions.regions, strict=True)]
+    of_callers = [name for name in names for _ in range(CALLERS)]
+    own = [tensor_request(name, face, region, 1) for name, region in zip(of_callers, regions.regions, strict=True)]
     shared = [tensor_request(BATCHED, face, region, 1) for region in regions.regions]
     places = {}
     for mode in chart.modes:
@@ -129,7 +135,7 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
         is_own = not mode.endswith("batching")
         lanes = tuple(
             Lane(name if is_own else BATCHED, triton.port, request)
-            for name, request in zip(names, own if is_own else shared, strict=True)
+            for name, request in zip(of_callers, own if is_own else shared, strict=True)
         )
         places[mode] = _Place(triton, lanes)
         check_answers(lanes, regions)

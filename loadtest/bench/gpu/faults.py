@@ -54,6 +54,7 @@ class FaultPlan:
 class Outcome:
     """Of one fault. failed: by caller, how many of its requests. silent_s: by caller, the longest without an answer.
 
+    silent_from_s: when that began, after the fault.
     recovery_s: from the fault until every caller that was touched was answered again; None where one never was.
     """
 
@@ -62,6 +63,7 @@ class Outcome:
     answered: int
     failed: dict[str, int]
     silent_s: dict[str, float]
+    silent_from_s: dict[str, float]
     recovery_s: float | None
     said: dict[str, int]
     note: str = ""
@@ -149,12 +151,14 @@ def outcome_of(
     end_s = max((ask.at_s for ask in lap.asks), default=broken_at_s)
     failed: dict[str, int] = {}
     silent: dict[str, float] = {}
+    silent_from: dict[str, float] = {}
     said: dict[str, int] = {}
     again: list[float | None] = []
     for number, lane in enumerate(lanes):
         asks = sorted((ask for ask in lap.asks if ask.lane == number), key=lambda ask: ask.at_s)
         bad = [ask for ask in asks if ask.failure and ask.at_s >= broken_at_s]
-        silent[lane.name] = round(_longest_silence(asks, broken_at_s, end_s), 3)
+        began_s, ended_s = _longest_silence(asks, broken_at_s, end_s)
+        silent[lane.name], silent_from[lane.name] = round(ended_s - began_s, 3), round(began_s - broken_at_s, 3)
         good_s = [ask.at_s for ask in asks if not ask.failure and ask.at_s > (bad[-1].at_s if bad else broken_at_s)]
         if bad:
             failed[lane.name] = len(bad)
@@ -165,12 +169,12 @@ def outcome_of(
     times = [at for at in again if at is not None]
     recovery = None if len(times) < len(again) else round(max(times, default=0.0), 3)
     answered = sum(not ask.failure for ask in lap.asks)
-    return Outcome(fault, victim, answered, failed, silent, recovery, said, note)
+    return Outcome(fault, victim, answered, failed, silent, silent_from, recovery, said, note)
 
 
-def _longest_silence(asks: Sequence[Ask], from_s: float, until_s: float) -> float:
+def _longest_silence(asks: Sequence[Ask], from_s: float, until_s: float) -> tuple[float, float]:
     good = [from_s, *(ask.at_s for ask in asks if not ask.failure and ask.at_s > from_s), until_s]
-    return max(late - early for early, late in itertools.pairwise(good))
+    return max(itertools.pairwise(good), key=lambda pair: pair[1] - pair[0])
 
 
 def _lanes(faults: FaultPlan, port: int) -> list[Lane]:

@@ -23,5 +23,5 @@ def limit_in_words(row: Row, cores: int) -> str:
         why = "the CPU is the limit: copies, Triton and the models' Python, and the load generator, share its cores"
     else:
         each = plain_number(middle.get("p50_ms", 0.0))
-        why = f"neither is full: {clients} callers wait {each} ms for each answer, which is launches, copies and Python"
+        why = f"neither is full: {clients} clients wait {each} ms for each answer, which is launches, copies and Python"
     return f"{why} ({', '.join(told)})." if told else f"{why}."

@@ -135,9 +135,15 @@ def _chart(told: Told) -> str:
 def _whole(told: Told) -> str:
     """What MPS does where each client may use the whole card."""
     rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("whole")}
-    pairs = [(count, rows[mode, count], rows["none", count]) for mode, count in rows if mode != "none"]
+    pairs = [(count, rows["none", count], rows[mode, count]) for mode, count in rows if mode != "none"]
     told_rows = [
-        (count, _figure(none, "rate"), _figure(whole, "rate"), _share(none, "sm_activity"), _share(whole, "sm_activity"))
+        (
+            count,
+            _figure(none, "rate"),
+            _figure(whole, "rate"),
+            _share(none, "sm_activity"),
+            _share(whole, "sm_activity"),
+        )
         for count, whole, none in sorted(pairs, key=lambda pair: pair[0])
     ]
     head = ("clients", "no MPS", MODES["mps-whole"][0], "SM, no MPS", "SM, MPS")
@@ -172,7 +178,7 @@ def _jpeg(told: Told) -> str:
 
 def _faults(told: Told) -> str:
     rows = [
-        (one["fault"], _who(one), _seconds(one["recovery_s"]), _seconds(max(one["silent_s"].values(), default=0.0)),
+        (one["fault"], _who(one), _seconds(one["recovery_s"]), _others_silence(one),
          "; ".join(f"{count} × {said}" for said, count in sorted(one["said"].items(), key=lambda it: -it[1])[:3]),
          one["note"])
         for one in told.faults
@@ -181,7 +187,7 @@ def _faults(told: Told) -> str:
         "fault",
         "callers that failed",
         "until all are served again",
-        "longest silence",
+        "the others' longest silence",
         "what they were told",
         "note",
     )
@@ -193,6 +199,14 @@ def _who(fault: Mapping[str, Any]) -> str:
     others = {name: count for name, count in failed.items() if name != victim}
     own = f"its own ({failed[victim]} requests); " if victim in failed else ""
     return f"{own}{len(others)} of {len(fault['silent_s']) - bool(victim)} others ({sum(others.values())} requests)"
+
+
+def _others_silence(fault: Mapping[str, Any]) -> str:
+    silent = {name: seconds for name, seconds in fault["silent_s"].items() if name != fault["victim"]}
+    if not silent:
+        return ""
+    name = max(silent, key=lambda other: silent[other])
+    return f"{silent[name]:.2f} s, from {fault['silent_from_s'].get(name, 0.0):.2f} s on"
 
 
 def _seconds(value: float | None) -> str:
