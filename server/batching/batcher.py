@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from server.batching.engine_call import Engine, EngineCall, Member
-from server.batching.entry import Stage
+from server.batching.entry import Batch, Stage
 from server.batching.merge import key_of, rows_of
 from server.batching.options import PRIORITY_LEVELS, BatchOptions
 from server.batching.queue import BatchQueue, Dropped, QueueStatistics
@@ -121,13 +121,13 @@ class ModelBatcher:
         self._is_pumping = False
         now = time.monotonic()
         _end(self._queue.expire(now))
-        while (batch := self._queue.pop(now)) is not None:
+        while isinstance(due := self._queue.due(now), Batch):
             if self._formed is not None:
-                self._formed(self._model_name, batch.rows)
-            call = EngineCall(batch, self._engine, self._abandon)
+                self._formed(self._model_name, due.rows)
+            call = EngineCall(due, self._engine, self._abandon)
             task = self._tasks[call] = self._loop.create_task(self._run(call))
             task.add_done_callback(partial(self._ended, call))
-        self._wake_at(self._queue.next_wakeup(now), now)
+        self._wake_at(self._queue.next_wakeup(now, due), now)
 
     def _wake_at(self, wakeup_at: float | None, now: float) -> None:
         if wakeup_at == self._wakeup_at:
@@ -243,12 +243,19 @@ class BatcherPool:
 
     async def infer(self, request: InferRequest, *, client: str, priority: int = 0) -> InferResponse:
         """See Batching.infer. The request is good for its model: names, datatypes, shapes, rows."""
-        batcher = self._batcher(request.model_name)
+        name = request.model_name
+        batcher = self._batcher(name, self._options_of(name))
         return await batcher.infer(request, client=client, priority=priority)
 
-    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Ticket:
-        """The same without waiting. Raises of the InferenceError tree what is known now."""
-        batcher = self._batcher(request.model_name)
+    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Ticket | None:
+        """The same without waiting, of a model that it owns; None for others.
+
+        Raises of the InferenceError tree what is known now.
+        """
+        options = self._options_of(request.model_name)
+        if options is None or options.owner is not Owner.GATEWAY:
+            return None
+        batcher = self._batcher(request.model_name, options)
         return Ticket(batcher, batcher.enter(request, client=client, priority=priority))
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
@@ -261,9 +268,8 @@ class BatcherPool:
         for batcher in (*self._batchers.values(), *self._retired):
             await batcher.aclose(error)
 
-    def _batcher(self, model_name: str) -> ModelBatcher:
+    def _batcher(self, model_name: str, options: BatchOptions | None) -> ModelBatcher:
         """The model's batcher by its options of now; one of other options ends what it has, and gets no more."""
-        options = self._options_of(model_name)
         known = self._batchers.get(model_name)
         if known is not None and (options is known.options or options == known.options):
             return known

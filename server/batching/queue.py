@@ -107,10 +107,16 @@ class BatchQueue:
 
     def pop(self, now: float) -> Batch | None:
         """A batch that is to run now, or None. Call it until it returns None."""
-        if not self._waiting.entries or self._schedule.is_full or now < self._send_at(now):
-            return None
-        lane = self._waiting.first()
-        return None if lane is None else self._form(lane, now)
+        due = self.due(now)
+        return due if isinstance(due, Batch) else None
+
+    def due(self, now: float) -> Batch | float:
+        """A batch that is to run now, or when there may be one if nothing else happens; NEVER for not before."""
+        if not self._waiting.entries or self._schedule.is_full:
+            return NEVER
+        send_at = self._send_at(now)
+        lane = self._waiting.first() if send_at <= now else None
+        return send_at if lane is None else self._form(lane, now)
 
     def expire(self, now: float) -> list[Dropped]:
         """Those that are given up now: their time has passed, or is too short for the engine to answer in it."""
@@ -161,15 +167,20 @@ class BatchQueue:
         self._schedule.lost(batch, now)
         self._leave(batch)
 
-    def next_wakeup(self, now: float) -> float | None:
-        """When pop or expire may have something, if nothing else happens; None for not before something happens."""
+    def next_wakeup(self, now: float, send_at: float | None = None) -> float | None:
+        """When pop or expire may have something, if nothing else happens; None for not before something happens.
+
+        send_at: what `due` has just said; None to have it worked out again.
+        """
         if self._lost:
             return now
         if not self._waiting.entries:
             return None
         entry = self._waiting.earliest()
         give_up_at = NEVER if entry is None else self._give_up_at(entry, now) + TICK_S
-        wakeup_at = give_up_at if self._schedule.is_full else min(give_up_at, self._send_at(now))
+        if send_at is None:
+            send_at = NEVER if self._schedule.is_full else self._send_at(now)
+        wakeup_at = min(give_up_at, send_at)
         return None if wakeup_at == NEVER else wakeup_at
 
     def close(self, now: float) -> list[Dropped]:
@@ -202,7 +213,7 @@ class BatchQueue:
         full, rest = divmod(self._waiting.rows, max_rows)
         return (full * fit.seconds(max_rows)) / self.options.instances + fit.told_s(rest + 1)
 
-    def _form(self, lane: Lane, now: float) -> Batch | None:
+    def _form(self, lane: Lane, now: float) -> Batch:
         fit = self._schedule.trusted_fit(now)
         terms = Terms(
             self._schedule.begin(now),

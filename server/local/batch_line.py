@@ -105,7 +105,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
             if size < end:
                 break
             position = end
-            self._take(bytes(memoryview(received)[begin:end]))
+            self._take(received[begin:end] if isinstance(received, bytes) else bytes(memoryview(received)[begin:end]))
         return position
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -56,6 +56,7 @@ from server.logs import get_logger
 LOOK_S = 0.05
 SPREAD_S = 0.5  # beyond it a front that does not say that it knows is not waited for
 UNREAD_BYTES = 1 << 20  # a front that has left so much unread is told news alone: that the core lives can wait
+_QUESTIONS = (Ask, Find, GiveUp)  # nearly all that comes is an Ask; X | Y would be made anew for each
 TOLD_EVERY = 20  # looks, where nothing has changed: fronts hear by it that the core lives
 
 log = get_logger("core")
@@ -225,14 +226,14 @@ class CoreServer:
     def _take(self, line: BatchLine[UP], record: UP) -> None:
         """Raises _OutOfOrder."""
         front = self._fronts.get(line)
-        if isinstance(record, Hello | Visit):
-            if front is not None:
-                raise _OutOfOrder("it said twice who it is")
+        if front is None:
+            if not isinstance(record, Hello | Visit):
+                raise _OutOfOrder("it did not say first who it is")
             self._welcome(line, record)
-        elif front is None:
-            raise _OutOfOrder("it did not say first who it is")
-        elif isinstance(record, Ask | Find | GiveUp):
+        elif isinstance(record, _QUESTIONS):
             self._serve(line, front, record)
+        elif isinstance(record, Hello | Visit):
+            raise _OutOfOrder("it said twice who it is")
         elif isinstance(record, Known):
             front.known = min(record.number, self._spreads)
             self._has_spread.set()
@@ -297,14 +298,17 @@ class CoreServer:
             return
         if known is not None:
             raise _OutOfOrder(f"it asked twice under the number {number}")
-        if front.is_guest and (refusal := self._beyond(line, front)) is not None:
-            if self.guests is not None and isinstance(question, Ask):
-                self.guests.refused(question, refusal)
-            line.send(failed(number, refusal))
-            return
-        queues = None if front.is_guest else self.queues
-        if isinstance(question, Ask) and queues is not None and queues.owns(question.request.model_name):
-            enter(queues, self._lender, line, question, front.asks)
+        if front.is_guest:
+            if (refusal := self._beyond(line, front)) is not None:
+                if self.guests is not None and isinstance(question, Ask):
+                    self.guests.refused(question, refusal)
+                line.send(failed(number, refusal))
+                return
+        elif (
+            isinstance(question, Ask)
+            and self.queues is not None
+            and enter(self.queues, self._lender, line, question, front.asks)
+        ):
             return
         work = self._infer(line, front, question) if isinstance(question, Ask) else self._find(line, question)
         task = front.tasks[number] = asyncio.create_task(work)

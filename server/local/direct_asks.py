@@ -28,24 +28,24 @@ class Waiting(Protocol):
 class Queues(Protocol):
     """Forms batches; server.batching.batcher.BatcherPool is one."""
 
-    def owns(self, model_name: str) -> bool:
-        """Whether requests for that model are to come here."""
-        ...
-
-    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Waiting:
-        """The request in its queue. Raises of the InferenceError tree."""
+    def enter(self, request: InferRequest, *, client: str, priority: int = 0) -> Waiting | None:
+        """The request in its queue; None where it has none here. Raises of the InferenceError tree."""
         ...
 
 
-def enter(queues: Queues, lender: Lender | None, line: BatchLine[UP], ask: Ask, kept: "dict[int, DirectAsk]") -> None:
+def enter(queues: Queues, lender: Lender | None, line: BatchLine[UP], ask: Ask, kept: "dict[int, DirectAsk]") -> bool:
     """It waits in its queue from now on, and its answer goes over the line; so does a refusal, at once.
 
+    False where it has no queue here, and nothing is told.
     lender: of the slab, where its tensors may lie. kept: where it is to be found by its number until it has ended.
     """
     with FailuresTold(line, ask.number):
         request = ask.request if lender is None else lender.in_full(ask.request, line)
         waiting = queues.enter(request, client=ask.client, priority=ask.priority)
+        if waiting is None:
+            return False
         kept[ask.number] = DirectAsk(line, ask.number, waiting, kept)
+    return True
 
 
 class FailuresTold:

@@ -362,5 +362,6 @@ async def test_options_that_change_hold_for_what_comes_later(rig: Rig) -> None:
     assert max(len(call) for call in rig.engine.calls[1:]) <= 2
     rig.options = None
     assert not rig.pool.owns("m")
+    assert rig.pool.enter(asking(1), client="one") is None
     with pytest.raises(ModelNotFound):
         await rig.pool.infer(asking(1), client="one")

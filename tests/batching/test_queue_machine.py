@@ -50,8 +50,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def pump(self) -> None:
         self._dropped(self.queue.expire(self.now))
-        while (batch := self.queue.pop(self.now)) is not None:
-            self._formed(batch)
+        while isinstance(due := self.queue.due(self.now), Batch):
+            self._formed(due)
+        assert self.queue.next_wakeup(self.now, due) == self.queue.next_wakeup(self.now)
         self._dropped(self.queue.expire(self.now))
 
     @rule(seconds=st.floats(0.0, 0.3))
