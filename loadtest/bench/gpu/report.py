@@ -135,16 +135,10 @@ def _chart(told: Told) -> str:
 def _whole(told: Told) -> str:
     """What MPS does where each client may use the whole card."""
     rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("whole")}
-    pairs = [(count, rows["none", count], rows[mode, count]) for mode, count in rows if mode != "none"]
+    pairs = [(count, (rows["none", count], rows[mode, count])) for mode, count in rows if mode != "none"]
     told_rows = [
-        (
-            count,
-            _figure(none, "rate"),
-            _figure(whole, "rate"),
-            _share(none, "sm_activity"),
-            _share(whole, "sm_activity"),
-        )
-        for count, whole, none in sorted(pairs, key=lambda pair: pair[0])
+        (count, *(_figure(row, "rate") for row in pair), *(_share(row, "sm_activity") for row in pair))
+        for count, pair in sorted(pairs, key=lambda one: one[0])
     ]
     head = ("clients", "no MPS", MODES["mps-whole"][0], "SM, no MPS", "SM, MPS")
     return _table("MPS alone, without a limit of threads: images/s", head, told_rows)
