@@ -34,7 +34,6 @@ _PICTURES = """\
 # The instance decodes and resizes encoded pictures by itself.
 parameters { key: "image-decoder" value { string_value: "engine" } }
 parameters { key: "infer-dims" value { string_value: "3;224;224" } }
-parameters { key: "resize-shorter-side" value { string_value: "256" } }
 """
 _INPUTS = {
     "fp32": '{ name: "image" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }',
@@ -168,6 +167,7 @@ parameters {{ key: "weights" value {{ string_value: "random" }} }}
 parameters {{ key: "network-type" value {{ string_value: "1" }} }}
 parameters {{ key: "network-input-order" value {{ string_value: "0" }} }}
 parameters {{ key: "model-color-format" value {{ string_value: "0" }} }}
+parameters {{ key: "resize-shorter-side" value {{ string_value: "256" }} }}
 {"" if form.wire == "uint8" else _NORMALISING}\
 {_PICTURES if form.wire == "pictures" else ""}\
 parameters {{ key: "apply-softmax" value {{ string_value: "1" }} }}

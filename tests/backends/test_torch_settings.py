@@ -92,6 +92,16 @@ def test_bucket_for_more_than_the_largest_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slip", "meant"), [("precison", "precision"), ("batch_buckets", "batch-buckets"), ("cuda-graph", "cuda-graphs")]
+)
+def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) -> None:
+    """It would be ignored, and nobody would know; parameters of others' are left alone."""
+    with pytest.raises(LoadError, match=f"^there is no parameter '{slip}': did you mean {meant}\\?$"):
+        on_gpu({slip: "1"})
+    assert on_gpu({"labels": "a;b", "batch_owner": "gateway", "infer-width": "1", "weights": "random"})
+
+
+@pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
         ({"precision": "int4"}, "parameter precision is 'int4': say one of fp16, bf16, fp32"),

@@ -12,6 +12,7 @@ infer-dims       3;224;224                 with image-decoder engine: the networ
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
@@ -23,6 +24,17 @@ Config = dict[str, Any]  # the configuration as Triton hands it over: parsed JSO
 _DATA_TYPES = frozenset(("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "STRING"))
 _FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
 _FLAGS = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+_KNOWN = (
+    "precision",
+    "channels-last",
+    "cuda-graphs",
+    "batch-buckets",
+    "fuse",
+    "event-wait",
+    "image-decoder",
+    "infer-dims",
+)
+_ALIKE = 0.8  # of two names' letters: a slip, not another word
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
 
@@ -76,6 +88,7 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
     Raises LoadError naming parameter, value and what is allowed.
     """
     _refuse_what_this_backend_has_not(config)
+    _refuse_slips(config)
     parameters = _Parameters(config)
     pictures = picture_spec(config, parameters.text)
     inputs = tuple(_tensor(entry) for entry in config.get("input", []))
@@ -180,3 +193,11 @@ def _refuse_what_this_backend_has_not(config: Config) -> None:
         found.append("the decoupled transaction policy")
     if found:
         raise LoadError(f"the torch backend does not have {' and '.join(found)}: leave it out of config.pbtxt")
+
+
+def _refuse_slips(config: Config) -> None:
+    """Parameters of others' stand there too, so that only what is nearly one of ours is a mistake."""
+    for key in config.get("parameters") or {}:
+        meant = get_close_matches(key, _KNOWN, 1, _ALIKE)
+        if meant and key not in _KNOWN:
+            raise LoadError(f"there is no parameter '{key}': did you mean {meant[0]}?")
