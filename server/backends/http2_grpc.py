@@ -50,19 +50,18 @@ def is_informational(fields: Fields) -> bool:
 
 def reply_of(headers: Fields, parts: list[bytes], trailers: Fields) -> Reply:
     """The answer of these pieces. Without a grpc-status it was no gRPC server's. Raises MalformedFrame."""
-    status = next((value for name, value in trailers if name == b"grpc-status"), b"")
-    details = next((value for name, value in trailers if name == b"grpc-message"), b"")
+    status = _first(b"grpc-status", trailers)
     initial = _metadata(headers)
     trailing = _metadata(trailers)
     if not status.isdigit():
-        http = next((value for name, value in (*headers, *trailers) if name == b":status"), b"none")
+        http = _first(b":status", (*headers, *trailers)) or b"none"
         return Reply(
             UNKNOWN, b"", f"the answer is not gRPC's (HTTP status {http.decode('latin-1')})", initial, trailing
         )
     if len(status) > _MAX_STATUS_DIGITS:
         raise MalformedFrame(f"a grpc-status of {len(status)} digits")
     if status != b"0":
-        text = unquote_to_bytes(details).decode(errors="replace")
+        text = unquote_to_bytes(_first(b"grpc-message", trailers)).decode(errors="replace")
         return Reply(int(status), b"", text, initial, trailing)
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     if len(body) < PREFIX_BYTES or body[0] or int.from_bytes(body[1:PREFIX_BYTES], "big") != len(body) - PREFIX_BYTES:
@@ -70,12 +69,17 @@ def reply_of(headers: Fields, parts: list[bytes], trailers: Fields) -> Reply:
     return Reply(0, body[PREFIX_BYTES:], "", initial, trailing)
 
 
+def _first(name: bytes, fields: Fields) -> bytes:
+    """The first value of that name; empty where there is none."""
+    for known, value in fields:
+        if known == name:
+            return value
+    return b""
+
+
 def _metadata(fields: Fields) -> GrpcMetadata:
-    return tuple(
-        (name.decode("latin-1"), _decoded(name, value))
-        for name, value in fields
-        if not name.startswith(b":") and name not in _NOT_METADATA
-    )
+    told = [one for one in fields if one[0] not in _NOT_METADATA and not one[0].startswith(b":")]
+    return tuple([(name.decode("latin-1"), _decoded(name, value)) for name, value in told])
 
 
 def _decoded(name: bytes, value: bytes) -> str | bytes:

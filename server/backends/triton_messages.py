@@ -1,6 +1,6 @@
 """Between our nouns and the messages of GRPCInferenceService."""
 
-from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -15,6 +15,7 @@ from server.core.tensor import Datatype, Place, Tensor
 M = TypeVar("M", bound=Message)
 
 _RAW_INPUT_TAG = b"\x3a"  # field 7, length-delimited: ModelInferRequest.raw_input_contents
+_DATATYPES = {str(datatype): datatype for datatype in Datatype}
 _INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
 
 
@@ -68,9 +69,9 @@ def decode_response(message: bytes, request: InferRequest, infer_s: float) -> In
         raise BackendFailed(
             f"{who} announced {len(answer.outputs)} outputs and sent {len(answer.raw_output_contents)} raw contents"
         )
-    outputs = tuple(_outputs(who, answer))
-    missing = set(request.outputs) - {tensor.name for tensor in outputs}
-    if missing:
+    contents = answer.raw_output_contents
+    outputs = tuple([_output(who, one, content) for one, content in zip(answer.outputs, contents, strict=True)])
+    if request.outputs and (missing := set(request.outputs) - {tensor.name for tensor in outputs}):
         raise BackendFailed(f"{who} left out the requested outputs {sorted(missing)}")
     return InferResponse(
         model_name=answer.model_name,
@@ -108,26 +109,24 @@ def parsed(kind: type[M], message: bytes, who: str = "the engine") -> M:
         raise BackendFailed(f"{who} answered bytes that are no {kind.DESCRIPTOR.name}") from error
 
 
-def _outputs(who: str, answer: service_pb2.ModelInferResponse) -> Iterator[Tensor]:
-    for output, content in zip(answer.outputs, answer.raw_output_contents, strict=True):
-        datatype = _datatype(f"{who}: output {output.name!r}", output.datatype)
-        tensor = Tensor(output.name, datatype, tuple(output.shape), memoryview(content))
-        _check_size(who, tensor)
-        yield tensor
+def _output(who: str, output: "service_pb2.ModelInferResponse.InferOutputTensor", content: bytes) -> Tensor:
+    datatype = _DATATYPES.get(output.datatype)
+    if datatype is None:
+        raise _unknown_datatype(f"{who}: output {output.name!r}", output.datatype)
+    tensor = Tensor(output.name, datatype, tuple(output.shape), memoryview(content))
+    _check_size(who, tensor)
+    return tensor
 
 
 def _check_size(who: str, tensor: Tensor) -> None:
-    if any(size < 0 for size in tensor.shape):
+    if min(tensor.shape, default=0) < 0:
         raise BackendFailed(f"{who}: output {tensor.name!r} has shape {list(tensor.shape)}")
-    size_bytes = tensor.datatype.size_bytes
-    if size_bytes is None:
-        fits = tensor.data.nbytes >= 4 * tensor.element_count
-    else:
-        fits = tensor.data.nbytes == size_bytes * tensor.element_count
-    if not fits:
+    size_bytes, elements = tensor.datatype.size_bytes, tensor.element_count
+    found_bytes = tensor.data.nbytes
+    if found_bytes < 4 * elements if size_bytes is None else found_bytes != size_bytes * elements:
         raise BackendFailed(
             f"{who}: output {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)} "
-            f"but came with {tensor.data.nbytes} bytes"
+            f"but came with {found_bytes} bytes"
         )
 
 
@@ -143,10 +142,14 @@ def _specs(
 
 
 def _datatype(what: str, word: str) -> Datatype:
-    try:
-        return Datatype(word)
-    except ValueError:
-        raise BackendFailed(f"{what} has the unknown datatype {word!r}") from None
+    datatype = _DATATYPES.get(word)
+    if datatype is None:
+        raise _unknown_datatype(what, word)
+    return datatype
+
+
+def _unknown_datatype(what: str, word: str) -> BackendFailed:
+    return BackendFailed(f"{what} has the unknown datatype {word!r}")
 
 
 def set_parameters(slots: MutableMapping[str, service_pb2.InferParameter], parameters: Mapping[str, Parameter]) -> None:
