@@ -323,8 +323,9 @@ class BatchQueue:
         return engine_s + fit.deliver_s * min(rows, most)
 
     def _is_usual(self, entry: Entry) -> bool:
-        """Whether nothing puts it before those that are given up."""
-        return entry.priority >= self._door.priority and not is_favoured(entry)
+        """Whether nothing puts it before those that are given up; False where nobody need be."""
+        is_crowded = self._door.least_s > 0.0 or self._shares.is_deeply_overloaded
+        return is_crowded and entry.priority >= self._door.priority and not is_favoured(entry)
 
     def _make_room(self, entry: Entry) -> list[Dropped]:
         """Those who made room. Where there is not enough of it, they are told with the next expire."""
