@@ -15,18 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.gpu.mps import PIPE_DIRECTORY
+from loadtest.bench.gpu.daemon import MpsDaemon
+from loadtest.bench.wire import BadAnswer
 from server.gpu.mps.control import PROGRAM as CONTROL
-from server.gpu.mps.options import LOG_DIRECTORY
 from server.gpu.telemetry import CardLoad, NoTelemetry, Sampler
 
 SPIN_CYCLES = 200_000_000  # a tenth of a second at 2 GHz, on one thread
 SETTLE_S = 1.2  # `util` is of the driver's last sampling time, up to a second
-READY_S = 60.0
 COLUMNS = ("load", "util", "graphics", "SM activity", "occupancy", "tensor", "memory bw", "NVDEC", "NVJPG")
 _CLIENT = "from loadtest.bench.gpu.telemetry import client; client({name!r}, {seconds})"
 
@@ -114,25 +113,11 @@ def processes_of(card: CardLoad) -> str:
     return "\n".join(lines) or "  none that NVML shows"
 
 
-@contextlib.contextmanager
-def mps() -> Iterator[dict[str, str]]:
-    """A daemon of its own, with the environment of its clients."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, PIPE_DIRECTORY: folder, LOG_DIRECTORY: folder}
-        daemon = subprocess.Popen([CONTROL, "-f"], env=environment, stdout=subprocess.DEVNULL)
-        try:
-            until = time.monotonic() + READY_S
-            while not (Path(folder) / "control").exists() and time.monotonic() < until:
-                time.sleep(0.05)
-            yield environment
-        finally:
-            daemon.terminate()
-            daemon.wait(READY_S)
-
-
 def under_mps(sampler: Sampler, seconds: float) -> CardLoad:
     """Two clients at once."""
-    with mps() as environment, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        environment = os.environ | stack.enter_context(MpsDaemon(folder)).environ
         clients = [_start(stack, name, seconds, environment) for name in ("one SM spins", "FP16 matrix products")]
         for one in clients:
             assert one.stdout is not None
@@ -168,7 +153,7 @@ def main() -> None:
             if not said.no_mps and shutil.which(CONTROL):
                 last = under_mps(sampler, said.seconds)
                 rows.append(row_of("two MPS clients", last))
-    except NoTelemetry as error:
+    except (NoTelemetry, BadAnswer) as error:
         raise SystemExit(f"nothing can be read: {error}") from error
     print(f"{last.name if last else ''}, activity by {last.source if last else None}; percent\n{table(rows)}")
     print(f"processes during the last one:\n{processes_of(last) if last else ''}")
