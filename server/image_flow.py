@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ from server.vision.together import together
 __all__ = ["ImageFlow", "ImageModel", "ImageRequest", "ImageResponse"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Wave:
+class _Wave(NamedTuple):
     """What some of a request's images came to."""
 
     model_version: str
@@ -45,8 +45,7 @@ class _Wave:
     explanations: tuple[Explanation, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What one image came to, in a batch that the gateway formed."""
 
     result: VisionResult
@@ -148,16 +147,16 @@ class ImageFlow:
                 waves.append(await self._owned_wave(request, which, model, owner))
             else:
                 waves.append(await self._wave(request, which, model, label))
-        timings = waves[0].timings if len(waves) == 1 else times_in_turn([wave.timings for wave in waves])
-        self._metrics.stages(label, timings)
+        whole = waves[0] if len(waves) == 1 else _joined(waves)
+        self._metrics.stages(label, whole.timings)
         return ImageResponse(
             request.model_name,
-            waves[0].model_version,
-            tuple(result for wave in waves for result in wave.results),
+            whole.model_version,
+            whole.results,
             model.card.labels,
-            timings,
+            whole.timings,
             time.monotonic() - started,
-            tuple(explanation for wave in waves for explanation in wave.explanations),
+            whole.explanations,
         )
 
     def _described(self, config: ModelConfig) -> ImageModel | None:
@@ -207,9 +206,9 @@ class ImageFlow:
         passed_s = time.monotonic() - started
         return _Wave(
             seen[0].response.model_version,
-            tuple(one.result for one in seen),
+            tuple([one.result for one in seen]),
             times_side_by_side([one.timings for one in seen], passed_s),
-            tuple(one.response.explanation for one in seen if one.response.explanation is not None),
+            tuple([one.response.explanation for one in seen if one.response.explanation is not None]),
         )
 
     def _refuse_hopeless(self, request: ImageRequest, batching: Batching) -> None:
@@ -310,6 +309,16 @@ class ImageFlow:
             raise
         span.end()
         return response
+
+
+def _joined(waves: Sequence[_Wave]) -> _Wave:
+    """One after the other."""
+    return _Wave(
+        waves[0].model_version,
+        tuple(result for wave in waves for result in wave.results),
+        times_in_turn([wave.timings for wave in waves]),
+        tuple(explanation for wave in waves for explanation in wave.explanations),
+    )
 
 
 def _trace_preparation(timings: Timings) -> None:

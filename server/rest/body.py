@@ -3,6 +3,7 @@
 import asyncio
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from server.core.compression import NOT_ENCODED, inflate
 from server.core.errors import BodyTooSlow, InvalidRequest, TooLarge
@@ -46,14 +47,22 @@ def single_header(request: Request, name: str) -> str:
 def header_if_given(request: Request, name: str) -> str | None:
     """The header's value, None where it is absent. name: in lower case. Raises InvalidRequest where it stands twice."""
     wanted = name.encode()
-    values = [value for known, value in request.scope["headers"] if known == wanted]
+    values = [pair[1] for pair in request.scope["headers"] if pair[0] == wanted]
     if len(values) > 1:
         raise InvalidRequest(f"the header {name} is given {len(values)} times; give it once")
     return values[0].decode("latin-1").strip() if values else None
 
 
+def first_header(scope: Scope, name: bytes) -> bytes:
+    """The header's value, the first where it stands twice, empty where it is absent. name: in lower case."""
+    for known, value in scope["headers"]:
+        if known == name:
+            return bytes(value)
+    return b""
+
+
 def _refuse_declared(request: Request, limit_bytes: int) -> None:
-    declared = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
+    declared = first_header(request.scope, b"content-length")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise TooLarge(f"the body has {int(declared)} bytes (limit {limit_bytes}); send less at once")
 

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.batching.explanation import HEADER, Explained, explained, is_asked
+from server.batching.explanation import Explained, explained, is_asked_by
 from server.core.relay import InferHead
 from server.dataplane import DataPlane, ImageResponse
 from server.rest.calls import model_of
@@ -30,7 +30,7 @@ def told_of_images(plane: DataPlane, request: Request, response: ImageResponse) 
     """What a request of images is told of their batches: nothing where it did not ask, one entry an image where the
     gateway formed them, one for all where it did not.
     """
-    if not is_asked(request.headers.get(HEADER, "")):
+    if not is_asked_by(request.scope["headers"]):
         return []
     told = [explained(explanation) for explanation in response.explanations]
     return told or [plane.not_formed(InferHead(response.model_name, response.model_version))]

@@ -10,7 +10,7 @@ from server.core.errors import InvalidRequest, UnsupportedMedia
 from server.core.infer import Timings
 from server.core.result import Classes, Detections, VisionResult
 from server.dataplane import DataPlane, ImageRequest, ImageResponse
-from server.rest.body import decompressed, read_body, single_header
+from server.rest.body import decompressed, first_header, read_body, single_header
 from server.rest.calls import model_of
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
@@ -81,7 +81,8 @@ class ImageEndpoint:
     async def __call__(self, request: Request) -> Response:
         model = model_of(request)
         body = await read_body(request, self._limits)
-        images = images_of(await self._plain(request, body), request.headers.get("content-type", ""), self._limits)
+        content_type = first_header(request.scope, b"content-type").decode("latin-1")
+        images = images_of(await self._plain(request, body), content_type, self._limits)
         request_id = single_header(request, "x-request-id")
         asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
         response = await run_until_disconnect(

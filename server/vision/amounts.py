@@ -11,7 +11,8 @@ MAX_TENSOR_BYTES = 256 << 20  # of the tensor that one request's encoded images 
 
 def wave_size(spec: PrepareSpec) -> int:
     """How many images of one request are in memory at once, prepared for this network."""
-    return max(1, WAVE_BYTES // spec.row_bytes) if spec.row_bytes else OWN_SIZE_WAVE
+    row_bytes = spec.row_bytes
+    return max(1, WAVE_BYTES // row_bytes) if row_bytes else OWN_SIZE_WAVE
 
 
 def most_rows(config: ModelConfig) -> int | None:

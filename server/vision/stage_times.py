@@ -18,6 +18,10 @@ def times_of(prepared: Sequence[Prepared], passed_s: float) -> Timings:
 
 def times_side_by_side(timings: Sequence[Timings], passed_s: float) -> Timings:
     """Of images that went together: of each stage what took longest; what is left of the time was waiting."""
+    if len(timings) == 1:
+        (one,) = timings
+        queue = passed_s - one.decode - one.preprocess - one.infer - one.postprocess
+        return Timings(one.decode, one.preprocess, max(queue, 0.0), one.infer, one.postprocess, one.batch_size)
     decode, preprocess = max(item.decode for item in timings), max(item.preprocess for item in timings)
     infer, postprocess = max(item.infer for item in timings), max(item.postprocess for item in timings)
     queue = max(passed_s - decode - preprocess - infer - postprocess, 0.0)
