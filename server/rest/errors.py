@@ -48,6 +48,7 @@ STATUS: Mapping[type[InferenceError], int] = {
 }
 WAITING_HELPS = (AccessUnavailable, BackendUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CLIENT_GONE = 499
+_JSON = "application/json"
 
 
 class ClientDisconnected(Exception):
@@ -59,9 +60,20 @@ def status_of(error: InferenceError) -> int:
     return next(STATUS[known] for known in type(error).__mro__ if known in STATUS)
 
 
+class _JsonAnswer(Response):
+    """What Starlette makes of a JSON text without headers of its own, in half the time."""
+
+    def __init__(self, body: bytes, status: int) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", _JSON.encode())]
+
+
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """content: what msgspec can encode."""
-    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+    body = msgspec.json.encode(content)
+    return _JsonAnswer(body, status) if headers is None else Response(body, status, headers, _JSON)
 
 
 def error_response(text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:

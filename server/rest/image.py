@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.batching.explanation import Explained
+from server.core.compression import NOT_ENCODED
 from server.core.errors import InvalidRequest, UnsupportedMedia
 from server.core.infer import Timings
 from server.core.result import Classes, Detections, VisionResult
@@ -81,8 +82,11 @@ class ImageEndpoint:
     async def __call__(self, request: Request) -> Response:
         model = model_of(request)
         body = await read_body(request, self._limits)
+        encoding = single_header(request, "content-encoding").lower()
+        if encoding not in NOT_ENCODED:
+            body = await decompressed(body, encoding, self._limits.max_body_bytes)
         content_type = first_header(request.scope, b"content-type").decode("latin-1")
-        images = images_of(await self._plain(request, body), content_type, self._limits)
+        images = images_of(body, content_type, self._limits)
         request_id = single_header(request, "x-request-id")
         asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
         response = await run_until_disconnect(
@@ -91,10 +95,6 @@ class ImageEndpoint:
         answer = answer_of(response, request_id)
         answer.explain = told_of_images(self._plane, request, response)
         return json_response(answer)
-
-    async def _plain(self, request: Request, body: bytes) -> bytes:
-        encoding = single_header(request, "content-encoding").lower()
-        return await decompressed(body, encoding, self._limits.max_body_bytes)
 
 
 def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes, ...]:

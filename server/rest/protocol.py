@@ -180,8 +180,12 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # else a trailer, which must not become a header of the request
-            super().on_header(name, value)
+        if not self._is_in_head:  # a trailer, which must not become a header of the request
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._is_replaying:
@@ -305,7 +309,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", text)
 
     def _parsed_bytes(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
 
     def _weigh_framing(self, wire_bytes: int) -> None:
         """Chunk extensions and trailers are no body, and may not go on for ever in its place."""

@@ -150,7 +150,10 @@ def _begins_like_ours(head: bytes) -> bool:
 
 _SOF_DECODABLE = {0xC0, 0xC1, 0xC2}
 _SOF = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_EXIF = 0xE1
+_TELLING = _SOF | {_EXIF}
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}
+_SEGMENT_LENGTH = struct.Struct(">H")
 _SCAN = re.compile(rb"\xff\xda")
 _FILL = re.compile(rb"\xff+")  # before a marker any number of them; each counts, since an engine may walk them singly
 MAX_JPEG_SCANS = 500  # libjpeg-turbo's own tools stop there: a small file of many scans costs minutes
@@ -159,7 +162,7 @@ MAX_JPEG_SCANS = 500  # libjpeg-turbo's own tools stop there: a small file of ma
 def _read_jpeg(data: Buffer) -> ImageHeader:
     tiff: Buffer = b""
     for marker, payload in _jpeg_segments(data):
-        if marker == 0xE1 and payload[:6] == b"Exif\0\0":
+        if marker == _EXIF and payload[:6] == b"Exif\0\0":
             tiff = payload[6:]
         if marker in _SOF:
             return _jpeg_header(data, marker, payload, orientation_of_tiff(bytes(tiff)))
@@ -182,7 +185,7 @@ def _jpeg_header(data: Buffer, marker: int, payload: Buffer, orientation: int) -
 
 
 def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, Buffer]]:
-    """(marker, payload) up to the first scan."""
+    """(marker, payload) of those that tell of size or orientation, up to the first scan."""
     position, parts = 2, 0
     while True:
         fill = _FILL.match(data, position)
@@ -197,10 +200,11 @@ def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, Buffer]]:
             return
         if marker in _STANDALONE:
             continue
-        (length,) = struct.unpack_from(">H", data, position)
+        (length,) = _SEGMENT_LENGTH.unpack_from(data, position)
         if length < 2 or position + length > len(data):
             raise broken(ImageFormat.JPEG, f"the segment at byte {position} says {length} bytes, which it has not")
-        yield marker, data[position + 2 : position + length]
+        if marker in _TELLING:
+            yield marker, data[position + 2 : position + length]
         position += length
 
 
