@@ -12,7 +12,6 @@ from server.logs import get_logger
 SOCKET_NAME = "core-batch.sock"
 FAREWELL_S = 1.0  # for the other end to take what was sent last
 _LENGTH_BYTES = 4
-_JOINED_BYTES = 64 << 10  # a record to here is copied behind its length: one write costs less than two
 ANY_BYTES = 1 << 32
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -25,6 +24,8 @@ class BatchLine(asyncio.Protocol, Generic[In]):
 
     Tensors of what comes are views into the bytes of their own record. max_record_bytes: of one; a larger one ends the
     line before it is there.
+
+    What is sent in one turn of the loop goes in one write: each would be a system call, and wake the other end.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
+        self._gathered: list[bytes] = []  # to be written at the end of this turn
         self._is_ended = False
         self.max_record_bytes = ANY_BYTES
 
@@ -49,18 +51,18 @@ class BatchLine(asyncio.Protocol, Generic[In]):
     @property
     def unsent_bytes(self) -> int:
         """What the other end has not taken yet; 0 where it is gone."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if self._transport is None:
+            return 0
+        return self._transport.get_write_buffer_size() + sum(map(len, self._gathered))
 
     def send(self, record: Record) -> None:
         """Never blocks; what is sent to an end that is gone is dropped."""
         if self._transport is None or self._transport.is_closing():
             return
         encoded = _ENCODER.encode(record)
-        length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
-        if len(encoded) <= _JOINED_BYTES:
-            self._transport.write(length + encoded)
-        else:
-            self._transport.writelines((length, encoded))
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._write_gathered)
+        self._gathered += (len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -71,8 +73,14 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         """Hear no more, and drop the connection when what was sent is read, or a moment later."""
         self._is_ended = True
         if self._transport is not None:
+            self._write_gathered()
             self._transport.close()
             asyncio.get_running_loop().call_later(FAREWELL_S, self._transport.abort)
+
+    def _write_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(gathered)
 
     # asyncio's callbacks
 
@@ -110,6 +118,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._received.clear()
+        self._gathered.clear()
         self._lost(self)
 
     def _take(self, encoded: bytes) -> None:

@@ -1,5 +1,8 @@
 """Records on the batch socket, however the socket cuts them."""
 
+import asyncio
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
@@ -38,3 +41,54 @@ def test_record_beyond_the_limit_ends_the_line_before_it_is_there(cut: int) -> N
     line.line.data_received(WHOLE[:cut])
     line.line.data_received(WHOLE)
     assert line.heard == []
+
+
+class Writes(asyncio.Transport):
+    """A transport that keeps what each write was of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_closed = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def writelines(self, pieces: "Iterable[bytes | bytearray | memoryview]") -> None:
+        self.writes.append(b"".join(pieces))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+async def test_what_is_sent_in_one_turn_goes_in_one_write() -> None:
+    """In order; until then it counts as unsent. A line that ends writes what it has first."""
+    line, socket = Line().line, Writes()
+    line.connection_made(socket)
+    for record in RECORDS:
+        line.send(record)
+    assert (socket.writes, line.unsent_bytes) == ([], len(WHOLE))
+    await asyncio.sleep(0)
+    assert (socket.writes, line.unsent_bytes) == ([WHOLE], 0)
+    line.send(RECORDS[0])
+    line.end()
+    line.send(RECORDS[1])
+    await asyncio.sleep(0)
+    assert socket.writes == [WHOLE, WHOLE[:13]]
+
+
+async def test_what_was_sent_to_an_end_that_is_lost_in_the_same_turn_is_dropped() -> None:
+    """And nobody is troubled by it."""
+    line, socket = Line().line, Writes()
+    line.connection_made(socket)
+    line.send(RECORDS[0])
+    line.close()
+    line.connection_lost(None)
+    await asyncio.sleep(0)
+    assert (socket.writes, line.unsent_bytes) == ([], 0)
