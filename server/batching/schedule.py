@@ -110,7 +110,7 @@ class Schedule:
         if not running.calls and self._returns.are_quick(self._times.empty_call_s):
             until = max(until, self._returns.until(rows, max_rows=max_rows))
         if fit is not None and running.calls:
-            until = max(until, self._sent_at + self._spacing_s(fit, rows))
+            until = max(until, self._sent_at + self._spacing_s(fit, self.even_rows(fit, rows, rows)))
         if until <= now:
             return now
         latest = due if fit is None else due - fit.told_s(rows + 1) - fit.guard_s
@@ -130,7 +130,8 @@ class Schedule:
         return left_s == NEVER or self.rate * call_s <= TOO_MUCH * rows * options.instances
 
     def _spacing_s(self, fit: Fit, rows: int) -> float:
-        """Between two batches where several instances share the load: evenly, so that none gets the leavings only."""
+        """Between two batches of so many rows where several instances share the load: evenly, so that none gets the
+        leavings only."""
         instances = self._options.instances
         is_light = self.rate * fit.seconds(1) < instances * LIGHT_LOAD
         return 0.0 if is_light else fit.seconds(rows) / instances
