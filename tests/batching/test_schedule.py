@@ -130,7 +130,7 @@ def rows_that_wait(rate: float, *, instances: int = 4, until_s: float = 1.0) -> 
 
 @pytest.mark.parametrize("rate", [3000.0, 6000.0, 9000.0])
 def test_no_queue_stands_before_instances_that_are_idle(rate: float) -> None:
-    """What waits is what comes between two batches, not what once had waited: the instances could do 20,000 a second."""
+    """What waits is what comes between two batches, not what once had waited: these instances could do 20,000/s."""
     assert rows_that_wait(rate) < 0.002 * rate
 
 
