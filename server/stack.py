@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from server.backends.lost_instances import InstanceRenewal, InstanceSight
 from server.backends.shell_paths import plain_paths
+from server.backends.triton import TritonBackend
 from server.backends.triton_ports import answers_live
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import Launch, TritonUnavailable
@@ -251,7 +252,11 @@ class Stack:
         self._engine_task = asyncio.create_task(self._engine.run())
         renewal = InstanceRenewal(
             InstanceSight(process_name),
-            f"http://127.0.0.1:{options.http_port}",
+            TritonBackend(
+                http_url=f"http://127.0.0.1:{options.http_port}",
+                grpc_address=f"127.0.0.1:{options.grpc_port}",
+                max_connections=1,
+            ),
             engine_pid=self._running_engine,
             restart=self._engine.restart,
             has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,

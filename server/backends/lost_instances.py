@@ -18,14 +18,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
-from server.backends.patience import Patience
 from server.backends.triton_backoff import RestartBackoff
-from server.backends.triton_http import TritonHttp, origin_of
 from server.core.errors import InferenceError
-from server.core.relay import HttpCall
+from server.core.relay import HttpAnswer, HttpCall
 from server.logs import get_logger
 
 log = get_logger("engine")
@@ -134,24 +132,34 @@ class InstanceSight:
         return name, fields.split()
 
 
-class InstanceRenewal:
-    """Run it beside one Triton, at that address. A model whose processes die on and on is loaded after growing pauses.
+class Control(Protocol):
+    """Triton's control calls: TritonBackend."""
 
-    engine_pid: while that runs, else None. restart: the whole of it, for this reason. has_room: whether a model's
-    processes may be there twice, for a while.
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        """Its answer. Raises InferenceError."""
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+
+
+class InstanceRenewal:
+    """Run it beside one Triton. A model whose processes die on and on is loaded after growing pauses.
+
+    control: of that Triton, closed when it ends. engine_pid: while that runs, else None. restart: the whole of it, for
+    this reason. has_room: whether a model's processes may be there twice, for a while.
     """
 
     def __init__(
         self,
         sight: InstanceSight,
-        http_url: str,
+        control: Control,
         engine_pid: Callable[[], int | None],
         restart: Callable[[str], object],
         has_room: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._has_room = has_room
         self._sight = sight
-        self._http = TritonHttp(origin_of(http_url), max_connections=1, patience=Patience())
+        self._control = control
         self._backoff = RestartBackoff()
         self._engine_pid = engine_pid
         self._restart = restart
@@ -164,7 +172,7 @@ class InstanceRenewal:
         try:
             await self._run()
         finally:
-            await self._http.aclose()
+            await self._control.aclose()
 
     async def _run(self) -> None:
         while True:
@@ -226,7 +234,7 @@ class InstanceRenewal:
     async def _ask(self, method: str, path: str, body: bytes = b"") -> Any:
         """Triton's JSON. Raises InferenceError, ValueError with its reason where it refuses."""
         call = HttpCall(method, path.encode(), ((b"content-type", b"application/json"),), body)
-        answer = await self._http.relay(call, deadline=time.monotonic() + PATIENCE_S)
+        answer = await self._control.http(call, deadline=time.monotonic() + PATIENCE_S)
         if answer.status != 200:
             raise ValueError(f"{method} {path}: {answer.status} {answer.body[:200].decode(errors='replace')}")
         return json.loads(answer.body) if answer.body else {}

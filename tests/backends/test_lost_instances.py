@@ -11,6 +11,9 @@ import pytest
 
 from server.backends import lost_instances
 from server.backends.lost_instances import RENEWAL_PARAMETER, InstanceRenewal, InstanceSight, model_of
+from server.backends.patience import Patience
+from server.backends.triton_http import TritonHttp, origin_of
+from server.core.relay import HttpAnswer, HttpCall
 
 TRITON = 50
 
@@ -170,6 +173,19 @@ async def triton() -> AsyncIterator[FalseTriton]:
     await asyncio.sleep(0.01)  # for its connections to see that the other end has gone
 
 
+class OverHttp:
+    """All of it by HTTP, which a false Triton is asked by."""
+
+    def __init__(self, url: str) -> None:
+        self._http = TritonHttp(origin_of(url), max_connections=1, patience=Patience())
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        return await self._http.relay(call, deadline=deadline)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
 class ScriptedSight(InstanceSight):
     """Says what it is given, look by look."""
 
@@ -194,7 +210,7 @@ async def renewed(eyes: InstanceSight, triton: FalseTriton, *, until: str, has_r
     """Why Triton was restarted, if it was. until: the path that ends it, or restart."""
     restarts: list[str] = []
     renewal = InstanceRenewal(
-        eyes, triton.url, engine_pid=lambda: TRITON, restart=restarts.append, has_room=lambda _: has_room
+        eyes, OverHttp(triton.url), engine_pid=lambda: TRITON, restart=restarts.append, has_room=lambda _: has_room
     )
     task = asyncio.create_task(renewal.run())
     async with asyncio.timeout(5):

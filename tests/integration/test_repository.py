@@ -1,11 +1,15 @@
 """Loads and unloads through the gateway: what they change, and that the bare Triton answers the same."""
 
 import base64
+import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,6 +25,15 @@ pytestmark = pytest.mark.xdist_group("repository")
 
 INDEX, SPARE = "/v2/repository/index", "/v2/repository/models/spare"
 BRAND_NEW = "/v2/repository/models/brand_new"
+SLOW_S = 3.0  # that the model `slow` takes to load
+SLOW = f"""import time
+class TritonPythonModel:
+    def initialize(self, args): time.sleep({SLOW_S})
+"""
+SLOW_CONFIG = """backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
 # Triton calls these its own failure (500).
 UNREADABLE = (b"failed to load", b"attempt to access", b"unexpected error on creating", b"attempt to get members")
 
@@ -30,6 +43,9 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     """A stack of its own, since its models come and go."""
     home = tmp_path_factory.mktemp("home")
     write_models(home / "models")
+    (home / "models" / "slow" / "1").mkdir(parents=True)
+    (home / "models" / "slow" / "1" / "model.py").write_text(SLOW)
+    (home / "models" / "slow" / "config.pbtxt").write_text(SLOW_CONFIG)
     stack = start_stack(home, "--models", "spare,plain")
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
@@ -127,3 +143,29 @@ def test_load_with_a_file_elsewhere_never_reaches_the_engine(running: RunningSta
     assert answer.status == 400
     assert b"model file" in answer.body
     assert len(running.logged("loading: spare")) == before
+
+
+def longest_silence_s(url: str, until: threading.Event) -> float:
+    """Of a caller of `plain` on a connection of its own that asks again at once."""
+    call, address = infer_x("plain"), urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+    longest, before = 0.0, time.monotonic()
+    while not until.is_set():
+        connection.request("POST", call.target.decode(), call.body, {"Content-Type": "application/json"})
+        assert connection.getresponse().read()
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    connection.close()
+    return longest
+
+
+def test_load_of_a_model_keeps_nobody_waiting(running: RunningStack) -> None:
+    """Eight callers by REST while a model takes its time: on Triton's own HTTP port most must wait so long."""
+    is_loaded = threading.Event()
+    with ThreadPoolExecutor(8) as callers:
+        silences = [callers.submit(longest_silence_s, running.http_url, is_loaded) for _ in range(8)]
+        try:
+            time.sleep(0.2)
+            assert ask(running.http_url, post("/v2/repository/models/slow/load")).status == 200
+        finally:
+            is_loaded.set()
+        assert max(silence.result() for silence in silences) < SLOW_S / 2
