@@ -74,6 +74,7 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
     face = face_of(read_config(source))
     if "mps" in chart.modes:
         bench.ledger.facts[THREADS] = chart.threads
+        bench.ledger.facts["chart, callers of each client"] = CALLERS
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
         points = chart.points
