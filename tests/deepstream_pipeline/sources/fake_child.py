@@ -71,6 +71,8 @@ class FakeChild:
             message = self.socket.recv(65536)
         except TimeoutError:
             return
+        finally:
+            self.socket.settimeout(None)  # sending waits for a parent that is behind, as the real child's does
         if not message:
             self.is_over = True
             return
