@@ -57,7 +57,7 @@ _WORDS_OF_PEERS = "pictures a second by the best peer's"
 _WORDS_OF_GPU = {
     "mps_ratio_8": "8 one-image clients with MPS by the same without",
     "mps_ratio_16": "16 one-image clients with MPS by the same without",
-    "batching_over_mps": "47 callers: batching with MPS by MPS alone",
+    "batching_over_mps": "47 clients: batching with MPS by MPS alone",
     "raw_share": "served tensors by the same program raw, each at its best batch",
     "knee_per_s": "JPEG over HTTP at p99 15 ms",
 }
