@@ -98,6 +98,11 @@ def _from_run(path: Path) -> Committed:
     )
 
 
+def _asked(name: str, results: Results) -> Results:
+    """The results whose models a target may speak of. Of most benches the first stands for all."""
+    return results if name == f"{BENCH}gpu" else results[:1]
+
+
 def read_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
     """What a bench wrote; None for one that measures nothing that a target speaks of. Raises ResultsError."""
     try:
@@ -110,7 +115,7 @@ def read_bench(path: Path, targets: tuple[Target, ...]) -> Committed | None:
         return None
     try:
         measurements = tuple(_READINGS[name](bench.results))
-        models: tuple[str, ...] = (bench.results[0]["model"],)
+        models: tuple[str, ...] = tuple(dict.fromkeys(str(row["model"]) for row in _asked(name, bench.results)))
     except (LookupError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ResultsError(f"{path}: no result of {name} ({error!r}); measure it again with --json") from None
     on = bench.conditions.get("machine") or bench.conditions.get("cpu", "not known").partition(", load ")[0]

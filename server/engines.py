@@ -15,6 +15,7 @@ from server import VERSION
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Board, Quotas
+from server.backends.own_triton import OwnTriton
 from server.backends.replicas import Replicas
 from server.backends.retry_budget import RetryBudget
 from server.backends.segments import open_segment
@@ -111,7 +112,8 @@ def compose_engine(settings: Settings) -> Engine:
 
 
 def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget) -> TritonBackend:
-    return TritonBackend(
+    kind = TritonBackend if settings.engine_is_external else OwnTriton
+    return kind(
         http_url=address.http_url,
         grpc_address=address.grpc_address,
         metrics_url=address.metrics_url,

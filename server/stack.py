@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from server.backends.lost_instances import InstanceRenewal, InstanceSight
+from server.backends.own_triton import OwnTriton
+from server.backends.patience import Patience
 from server.backends.shell_paths import plain_paths
-from server.backends.triton import TritonBackend
 from server.backends.triton_ports import answers_live
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import Launch, TritonUnavailable
@@ -54,6 +55,7 @@ __all__ = [
 
 log = get_logger("stack")
 engine_log = get_logger("triton")
+RENEWAL_SILENCE_S = 60.0  # of a Triton that loads a dead model anew on a busy machine, before it is given up
 ENGINE_GRACE_S = 5.0  # once the gateway has drained, only a model that still loads keeps the engine
 STOP_MARGIN_S = 5.0  # beyond the gateway's own grace, before it is killed
 READY_PROBE_S = 0.5
@@ -252,10 +254,11 @@ class Stack:
         self._engine_task = asyncio.create_task(self._engine.run())
         renewal = InstanceRenewal(
             InstanceSight(process_name),
-            TritonBackend(
+            OwnTriton(
                 http_url=f"http://127.0.0.1:{options.http_port}",
                 grpc_address=f"127.0.0.1:{options.grpc_port}",
                 max_connections=1,
+                patience=Patience(keepalive_timeout_s=RENEWAL_SILENCE_S),
             ),
             engine_pid=self._running_engine,
             restart=self._engine.restart,

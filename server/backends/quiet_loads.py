@@ -11,12 +11,13 @@ import re
 import msgspec
 from tritonclient.grpc import service_pb2
 
+from server.core.errors import BackendUnavailable
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 
 LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 _TARGET = re.compile(rb"/v2/repository/models/([A-Za-z0-9._~-]+)/load")
-_PLAIN_BYTES = 1 << 18  # more is files, which stand in JSON otherwise than in a message
-_STATUSES = {0: 200, 5: 404, 12: 501, 13: 500, 14: 503}  # all others are 400
+_PLAIN_BYTES = 1 << 16  # a refusal may quote it, and has to fit the block of headers that it comes in
+_STATUSES = {0: 200, 2: 400, 3: 400, 5: 404, 6: 400, 12: 501, 13: 500, 14: 503}  # Triton's
 _HEADERS = ((b"content-type", b"application/json"),)
 
 
@@ -35,7 +36,7 @@ def quiet_load(call: HttpCall) -> GrpcCall | None:
         return None
     try:
         said = msgspec.json.decode(call.body, type=_Body) if call.body else _Body()
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, ValueError):  # ValueError: words that are no UTF-8
         return None
     question = service_pb2.RepositoryModelLoadRequest(model_name=found[1].decode())
     if said.parameters is not None:
@@ -44,6 +45,8 @@ def quiet_load(call: HttpCall) -> GrpcCall | None:
 
 
 def as_http(answer: GrpcAnswer) -> HttpAnswer:
-    """The answer as Triton's HTTP port gives it."""
+    """The answer as Triton's HTTP port gives it. Raises BackendUnavailable for a call that ended without one."""
+    if answer.code not in _STATUSES:
+        raise BackendUnavailable(f"the engine ended a model's load without an answer: {answer.details}")
     body = json.dumps({"error": answer.details}, ensure_ascii=False, separators=(",", ":")) if answer.code else ""
-    return HttpAnswer(_STATUSES.get(answer.code, 400), _HEADERS, body.encode())
+    return HttpAnswer(_STATUSES[answer.code], _HEADERS, body.encode())

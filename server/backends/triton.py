@@ -10,7 +10,6 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.config_pbtxt import config_from_proto
 from server.backends.patience import Patience
-from server.backends.quiet_loads import as_http, quiet_load
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_grpc import TritonGrpc
 from server.backends.triton_http import TritonHttp, origin_of
@@ -81,8 +80,6 @@ class TritonBackend:
     # Relay
 
     async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        if (load := quiet_load(call)) is not None:
-            return as_http(await self._grpc.relay(load, deadline=deadline))
         return await self._http.relay(call, deadline=deadline)
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:

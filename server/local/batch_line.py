@@ -40,6 +40,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._gathered: list[bytes] = []  # to be written at the end of this turn
+        self._gathered_bytes = 0
         self._is_ended = False
         self.max_record_bytes = ANY_BYTES
 
@@ -53,7 +54,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         """What the other end has not taken yet; 0 where it is gone."""
         if self._transport is None:
             return 0
-        return self._transport.get_write_buffer_size() + sum(map(len, self._gathered))
+        return self._transport.get_write_buffer_size() + self._gathered_bytes
 
     def send(self, record: Record) -> None:
         """Never blocks; what is sent to an end that is gone is dropped."""
@@ -63,9 +64,10 @@ class BatchLine(asyncio.Protocol, Generic[In]):
         if not self._gathered:
             asyncio.get_running_loop().call_soon(self._write_gathered)
         self._gathered += (len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded)
+        self._gathered_bytes += _LENGTH_BYTES + len(encoded)
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection, and what was sent in this turn."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -78,7 +80,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
             asyncio.get_running_loop().call_later(FAREWELL_S, self._transport.abort)
 
     def _write_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, []
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if gathered and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(gathered)
 
@@ -118,7 +120,7 @@ class BatchLine(asyncio.Protocol, Generic[In]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._received.clear()
-        self._gathered.clear()
+        self._gathered, self._gathered_bytes = [], 0
         self._lost(self)
 
     def _take(self, encoded: bytes) -> None:

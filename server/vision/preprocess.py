@@ -86,7 +86,6 @@ def prepare(decoded: Decoded, spec: PrepareSpec, allocate: Allocate = np.empty) 
 
 
 @lru_cache(maxsize=1024)
-@lru_cache(maxsize=1024)
 def geometry_of(source_width: int, source_height: int, spec: PrepareSpec) -> Geometry:
     """Where a source of that size lies in the input that `prepare` makes of it."""
     place = _place(source_width, source_height, spec)

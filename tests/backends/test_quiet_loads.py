@@ -6,6 +6,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from server.backends.quiet_loads import LOAD, as_http, quiet_load
+from server.core.errors import BackendUnavailable
 from server.core.relay import GrpcAnswer, HttpAnswer, HttpCall
 
 TARGET = b"/v2/repository/models/street/load"
@@ -46,6 +47,7 @@ def test_plain_load_is_the_same_question_over_grpc(body: object, config: str | N
         load({"parameters": {"config": "x" * 300_000}}),
         HttpCall("POST", TARGET, (), b"{"),
         HttpCall("POST", TARGET, (), b"\xff"),
+        HttpCall("POST", TARGET, (), b'{"parameters":{"config":"\xff"}}'),
     ],
 )
 def test_anything_else_goes_over_http_as_it_came(call: HttpCall) -> None:
@@ -60,3 +62,9 @@ def test_refusal_is_told_in_http(code: int, status: int) -> None:
     answer = as_http(GrpcAnswer(code, details='no "such" é\nAt:'))
     assert answer == HttpAnswer(status, headers, '{"error":"no \\"such\\" é\\nAt:"}'.encode())
     assert as_http(GrpcAnswer(0)) == HttpAnswer(200, headers, b"")
+
+
+def test_load_that_ended_without_an_answer_is_no_fault_of_the_client() -> None:
+    """Triton went: whoever asked may ask again."""
+    with pytest.raises(BackendUnavailable, match="without an answer: gone"):
+        as_http(GrpcAnswer(1, details="gone"))

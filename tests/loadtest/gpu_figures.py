@@ -40,7 +40,8 @@ def made_up(path: Path, *, parts: tuple[str, ...] = ("chart", "engine", "jpeg", 
                 "note": "kill -9 of 17",
             }
         )  # fmt: skip
-    ledger.facts = {THREADS: 15, "chart mps MPS clients": 48, "failures": ["raw: the card was gone"]}
+    ledger.facts = {THREADS: 15, "chart mps MPS clients": 48}
+    ledger.failures = ["raw and served: the card was gone"]
     ledger.save()
     return ledger
 

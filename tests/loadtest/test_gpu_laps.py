@@ -60,7 +60,7 @@ def test_ratios_are_of_laps_of_the_same_round(tmp_path: Path) -> None:
     for number, speed in ((1, 1.0), (2, 0.5)):
         ledger.add("chart", number, {"mode": "none", "clients": 8}, {"rate": 1000 * speed})
         ledger.add("chart", number, {"mode": "mps", "clients": 8}, {"rate": 3000 * speed})
-    found = {measure: ratios for measure, _, ratios in ratios_of(ledger.laps)}
+    found = {ratio.measure: ratio.values for ratio in ratios_of(ledger.laps)}
     assert found["mps_ratio_8"] == [3.0, 3.0]
     assert found["mps_ratio"] == [3.0, 3.0]
     assert found["batching_over_mps"] == []
@@ -76,22 +76,64 @@ def test_rows_have_what_every_lap_of_theirs_has() -> None:
     assert (row.figures["rate"].low, row.figures["rate"].high) == (10.0, 30.0)
 
 
+def later(path: Path, **conditions: str) -> Ledger:
+    """A second run into the file of a first one."""
+    told = CONDITIONS | {"command": "python -m loadtest.bench.gpu --add", "at": "later"} | conditions
+    ledger = Ledger(path, told, "another-random")
+    ledger.take_over()
+    return ledger
+
+
 def test_a_later_run_adds_to_the_file_and_replaces_the_parts_that_it_measures(tmp_path: Path) -> None:
     """A lent card is lent for minutes: one file of two runs says both commands, and which model each part asked."""
     made_up(tmp_path / "gpu.json")
-    told = dict(CONDITIONS) | {"command": "python -m loadtest.bench.gpu --only jpeg --add", "at": "later"}
-    ledger = Ledger(tmp_path / "gpu.json", told, "another-random")
-    ledger.take_over(("jpeg",))
+    ledger = later(tmp_path / "gpu.json")
+    ledger.save()
+    assert (
+        sum(lap["part"] == "jpeg" for lap in json.loads(ledger.path.read_text())["laps"]) == 6
+    )  # until it is measured
     ledger.add("jpeg", 1, {"decoded_by": "engine"}, {"held_per_s": 7.0})
     ledger.save()
 
-    content = json.loads((tmp_path / "gpu.json").read_text())
+    content = json.loads(ledger.path.read_text())
     models = {row["kind"]: row["model"] for row in content["results"] if row["kind"] != "ratio"}
     assert models == dict.fromkeys(("chart", "whole", "raw", "served", "fault"), "resnet50-torch-random") | {
         "jpeg": "another-random"
     }
     assert [lap["figures"] for lap in content["laps"] if lap["part"].startswith("jpeg")] == [{"held_per_s": 7.0}]
-    assert content["conditions"]["command"].endswith("--json gpu.json; python -m loadtest.bench.gpu --only jpeg --add")
+    assert content["conditions"]["command"].endswith("--json gpu.json; python -m loadtest.bench.gpu --add")
+    assert content["facts"]["failures"] == ["raw and served: the card was gone"]
+
+
+def test_served_is_never_held_against_raw_of_another_run(tmp_path: Path) -> None:
+    """Both go when either is measured anew; what had failed of them is told no more."""
+    made_up(tmp_path / "gpu.json")
+    ledger = later(tmp_path / "gpu.json")
+    ledger.tried.add("raw and served")
+    ledger.add("served", 1, {"processes": 8, "batch": 64, "memory": "cuda"}, {"rate": 9e9})
+    ledger.save()
+
+    content = json.loads(ledger.path.read_text())
+    assert not any(row.get("measure") == "raw_share" for row in content["results"])
+    assert content["facts"]["failures"] == []
+
+
+def test_file_of_other_conditions_is_not_added_to(tmp_path: Path) -> None:
+    """Another card's figures, or those of another SLO, would stand under one heading."""
+    made_up(tmp_path / "gpu.json")
+    with pytest.raises(BadAnswer, match="is of slo_p99_ms '15' and this run of '50'"):
+        later(tmp_path / "gpu.json", slo_p99_ms="50")
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(BadAnswer, match="it is no file of this bench"):
+        later(tmp_path / "other.json")
+
+
+def test_report_of_a_part_that_was_cut_amid_a_pair_leaves_that_out(tmp_path: Path) -> None:
+    """MPS without a limit was measured, and what it is held against was not."""
+    ledger = made_up(tmp_path / "gpu.json", parts=("chart",))
+    ledger.laps = [lap for lap in ledger.laps if (lap.part, lap.key["mode"]) != ("whole", "none")]
+    ledger.save()
+    assert report([str(tmp_path / "gpu.json")]) == 0
 
 
 def test_best_served_is_held_to_best_raw_whatever_their_batches() -> None:
@@ -99,17 +141,18 @@ def test_best_served_is_held_to_best_raw_whatever_their_batches() -> None:
     ledger = Ledger(Path("unused"), {}, "net")
     for part, batch, rate in (("raw", 64, 100.0), ("raw", 128, 90.0), ("served", 64, 80.0), ("served", 128, 96.0)):
         ledger.add(part, 1, {"batch": batch}, {"rate": rate})
-    ((measure, words, ratios),) = ratios_of(ledger.laps)
-    assert (measure, ratios) == ("raw_share", [0.96])
-    assert words == "served (batch 128) by raw (batch 64)"
+    (ratio,) = ratios_of(ledger.laps)
+    assert (ratio.measure, ratio.values) == ("raw_share", [0.96])
+    assert ratio.of == "served (batch 128) by raw (batch 64)"
 
 
 def test_jpeg_is_judged_by_the_way_that_holds_more() -> None:
     """Both ways to decode are measured; the better one answers to the target."""
     ledger = Ledger(Path("unused"), {}, "net")
-    for way, held in (("engine", 9000.0), ("gateway", 5000.0)):
-        ledger.add("jpeg", 1, {"decoded_by": way}, {"held_per_s": held})
-    assert ratios_of(ledger.laps)[0][2] == [9000.0]
+    for way, held in (("gateway", 5000.0), ("engine", 9000.0)):
+        ledger.add("jpeg", 1, {"decoded_by": way}, {"held_per_s": held}, model=f"of-{way}")
+    (ratio,) = ratios_of(ledger.laps)
+    assert (ratio.values, ratio.model) == ([9000.0], "of-engine")
 
 
 def test_committed_file_gets_the_verdicts_of_the_targets(tmp_path: Path) -> None:
@@ -138,7 +181,7 @@ def test_report_of_recorded_figures_has_every_part_and_its_plots(tmp_path: Path)
     assert "**fail**" in page
     assert "its own (12 requests); 0 of 1 others (0 requests)" in page
     assert "| 0.03 s, from 0.50 s on |" in page
-    assert "**not measured**: raw: the card was gone" in page
+    assert "**not measured**: raw and served: the card was gone" in page
     assert "driver 580.159.04" in page
     assert "a client may use 15 % of the card's threads" in page
     assert "| 8 | 1,0" in page.split("## MPS alone, without a limit of threads")[1]
@@ -167,7 +210,11 @@ def test_report_of_another_file_is_one_sentence(tmp_path: Path, capsys: pytest.C
     [
         ({"sm_activity": 0.95, "machine_cores": 3.0}, "mps", "the card is the limit"),
         ({"sm_activity": 0.4, "machine_cores": 15.2}, "mps", "the CPU is the limit"),
-        ({"sm_activity": 0.4, "machine_cores": 3.0, "p50_ms": 2.0}, "mps", "neither is full: 8 clients wait 2 ms"),
+        (
+            {"sm_activity": 0.4, "machine_cores": 3.0, "p50_ms": 2.0},
+            "mps",
+            "neither is full: an answer takes 2 ms with 8 clients",
+        ),
         ({"sm_activity": 0.3, "machine_cores": 3.0}, "none", "the processes take turns"),
         ({"sm_activity": 0.5, "memory_bandwidth_activity": 0.85}, "mps", "memory bandwidth is the limit"),
     ],

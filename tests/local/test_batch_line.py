@@ -92,3 +92,14 @@ async def test_what_was_sent_to_an_end_that_is_lost_in_the_same_turn_is_dropped(
     line.connection_lost(None)
     await asyncio.sleep(0)
     assert (socket.writes, line.unsent_bytes) == ([], 0)
+
+
+async def test_what_a_long_turn_gathers_is_counted_as_it_comes() -> None:
+    """Each refusal looks at it: adding up all of them each time stopped the loop for seconds under a flood."""
+    line, socket = Line().line, Writes()
+    line.connection_made(socket)
+    looked = []
+    for _ in range(20_000):
+        line.send(RECORDS[0])
+        looked.append(line.unsent_bytes)
+    assert looked == [13 * count for count in range(1, 20_001)]

@@ -26,7 +26,7 @@ from loadtest.bench.gpu.faults import FaultPlan, measure_faults
 from loadtest.bench.gpu.folders import Variant, write_variant
 from loadtest.bench.gpu.generators import Generators
 from loadtest.bench.gpu.jpeg import JpegPlan, measure_jpeg
-from loadtest.bench.gpu.laps import Ledger
+from loadtest.bench.gpu.laps import RAW_AND_SERVED, Ledger
 from loadtest.bench.gpu.options import parse_arguments
 from loadtest.bench.gpu.requests import face_of, read_config
 from loadtest.bench.gpu.served import EnginePlan, measure_engine
@@ -44,14 +44,14 @@ MODELS = {"fp32": "resnet50-torch-random", "uint8": "resnet50-torch-uint8-random
 def run(options: argparse.Namespace, stack: ExitStack) -> int:
     """0 when every part was measured; else 1, and what could be stands in the file."""
     bench = _bench(options, stack)
-    failures: list[str] = []
+    failures = bench.ledger.failures
     for name, part in _parts(options, bench).items():
         began_s = time.monotonic()
+        bench.ledger.tried.add(name)
         if why := _why_not_done(part):
             failures.append(f"{name}: {why}")
             print(f"gpu: {failures[-1]}", file=sys.stderr, flush=True)
         bench.ledger.facts[f"{name} took s"] = round(time.monotonic() - began_s, 1)
-        bench.ledger.facts["failures"] = failures
         bench.save()
         print(f"gpu: {name} done after {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
     return 1 if failures else 0
@@ -86,7 +86,7 @@ def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], 
         found["whole"] = lambda: measure_chart(bench, whole_plan(chart), source)
     if engine:
         raw = EnginePlan(tuple(options.processes), tuple(options.batch), engine)
-        found[" and ".join(engine)] = lambda: measure_engine(bench, raw, source)
+        found[RAW_AND_SERVED] = lambda: measure_engine(bench, raw, source)
     if "jpeg" in options.only:
         found["jpeg"] = lambda: measure_jpeg(bench, _jpeg_plan(options, plan, pictures))
     if "faults" in options.only:
@@ -163,7 +163,7 @@ def _bench(options: argparse.Namespace, stack: ExitStack) -> Bench:
     model = options.source.name if options.source else MODELS[options.input]
     ledger = Ledger(options.json, told, model)
     if options.add and options.json.exists():
-        ledger.take_over(options.only)
+        ledger.take_over()
     sampler = stack.enter_context(Sampler()) if options.is_gpu else None
     return Bench(plan, ledger, stack.enter_context(Generators(options.generators)), sampler)
 

@@ -7,7 +7,8 @@ with Triton's own, MPS's limit before CUDA 13.1; N of them are asked. With batch
 whose batches Triton forms. The batched model with MPS has a Triton and a daemon of its own, since the other's 48 are
 taken.
 
-With MPS a client may use a part of the card's threads only (NVIDIA's advice: 100 % over half the number of clients).
+With MPS a client may use a part of the card's threads only, the same at every point: 18 % fits eleven clients by
+NVIDIA's advice (100 % over half their number).
 The part "whole" is without that limit, with 8 and 16 clients beside as many without MPS.
 """
 
@@ -32,13 +33,14 @@ WHOLE_MODES = ("none", "mps-whole")
 PLACES = {"none": "plain", "mps": "mps", "mps-whole": "mps-whole", "batching": "plain", "mps+batching": "mps-batched"}
 BATCH_LIMIT = 32  # at most 94 callers, shared by some instances
 CALLERS = 2  # of each client
+CALLERS_FACT = "chart, callers of each client"
 THREADS = "chart, percent of the card's threads for a client of MPS"
 WHOLE_CLIENTS = (8, 16)  # that targets speak of
 
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """clients: how many callers, a point each. instances: of the batched model. modes: which of PLACES.
+    """clients: how many, a point each. instances: of the batched model. modes: which of PLACES.
 
     threads: percent of the card's that a one-image client under MPS may use. part: what its laps are of.
     """
@@ -51,7 +53,7 @@ class ChartPlan:
 
     @property
     def points(self) -> list[tuple[str, int]]:
-        """Every mode with every number of callers."""
+        """Every mode with every number of clients."""
         return [(mode, count) for mode in self.modes for count in self.clients]
 
 
@@ -74,7 +76,7 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
     face = face_of(read_config(source))
     if "mps" in chart.modes:
         bench.ledger.facts[THREADS] = chart.threads
-        bench.ledger.facts["chart, callers of each client"] = CALLERS
+    bench.ledger.facts[f"{chart.part}, callers of each client"] = CALLERS
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
         points = chart.points
@@ -93,7 +95,7 @@ def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], clients: int) 
     if place := places.get("batching"):
         port, work = place.triton.port, bench.plan.work
         said = perf_analyzer_rate(bench.plan.runtime, work, port, BATCHED, CALLERS * clients)
-        bench.ledger.facts[f"perf_analyzer, batching, {clients} clients"] = said
+        bench.ledger.facts[f"chart, batching, perf_analyzer's rate with {CALLERS * clients} callers"] = said
 
 
 def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:

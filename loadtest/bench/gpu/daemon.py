@@ -38,6 +38,8 @@ class MpsDaemon:
         until = time.monotonic() + START_S
         while not daemon_listens(self.folder):
             if self.process.poll() is not None or time.monotonic() > until:
+                self.process.kill()
+                self.process.wait()
                 raise BadAnswer(f"{CONTROL} does not answer: {(self.folder / 'daemon.log').read_text()[-500:]}")
             time.sleep(0.05)
         return self

@@ -2,8 +2,9 @@
 
 Two ways side by side behind one gateway: the model's instance decodes (nvJPEG; the gateway relays the bytes), or the
 gateway's decoders do (the CPU). In each round: what a closed loop gets, then an open loop (Poisson) at shares of that,
-found by halves: the highest at which 99 % of the pictures are answered within the SLO of the moment at which they were
-due. What fails or is refused counts as late for ever. The load generator runs on the same cores and is told apart.
+by halves, each tried twice before it counts as not held: the highest at which 99 % of the pictures are answered within
+the SLO of the moment at which they were due. What fails or is refused counts as late for ever. The load generator runs
+on the same cores and is told apart.
 """
 
 import math
@@ -82,19 +83,30 @@ class _Way:
     def run_round(self, number: int) -> None:
         """Capacity, then rates by halves: the highest that was held."""
         capacity = self._capacity()
-        key, model = {"decoded_by": self._way}, self._jpeg.models[self._way]
         figures, span = {"capacity_per_s": capacity, "held_per_s": 0.0}, (0.0, 0.0)
         first, end = 0, len(SHARES)
         while first < end:
             place = (first + end) // 2
-            tried, tried_span = self._try(number, capacity * SHARES[place])
-            share = {"share": f"{SHARES[place]:.2f}"}
-            self._bench.add("jpeg rate", number, key | share, tried, tried_span, model=model)
+            tried, tried_span = self._try_twice(number, place, capacity)
             if tried["in_time"] >= HELD:
                 figures, span, end = figures | tried | {"held_per_s": tried["ok_per_s"]}, tried_span, place
             else:
                 first = place + 1
-        self._bench.add("jpeg", number, key, figures, span, model=model)
+        self._bench.add("jpeg", number, {"decoded_by": self._way}, figures, span, model=self._model)
+
+    def _try_twice(self, number: int, place: int, capacity: float) -> tuple[dict[str, float], tuple[float, float]]:
+        """A rate that was not held once more: one moment of the machine's is not to halve what is found."""
+        key = {"decoded_by": self._way, "share": f"{SHARES[place]:.2f}"}
+        for _ in range(2):
+            tried, span = self._try(number, capacity * SHARES[place])
+            self._bench.add("jpeg rate", number, key, tried, span, model=self._model)
+            if tried["in_time"] >= HELD:
+                break
+        return tried, span
+
+    @property
+    def _model(self) -> str:
+        return self._jpeg.models[self._way]
 
     def _capacity(self) -> float:
         model, port = self._jpeg.models[self._way], self._up.port

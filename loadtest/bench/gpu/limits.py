@@ -23,5 +23,7 @@ def limit_in_words(row: Row, cores: int) -> str:
         why = "the CPU is the limit: copies, Triton and the models' Python, and the load generator, share its cores"
     else:
         each = plain_number(middle.get("p50_ms", 0.0))
-        why = f"neither is full: {clients} clients wait {each} ms for each answer, which is launches, copies and Python"
+        why = (
+            f"neither is full: an answer takes {each} ms with {clients} clients: launches, copies and Python, in turns"
+        )
     return f"{why} ({', '.join(told)})." if told else f"{why}."

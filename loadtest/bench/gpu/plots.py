@@ -62,7 +62,7 @@ def chart_figure(rows: Sequence[Row]) -> Figure | None:
     axes.set_ylim(0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
     axes.set_ylabel("images/s")
-    axes.set_title("ResNet-50, one image a request, N callers at once")
+    axes.set_title("ResNet-50, one image a request, N clients at once")
     axes.legend(loc="upper left")
     return figure
 

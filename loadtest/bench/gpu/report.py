@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.gpu.chart import THREADS
+from loadtest.bench.gpu.chart import CALLERS_FACT, THREADS
 from loadtest.bench.gpu.laps import Row, faults_of, laps_of, ratios_of, rows_of
 from loadtest.bench.gpu.limits import limit_in_words
 from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
@@ -87,7 +87,7 @@ def _head(told: Told) -> str:
 
 
 def _verdicts(told: Told, judged: Committed | None) -> str:
-    words = {measure: of for measure, of, _ in ratios_of(told.laps)}
+    words = {ratio.measure: ratio.of for ratio in ratios_of(told.laps)}
     rows = [
         (verdict.title, figure(measurement.spread), of_what(verdict.comparison, verdict.figure, verdict.goal),
          f"**{verdict.state}**", words.get(verdict.measure, ""))
@@ -128,14 +128,19 @@ def _chart(told: Told) -> str:
     ]
     said = "util is nvidia-smi's; SM, occupancy, tensor, memory: NVML's GPM over the lap; cores: busy of the machine's."
     if threads := told.facts.get(THREADS):
-        said += f" MPS: a client may use {threads} % of the card's threads."
+        callers = told.facts.get(CALLERS_FACT, 1)
+        said += f" MPS: a client may use {threads} % of the card's threads. Each client has {callers} caller(s)."
     return "\n".join([text, said, "", "What limits the rest:", "", *limits, ""])
 
 
 def _whole(told: Told) -> str:
     """What MPS does where each client may use the whole card."""
     rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("whole")}
-    pairs = [(count, (rows["none", count], rows[mode, count])) for mode, count in rows if mode != "none"]
+    pairs = [
+        (count, (rows["none", count], rows[mode, count]))
+        for mode, count in rows
+        if mode != "none" and ("none", count) in rows
+    ]
     told_rows = [
         (count, *(_figure(row, "rate") for row in pair), *(_share(row, "sm_activity") for row in pair))
         for count, pair in sorted(pairs, key=lambda one: one[0])
@@ -200,7 +205,7 @@ def _others_silence(fault: Mapping[str, Any]) -> str:
     if not silent:
         return ""
     name = max(silent, key=lambda other: silent[other])
-    return f"{silent[name]:.2f} s, from {fault['silent_from_s'].get(name, 0.0):.2f} s on"
+    return f"{silent[name]:.2f} s, from {fault.get('silent_from_s', {}).get(name, 0.0):.2f} s on"
 
 
 def _seconds(value: float | None) -> str:

@@ -34,7 +34,7 @@ _KNOWN = (
     "image-decoder",
     "infer-dims",
 )
-_ALIKE = 0.8  # of two names' letters: a slip, not another word
+_ALIKE = 0.9  # of two names' letters: a slip, not another word
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
 
