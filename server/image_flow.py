@@ -202,10 +202,7 @@ class ImageFlow:
     async def _owned_wave(self, request: ImageRequest, which: range, model: ImageModel, batching: Batching) -> _Wave:
         """The images of these indices, each on its own way: none waits for another to be decoded."""
         started = time.monotonic()
-        if len(which) == 1:  # as most requests have it, past what holds several together
-            seen = [await self._see(request, which[0], model, batching)]
-        else:
-            seen = await together([self._see(request, index, model, batching) for index in which])
+        seen = await together([self._see(request, index, model, batching) for index in which])
         passed_s = time.monotonic() - started
         return _Wave(
             seen[0].response.model_version,

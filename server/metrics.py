@@ -1,11 +1,9 @@
 """The one object that other rooms record the gateway's metrics with; server.core.metric_table declares them."""
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,7 +15,6 @@ from prometheus_client import (
     values,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from server.core.infer import Timings
@@ -51,15 +48,6 @@ class SharedFiles:
     process: str
 
 
-class _Histogram(Histogram):
-    """The library's, which finds an amount's bucket sooner."""
-
-    def count(self, amount: float) -> None:
-        """As `observe`, of a series."""
-        self._sum.inc(amount)
-        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
-
-
 class Metrics:
     """The gateway's registry. Not a singleton: the composer makes one and hands it on."""
 
@@ -74,19 +62,19 @@ class Metrics:
             _count_in_files(shared)
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, _Histogram] = {}
+        self._histograms: dict[str, Histogram] = {}
         self._readers: dict[str, Callable[[], Readings]] = {}
         # What each request meets: the library takes longer to find a series by its labels than to count in it.
-        self._done: dict[tuple[str, str, str], tuple[Counter, _Histogram]] = {}
-        self._infer_seconds: dict[str, _Histogram] = {}
-        self._stages: dict[str, tuple[_Histogram, ...]] = {}
+        self._done: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
+        self._infer_seconds: dict[str, Histogram] = {}
+        self._stages: dict[str, tuple[Histogram, ...]] = {}
         self._accepted = self._answered = 0  # since the last flush
         for row in TABLE:
             name = f"penstock_{row.name}"
             if row.kind is Kind.COUNTER:
                 self._counters[row.name] = Counter(name, row.help, row.labels, registry=self._registry)
             elif row.kind is Kind.HISTOGRAM:
-                self._histograms[row.name] = _Histogram(
+                self._histograms[row.name] = Histogram(
                     name, row.help, row.labels, buckets=row.buckets, registry=self._registry
                 )
         if shared is not None:
@@ -113,7 +101,7 @@ class Metrics:
             done = counter, self._histograms["request_seconds"].labels(model, protocol)
             self._done[model, protocol, code] = done
         done[0].inc()
-        done[1].count(seconds)
+        done[1].observe(seconds)
 
     def stages(self, model: str, timings: Timings) -> None:
         """The stages of an image request."""
@@ -121,12 +109,8 @@ class Metrics:
         if series is None:
             series = tuple(self._histograms[f"{stage}_seconds"].labels(model) for stage in STAGES)
             self._stages[model] = series
-        decode, preprocess, queue, infer, postprocess = series  # in the order of STAGES
-        decode.count(timings.decode)
-        preprocess.count(timings.preprocess)
-        queue.count(timings.queue)
-        infer.count(timings.infer)
-        postprocess.count(timings.postprocess)
+        for stage, seconds in zip(STAGES, series, strict=True):
+            seconds.observe(getattr(timings, stage))
 
     def prepared(self, model: str, timings: Timings) -> None:
         """The stages of encoded images that go on to the engine as a tensor."""
@@ -138,7 +122,7 @@ class Metrics:
         infer_seconds = self._infer_seconds.get(model)
         if infer_seconds is None:
             infer_seconds = self._infer_seconds[model] = self._histograms["infer_seconds"].labels(model)
-        infer_seconds.count(seconds)
+        infer_seconds.observe(seconds)
 
     def batch(self, model: str, rows: int) -> None:
         """The gateway formed an engine call of so many rows."""
@@ -210,23 +194,7 @@ def _inferences_of(shared: SharedFiles) -> tuple[float, float]:
 def _count_in_files(shared: SharedFiles) -> None:
     shared.folder.mkdir(mode=0o700, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared.folder)  # the library's only way to be told
-    in_file = values.MultiProcessValue(lambda: shared.process)  # type: ignore[no-untyped-call]
-    values.ValueClass = type("ValueInFile", (_QuickInc, in_file), {})
-
-
-class _QuickInc:
-    """Of a value in a file: the library asks at each step whether its process was forked. Ours have their names."""
-
-    _file: MmapedDict
-    _key: str
-    _value: float
-    _lock = Lock()
-
-    def inc(self, amount: float) -> None:
-        """So much more, written down at once."""
-        with self._lock:
-            self._value += amount
-            self._file.write_value(self._key, self._value, 0.0)  # type: ignore[no-untyped-call]
+    values.ValueClass = values.MultiProcessValue(lambda: shared.process)  # type: ignore[no-untyped-call]
 
 
 class _ReadMetrics:

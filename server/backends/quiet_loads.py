@@ -11,10 +11,11 @@ import re
 import msgspec
 from tritonclient.grpc import service_pb2
 
+from server.backends.call_traits import SERVICE
 from server.core.errors import BackendUnavailable
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 
-LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
+LOAD = SERVICE + "RepositoryModelLoad"
 _TARGET = re.compile(rb"/v2/repository/models/([A-Za-z0-9._~-]+)/load")
 _PLAIN_BYTES = 1 << 16  # a refusal may quote it, and has to fit the block of headers that it comes in
 _STATUSES = {0: 200, 2: 400, 3: 400, 5: 404, 6: 400, 12: 501, 13: 500, 14: 503}  # Triton's

@@ -110,9 +110,7 @@ def parsed(kind: type[M], message: bytes, who: str = "the engine") -> M:
 
 
 def _output(who: str, output: "service_pb2.ModelInferResponse.InferOutputTensor", content: bytes) -> Tensor:
-    datatype = _DATATYPES.get(output.datatype)
-    if datatype is None:
-        raise _unknown_datatype(f"{who}: output {output.name!r}", output.datatype)
+    datatype = _datatype(f"{who}: output {output.name!r}", output.datatype)
     tensor = Tensor(output.name, datatype, tuple(output.shape), memoryview(content))
     _check_size(who, tensor)
     return tensor
@@ -144,12 +142,8 @@ def _specs(
 def _datatype(what: str, word: str) -> Datatype:
     datatype = _DATATYPES.get(word)
     if datatype is None:
-        raise _unknown_datatype(what, word)
+        raise BackendFailed(f"{what} has the unknown datatype {word!r}")
     return datatype
-
-
-def _unknown_datatype(what: str, word: str) -> BackendFailed:
-    return BackendFailed(f"{what} has the unknown datatype {word!r}")
 
 
 def set_parameters(slots: MutableMapping[str, service_pb2.InferParameter], parameters: Mapping[str, Parameter]) -> None:

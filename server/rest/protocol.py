@@ -180,12 +180,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_in_head:  # a trailer, which must not become a header of the request
-            return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._is_in_head:  # else a trailer, which must not become a header of the request
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_replaying:

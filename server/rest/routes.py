@@ -78,16 +78,18 @@ class WireRoute(BaseRoute):
         if scope["method"] not in self.row.methods:
             raise HTTPException(405, headers={"Allow": ", ".join(self.row.methods)})
         if self._gate is None:
-            response = await self.row.endpoint(Request(scope, receive))
-            await response(scope, receive, send)
+            await self._answer(scope, receive, send)
             return
         await self._gate.admit(scope, role_needed(self.row, scope["method"]), or_role=self.row.or_role)
         incoming = self._gate.incoming(scope, receive)
         try:
-            response = await self.row.endpoint(Request(scope, incoming.receive))
-            await response(scope, incoming.receive, send)
+            await self._answer(scope, incoming.receive, send)
         finally:
             incoming.give_back()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self.row.endpoint(Request(scope, receive))
+        await response(scope, receive, send)
 
 
 def _pattern_of(template: str) -> re.Pattern[bytes]:

@@ -30,7 +30,7 @@ class Outputs:
         if array.dtype != np.float32:
             with np.errstate(over="ignore"):  # a float64 past float32's range becomes inf, which is refused below
                 array = array.astype(np.float32)
-        if not np.logical_and.reduce(np.isfinite(array), axis=None):  # `all` is this, later
+        if not np.isfinite(array).all():
             raise self.broken(name, f"has {int(np.count_nonzero(~np.isfinite(array)))} values that are NaN or infinite")
         return array
 

@@ -117,13 +117,18 @@ async def test_daemon_that_refuses_a_limit_does_not_stay(place: Place) -> None:
     assert place.left == []
 
 
-async def test_daemon_that_hears_no_signal_is_ended_all_the_same(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither quit nor SIGTERM: it is killed."""
-    monkeypatch.setattr("server.gpu.mps.daemon._TERM_S", 0.2)
+async def deaf(place: Place, monkeypatch: pytest.MonkeyPatch, *, term_s: float) -> tuple[OwnDaemon, int]:
+    """One that runs and hears neither quit nor SIGTERM, for which term_s is waited; and its process."""
+    monkeypatch.setattr("server.gpu.mps.daemon._TERM_S", term_s)
     daemon = place.daemon(sick="deaf", quit_s=0)
     await daemon.start()
-    pid = daemon.pid
-    assert pid is not None
+    assert daemon.pid is not None
+    return daemon, daemon.pid
+
+
+async def test_daemon_that_hears_no_signal_is_ended_all_the_same(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither quit nor SIGTERM: it is killed."""
+    daemon, pid = await deaf(place, monkeypatch, term_s=0.2)
     await daemon.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -131,11 +136,7 @@ async def test_daemon_that_hears_no_signal_is_ended_all_the_same(place: Place, m
 
 async def test_daemon_that_nothing_ends_is_left_after_seconds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that hangs in the driver: whoever stops the stack does not wait for it."""
-    monkeypatch.setattr("server.gpu.mps.daemon._TERM_S", 0.1)
-    daemon = place.daemon(sick="deaf", quit_s=0)
-    await daemon.start()
-    pid = daemon.pid
-    assert pid is not None
+    daemon, pid = await deaf(place, monkeypatch, term_s=0.1)
     with monkeypatch.context() as patch:
         patch.setattr(f"{__name__}.reap", lambda *_, **__: None)
         patch.setattr(asyncio.subprocess.Process, "kill", lambda _: None)
