@@ -14,12 +14,13 @@ from server.backends.torch_serving.errors import LoadError, RequestError
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
-from server.backends.torch_serving import comparison  # noqa: E402  after the skip
-from server.backends.torch_serving.comparison import fused_where_right, sample_of  # noqa: E402
+from server.backends.torch_serving import trial  # noqa: E402  after the skip
+from server.backends.torch_serving.comparison import fused_where_right  # noqa: E402
 from server.backends.torch_serving.fusing import fold_normalisation, fuse_for_cudnn  # noqa: E402
 from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
 from server.backends.torch_serving.program import load_program, placed, prepared_module, read_program  # noqa: E402
 from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
+from server.backends.torch_serving.trial import check_right, sample_of, truth_of  # noqa: E402
 from tests.backends import torch_programs  # noqa: E402
 from tests.backends.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
 
@@ -84,11 +85,15 @@ def test_normalisation_of_what_others_read_too_is_left_alone(tmp_path: Path) -> 
 
 
 @contextmanager
-def cudnn_on_cpu(factor: float) -> Iterator[None]:
-    """cuDNN's two fused calls by PyTorch's plain ones on the CPU, their answers times factor."""
+def cudnn_on_cpu(factor: float, relu_factors: dict[int, float] | None = None) -> Iterator[None]:
+    """cuDNN's two fused calls by PyTorch's plain ones on the CPU, their answers times factor.
+
+    relu_factors: of the call without a sum, by how many rows there are.
+    """
 
     def relu(image: Any, weight: Any, bias: Any, *geometry: Any) -> Any:
-        return torch.relu(torch.conv2d(image, weight, bias, *geometry)) * factor
+        mine = factor if relu_factors is None else relu_factors.get(len(image), 1.0)
+        return torch.relu(torch.conv2d(image, weight, bias, *geometry)) * mine
 
     def add_relu(image: Any, weight: Any, other: Any, alpha: Any, bias: Any, *geometry: Any) -> Any:
         return torch.relu(torch.conv2d(image, weight, bias, *geometry) + alpha * other) * factor
@@ -122,13 +127,69 @@ def test_fused_calls_are_used_where_they_answer_right(
     saved: Path, monkeypatch: pytest.MonkeyPatch, factor: float | None, why: str | None
 ) -> None:
     """Ones that answer otherwise, or NaN, or that cannot run at all (None: there is no cuDNN here) are told of."""
-    monkeypatch.setattr(comparison, "_poison", lambda device: None)
+    monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
     spec = engine_spec(config(), is_gpu=False)
     with nullcontext() if factor is None else cudnn_on_cpu(factor):
         compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU)
         torch.testing.assert_close(compared.module(images(3)), expected(images(3)), rtol=1e-4, atol=1e-5)
     assert compared.is_fused is (why is None)
     assert re.search(f"^cuDNN's fused convolutions are not used here: .*{why}" if why else "^$", compared.note)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"), [(1.5, "they answer [0-9.]+% otherwise"), (float("nan"), "NaN is in an answer")]
+)
+def test_fused_calls_that_are_wrong_for_one_batch_size_are_not_used(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, wrong: float, why: str
+) -> None:
+    """cuDNN picks a kernel for each batch size: one that errs at two rows is found, the largest batch is right."""
+    monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
+    spec = engine_spec(config(), is_gpu=False)
+    with cudnn_on_cpu(1.0, {2: wrong}):
+        compared = fused_where_right(prepared_module(saved, spec, CPU), spec, CPU)
+    assert not compared.is_fused
+    assert re.search(why, compared.note)
+
+
+@contextmanager
+def erring(monkeypatch: pytest.MonkeyPatch, rows: int, value: float) -> Iterator[Any]:
+    """A program whose answers to batches of that many rows have one number wrong."""
+    monkeypatch.setattr(trial, "_fill_free_memory", lambda *_: None)
+
+    def answer(module: Any) -> Any:
+        def answered(image: Any) -> Any:
+            told = module(image).clone()
+            if len(image) == rows:
+                told[-1, -1] = value
+            return told
+
+        return answered
+
+    yield answer
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize(("value", "how"), [(float("nan"), "with NaN"), (1e3, r"\d+% off")])
+def test_limited_program_that_answers_otherwise_than_the_cpu_is_refused(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, rows: int, value: float, how: str
+) -> None:
+    """Of one batch size alone, too; the sentence says how many SMs it has and what to do."""
+    spec = engine_spec(config(), is_gpu=False)
+    module = prepared_module(saved, spec, CPU)
+    truth = truth_of(module, spec)
+    assert truth is not None
+    with erring(monkeypatch, rows, value) as answering:
+        check_right(module, spec, CPU, truth, (22, 132))
+        sentence = rf"with 22 of the card's 132 SMs.* {rows} row\(s\) {how}: .*--mps-active-thread-percentage"
+        with pytest.raises(LoadError, match=sentence):
+            check_right(answering(module), spec, CPU, truth, (22, 132))
+
+
+def test_there_is_a_truth_of_programs_with_convolutions_only(tmp_path: Path) -> None:
+    """What cuDNN has no part in is not tried, nor what has free dimensions."""
+    save(torch.nn.Flatten(), images(2), tmp_path / "model.pt2")
+    spec = engine_spec(config(output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [3072]}]), is_gpu=False)
+    assert truth_of(prepared_module(tmp_path / "model.pt2", spec, CPU), spec) is None
 
 
 def test_program_that_is_not_to_be_fused_keeps_its_normalisations(saved: Path) -> None:
@@ -144,7 +205,7 @@ def test_pixels_to_compare_by_are_no_empty_picture() -> None:
     """UINT8 images are noise; other whole numbers are zeros, which any table has a row for."""
     word = {"name": "word", "data_type": "TYPE_UINT8", "dims": [5]}
     pixels = {"name": "image", "data_type": "TYPE_UINT8", "dims": [3, 32, 32]}
-    image, words = sample_of(engine_spec(config(input=[pixels, word]), is_gpu=False), CPU)
+    image, words = sample_of(engine_spec(config(input=[pixels, word]), is_gpu=False), CPU, 8)
     assert (image.dtype, image.shape, words.shape) == (torch.uint8, (8, 3, 32, 32), (8, 5))
     assert image.float().std() > 50
     assert not words.any()

@@ -1,15 +1,15 @@
 """The chart of 2017 again: one-image clients without MPS, with it, with batching, with both; all stand side by side.
 
-A client is a model instance, that is a process with a CUDA context of its own, that two callers keep busy: the next
-image waits when one is done, as it does for a client that runs by itself, and the way through the server is not what is
-measured. So there are 47 models of one instance each behind a Triton without MPS and behind another with, 48 contexts
-with Triton's own, MPS's limit before CUDA 13.1; N of them are asked. With batching as many callers share one model,
-whose batches Triton forms. The batched model with MPS has a Triton and a daemon of its own, since the other's 48 are
-taken.
+A client is a model instance, that is a process with a CUDA context of its own. Two callers keep it busy, and it begins
+the second one's image while the first one's is computed (`batches-in-flight`), as a client does that runs by itself:
+the way through the server is not what is measured. So there are 47 models of one instance each behind a Triton without
+MPS and behind another with, 48 contexts with Triton's own, MPS's limit before CUDA 13.1; N of them are asked. With
+batching as many callers share one model, whose batches Triton forms. The batched model with MPS has a Triton and a
+daemon of its own, since the other's 48 are taken.
 
-With MPS a client may use a part of the card's threads only, the same at every point: 18 % fits eleven clients by
-NVIDIA's advice (100 % over half their number).
-The part "whole" is without that limit, with 8 and 16 clients beside as many without MPS.
+With MPS a client may use a part of the card's threads only, the same at every point: 12 % fits sixteen clients by
+NVIDIA's advice (100 % over half their number), the most that targets speak of.
+The part "whole" is without that limit, beside 8 and 16 clients without MPS.
 """
 
 import random
@@ -36,6 +36,7 @@ CALLERS = 2  # of each client
 CALLERS_FACT = "chart, callers of each client"
 THREADS = "chart, percent of the card's threads for a client of MPS"
 WHOLE_CLIENTS = (8, 16)  # that targets speak of
+IN_FLIGHT = 2  # images of a client
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,20 @@ class ChartPlan:
 
     @property
     def points(self) -> list[tuple[str, int]]:
-        """Every mode with every number of clients."""
-        return [(mode, count) for mode in self.modes for count in self.clients]
+        """Every mode with every number of clients that it has."""
+        return [(mode, count) for mode in self.modes for count in self.clients if count <= self.most(mode)]
+
+    def most(self, mode: str) -> int:
+        """Clients that a mode is measured with: whole's none only beside what is compared with it."""
+        if self.part == "whole" and mode == "none":
+            return max((count for count in self.clients if count in WHOLE_CLIENTS), default=self.clients[0])
+        return max(self.clients)
 
 
 def whole_plan(chart: ChartPlan) -> ChartPlan:
     """What MPS does by itself, without the limit of threads."""
-    clients = tuple(count for count in chart.clients if count in WHOLE_CLIENTS) or chart.clients[:1]
+    most = max(chart.clients)
+    clients = tuple(count for count in chart.clients if count in WHOLE_CLIENTS or count == most)
     return replace(chart, clients=clients, modes=WHOLE_MODES, part="whole")
 
 
@@ -101,8 +109,9 @@ def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], clients: int) 
 def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
     plan, most = bench.plan, max(chart.clients)
     names = [f"client-{number:02d}" for number in range(most)]
+    alone = names[: chart.most("none")] if "none" in chart.modes else []
     wanted = {
-        "plain": (names if "none" in chart.modes else []) + ([BATCHED] if "batching" in chart.modes else []),
+        "plain": alone + ([BATCHED] if "batching" in chart.modes else []),
         "mps": names if "mps" in chart.modes else [],
         "mps-whole": names if "mps-whole" in chart.modes else [],
         "mps-batched": [BATCHED] if "mps+batching" in chart.modes else [],
@@ -140,6 +149,7 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
             Lane(name if is_own else BATCHED, triton.port, request)
             for name, request in zip(of_callers, own if is_own else shared, strict=True)
         )
+        lanes = lanes[: CALLERS * chart.most(mode)]
         places[mode] = _Place(triton, lanes)
         check_answers(lanes, regions)
     return places
@@ -147,5 +157,5 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
 
 def _variant(model: str, chart: ChartPlan) -> Variant:
     if model != BATCHED:
-        return Variant(model)
+        return Variant(model, in_flight=IN_FLIGHT)
     return Variant(model, instances=chart.instances, max_batch_size=BATCH_LIMIT, has_dynamic_batching=True)

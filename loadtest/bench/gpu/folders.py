@@ -14,7 +14,7 @@ from loadtest.bench.gpu.requests import read_config
 class Variant:
     """How a copy differs. instances: of the model. max_batch_size: its own, and of its CUDA graphs.
 
-    buckets: sizes of the CUDA graphs; the backend's choice where empty.
+    buckets: sizes of the CUDA graphs; the backend's choice where empty. in_flight: batches of an instance.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Variant:
     max_batch_size: int = 1
     has_dynamic_batching: bool = False
     buckets: tuple[int, ...] = ()
+    in_flight: int = 1
 
 
 def write_variant(source: Path, repository: Path, variant: Variant, *, is_gpu: bool) -> None:
@@ -53,10 +54,12 @@ def _changed(config: model_config_pb2.ModelConfig, variant: Variant, *, is_gpu: 
     changed.instance_group.add(count=variant.instances, kind=kind.KIND_GPU if is_gpu else kind.KIND_CPU)
     changed.ClearField("dynamic_batching")
     changed.ClearField("model_warmup")
-    for name in ("batch_owner", "batch-buckets"):
+    for name in ("batch_owner", "batch-buckets", "batches-in-flight"):
         changed.parameters.pop(name, None)
     if variant.has_dynamic_batching and changed.max_batch_size:
         changed.dynamic_batching.SetInParent()
     if variant.buckets and changed.max_batch_size:
         changed.parameters["batch-buckets"].string_value = ";".join(map(str, variant.buckets))
+    if variant.in_flight > 1 and changed.backend == "torch":
+        changed.parameters["batches-in-flight"].string_value = str(variant.in_flight)
     return changed

@@ -184,7 +184,8 @@ class Ratio:
 
 def ratios_of(laps: Sequence[Lap]) -> list[Ratio]:
     """Those that the laps allow."""
-    return [*_chart_ratios([lap for lap in laps if lap.part == "chart"]), *_raw_share(laps), *_jpeg_rate(laps)]
+    chart = _chart_ratios([lap for lap in laps if lap.part == "chart"])
+    return [*chart, *_over_whole(laps), *_raw_share(laps), *_jpeg_rate(laps)]
 
 
 def _chart_ratios(chart: Sequence[Lap]) -> list[Ratio]:
@@ -202,6 +203,24 @@ def _chart_ratios(chart: Sequence[Lap]) -> list[Ratio]:
     most = clients[-1]
     values = _by_round(chart, ("mps+batching", most), ("mps", most))
     return [*found, Ratio("batching_over_mps", f"batching with MPS by MPS alone at {most} clients", values, model)]
+
+
+def _over_whole(laps: Sequence[Lap]) -> list[Ratio]:
+    """Batching by MPS as it is without a limit of threads: at the most clients that both have."""
+    found = [lap for lap in laps if lap.part in ("chart", "whole")]
+    counts = [
+        {int(lap.key["clients"]) for lap in found if lap.key["mode"] == mode} for mode in ("batching", "mps-whole")
+    ]
+    both = counts[0] & counts[1]
+    if not both:
+        return []
+    most = max(both)
+    return [
+        Ratio(f"{name}_over_whole_mps", f"{words} by MPS alone without a limit of threads at {most} clients",
+              _by_round(found, (mode, most), ("mps-whole", most)), found[0].model)
+        for name, mode, words in (("batching", "batching", "batching without MPS"),
+                                  ("mps_batching", "mps+batching", "batching with MPS"))
+    ]  # fmt: skip
 
 
 def _raw_share(laps: Sequence[Lap]) -> list[Ratio]:

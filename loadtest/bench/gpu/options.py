@@ -33,7 +33,7 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
 def _add_subjects(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), metavar="N", help="of chart, whole")
     parser.add_argument(
-        "--threads", type=int, default=18, metavar="PERCENT", help="of a card's that a client of chart's may use [18]"
+        "--threads", type=int, default=12, metavar="PERCENT", help="of a card's that a client of chart's may use [12]"
     )
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of chart's batched model [4]")
     parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="of the model's tensors [fp32]")

@@ -57,7 +57,8 @@ def report_text(told: Told, judged: Committed | None, plots: Sequence[str]) -> s
         _head(told),
         _verdicts(told, judged),
         *(_with_plots(text, pictures[part]) for part, text in (
-            ("chart", _chart(told) + _whole(told)), ("served", _served(told)), ("jpeg", _jpeg(told)),
+            ("chart", "\n".join(filter(None, (_chart(told), _whole(told))))),
+            ("served", _served(told)), ("jpeg", _jpeg(told)),
         )),
         _faults(told),
         _facts(told),
@@ -134,19 +135,18 @@ def _chart(told: Told) -> str:
 
 
 def _whole(told: Told) -> str:
-    """What MPS does where each client may use the whole card."""
+    """What MPS does where each client may use the whole card, and what batching makes of it."""
     rows = {(str(row.key["mode"]), int(row.key["clients"])): row for row in told.of("whole")}
-    pairs = [
-        (count, (rows["none", count], rows[mode, count]))
-        for mode, count in rows
-        if mode != "none" and ("none", count) in rows
-    ]
+    counts = sorted({count for mode, count in rows if mode != "none"})
+    pairs = [(count, (rows.get(("none", count)), rows.get(("mps-whole", count)))) for count in counts]
     told_rows = [
-        (count, *(_figure(row, "rate") for row in pair), *(_share(row, "sm_activity") for row in pair))
-        for count, pair in sorted(pairs, key=lambda one: one[0])
+        (count, *(_figure(row, "rate") for row in pair), *(_share(row, "sm_activity") if row else "" for row in pair))
+        for count, pair in pairs
     ]
     head = ("clients", "no MPS", MODES["mps-whole"][0], "SM, no MPS", "SM, MPS")
-    return _table("MPS alone, without a limit of threads: images/s", head, told_rows)
+    text = _table("MPS alone, without a limit of threads: images/s", head, told_rows)
+    ratios = [ratio for ratio in ratios_of(told.laps) if ratio.measure.endswith("_over_whole_mps") and ratio.values]
+    return "\n".join([text, *(f"* {ratio.of}: {figure(spread(ratio.values))}" for ratio in ratios), ""]) if text else ""
 
 
 def _served(told: Told) -> str:

@@ -7,6 +7,8 @@ batch-buckets    1;2;4;8 …                 default powers of two up to max_bat
 fuse             0 or 1                    default 1: normalisation goes into convolutions, and on a GPU their bias,
                                            ReLU and sums too, by cuDNN, where that is found to answer right at load
 event-wait       block or spin             default block: for the GPU; spinning takes a core an instance
+check-answers    0 or 1                    default 1: where MPS limits the SMs, answers at load are held to the CPU's
+batches-in-flight 1 or 2                   default 1; 2: an instance begins a batch while the one before is computed
 image-decoder    gateway or engine         default gateway; engine: the input is TYPE_STRING, encoded pictures
 infer-dims       3;224;224                 with image-decoder engine: the network's input
 """
@@ -31,6 +33,8 @@ _KNOWN = (
     "batch-buckets",
     "fuse",
     "event-wait",
+    "check-answers",
+    "batches-in-flight",
     "image-decoder",
     "infer-dims",
 )
@@ -78,6 +82,8 @@ class EngineSpec:
     buckets: tuple[int, ...]
     is_fused: bool = True
     waits_blocking: bool = False
+    batches_in_flight: int = 1
+    checks_answers: bool = True
     pictures: PictureSpec | None = None
     file_name: str = MODEL_FILE
 
@@ -110,6 +116,8 @@ def engine_spec(config: Config, *, is_gpu: bool) -> EngineSpec:
         buckets=_buckets(parameters, max_batch_size),
         is_fused=parameters.flag("fuse", default=True),
         waits_blocking=_waits_blocking(parameters),
+        checks_answers=parameters.flag("check-answers", default=True),
+        batches_in_flight=_batches_in_flight(parameters, pictures),
         pictures=pictures,
         file_name=str(config.get("default_model_filename") or MODEL_FILE),
     )
@@ -151,6 +159,14 @@ def _buckets(parameters: _Parameters, max_batch_size: int) -> tuple[int, ...]:
     if numbers[-1] > largest:
         raise LoadError(f"parameter batch-buckets is '{said}': {numbers[-1]} is more than max_batch_size {largest}")
     return tuple(numbers) if numbers[-1] == largest else (*numbers, largest)
+
+
+def _batches_in_flight(parameters: _Parameters, pictures: PictureSpec | None) -> int:
+    """Pictures are decoded into the one input that all batches share."""
+    said = int(parameters.one_of("batches-in-flight", ("1", "2"), "1"))
+    if said > 1 and pictures is not None:
+        raise LoadError(f"parameter batches-in-flight is '{said}', and image-decoder is engine: that runs 1 at a time")
+    return said
 
 
 def _waits_blocking(parameters: _Parameters) -> bool:

@@ -19,6 +19,7 @@ from .staging import PinnedRegions
 
 _SECONDS_TO_ANSWER = 0.5  # for the answers of the batch that met the fault to reach Triton
 _BROKEN_CONTEXT_EXIT = 70
+_THREADS_BESIDE_A_GPU = 2  # what the CPU answers at load is asked of many instances at once
 # A cuBLAS handle's workspace on Hopper is 32 MiB by default: of 47 processes, 1.5 GiB for nothing.
 _SMALL_WORKSPACE = ":4096:2:16:8"
 
@@ -47,7 +48,7 @@ def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opene
     loaded = load_program(folder / spec.file_name, spec, device)
     runner: Runner
     if spec.has_cuda_graphs:
-        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=1)
+        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=spec.batches_in_flight)
     else:
         runner = EagerRunner(loaded.program, spec, device)
     return Opened(Instance(spec, runner, _reader(spec, device)), loaded.note, _facts(spec, device, loaded.fused))
@@ -60,6 +61,7 @@ def _device(placement: Placement) -> Any:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _SMALL_WORKSPACE)
     if not torch.cuda.is_available():
         raise LoadError("the instance is on a GPU and PyTorch sees none: KIND_CPU runs it on the CPU")
+    torch.set_num_threads(_THREADS_BESIDE_A_GPU)
     device = torch.device("cuda", placement.device_id)
     torch.cuda.set_device(device)
     return device
@@ -79,7 +81,7 @@ def _facts(spec: EngineSpec, device: Any, fused: str) -> str:
     return (
         f"device={device} torch={torch.__version__} precision={spec.precision.value} run={how} "
         f"channels_last={int(spec.is_channels_last)} buckets={';'.join(map(str, spec.buckets))} "
-        f"fuse={fused} wait={'block' if spec.waits_blocking else 'spin'}"
+        f"fuse={fused} wait={'block' if spec.waits_blocking else 'spin'} in-flight={spec.batches_in_flight}"
     )
 
 

@@ -36,6 +36,18 @@ class _Run:
     refused: dict[int, RequestError]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A batch of requests that was begun. asks: kept, for the GPU may still read their tensors.
+
+    answered: those that could not run beside others, and are answered already.
+    """
+
+    asks: Sequence[Ask]
+    run: _Run | None
+    answered: list[Outcome]
+
+
 class Instance:
     """Not thread-safe: `begin` by the thread that made it, `finish` by any one at a time, in order."""
 
@@ -46,8 +58,24 @@ class Instance:
 
     def answer(self, asks: Sequence[Ask]) -> list[Outcome]:
         """One outcome a request, in order. Host memory that the next call overwrites."""
-        outcomes: dict[int, Outcome] = {}
+        return self._answer(asks, self._groups(asks))
+
+    def begin(self, asks: Sequence[Ask]) -> Begun:
+        """Start a batch. Requests that cannot share a run are answered one group after another, before it returns."""
         runs = self._groups(asks)
+        if len(runs) == 1:
+            return Begun(asks, self._begin(asks, runs[0]), [])
+        return Begun(asks, None, self._answer(asks, runs))
+
+    def finish(self, begun: Begun) -> list[Outcome]:
+        """As `answer`, of the oldest batch that is not finished; memory that the next but one `begin` overwrites."""
+        if begun.run is None:
+            return begun.answered
+        answers = _finish(begun.run)
+        return [answers[place] for place in range(len(begun.asks))]
+
+    def _answer(self, asks: Sequence[Ask], runs: Sequence[Group]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
         for group in runs:
             answers = _finish(self._begin(asks, group))
             outcomes.update(answers if len(runs) == 1 else _kept(answers))

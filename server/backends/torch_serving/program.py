@@ -14,6 +14,8 @@ from .dtypes import FLOATS
 from .dtypes import WIRE_TYPES as WIRE_TYPES
 from .errors import LoadError
 from .fusing import fold_normalisation
+from .sms import own_and_all
+from .trial import Truth, check_right, truth_of
 
 # Network inputs (rows, *dims), floats in the spec's precision, on the device → outputs in config.pbtxt's order.
 Program = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -31,11 +33,19 @@ class Loaded:
 def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
     """The program, ready to run on the device.
 
-    Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration.
+    Raises LoadError for a file that is not there, not an exported program, or does not fit the configuration, and on a
+    GPU for one that does not answer right there.
     """
-    module = prepared_module(path, spec, device)
-    if not spec.is_fused or device.type != "cuda":
-        return Loaded(_Called(module, len(spec.outputs)), "fold" if spec.is_fused else "off")
+    module = _read(path, spec)
+    if device.type != "cuda":
+        return Loaded(_Called(_prepared(module, spec, device), len(spec.outputs)), "fold" if spec.is_fused else "off")
+    sms = own_and_all(device)
+    truth = _truth(module, spec) if sms[0] < sms[1] and spec.checks_answers else None
+    module = _prepared(module, spec, device)
+    if truth is not None:
+        check_right(module, spec, device, truth, sms)
+    if not spec.is_fused:
+        return Loaded(_Called(module, len(spec.outputs)), "off")
     compared = fused_where_right(module, spec, device)
     program = _Called(compared.module, len(spec.outputs))
     return Loaded(program, "cudnn" if compared.is_fused else "fold", compared.note)
@@ -43,11 +53,27 @@ def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
 
 def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
     """The file's program on the device: normalisation folded, its floats in the spec's precision, its layout."""
+    return _prepared(_read(path, spec), spec, device)
+
+
+def _read(path: Path, spec: EngineSpec) -> Any:
     exported = read_program(path)
     check_inputs(exported, spec, path)
     module = exported.module(check_guards=False)
     if spec.is_fused:
         fold_normalisation(module)
+    return module
+
+
+def _truth(module: Any, spec: EngineSpec) -> Truth | None:
+    """Where the CPU can run it."""
+    try:
+        return truth_of(placed(module, torch.float32, torch.device("cpu")), spec)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _prepared(module: Any, spec: EngineSpec, device: Any) -> Any:
     module = placed(module, FLOATS[spec.precision], device)
     return module.to(memory_format=torch.channels_last) if spec.is_channels_last else module
 

@@ -15,6 +15,7 @@ from server.gpu.nvml import Card, Reading
 
 VOLTA = (7, 0)
 AUTO: Final = "auto"
+_SHARES = (50, 25, 12)
 ENGINES_OWN = 1  # Triton itself may hold a context besides those of its models' processes
 _MEMORY = re.compile(r"([0-9]+=)?[1-9][0-9]*[MG]?")
 
@@ -77,14 +78,16 @@ def read_percentage(said: object) -> float | Literal["auto"]:
 def usual_percentage(wanted: Iterable[ModelClients], card_count: int) -> float:
     """NVIDIA's rule for n equal clients, 100 / (n / 2) percent of the threads, of the card that has most; 0 for none.
 
-    Fewer threads each let small batches run beside one another rather than one after the other.
+    Fewer threads each let small batches run beside one another rather than one after the other. Down to a half, a
+    quarter or an eighth: with other numbers of an H200's SMs cuDNN was met to answer wrong, but for few (8 to 16).
     """
     models = tuple(wanted)
     most = max(
         (sum(row.count for row in models if not row.cards or place in row.cards) for place in range(card_count)),
         default=0,
     )
-    return round(200.0 / most, 1) if most > 2 else 0.0
+    share = round(200.0 / most, 1) if most > 2 else 0.0
+    return next((float(step) for step in _SHARES if step <= share), share)
 
 
 def mistake_in_memory(text: str) -> str:

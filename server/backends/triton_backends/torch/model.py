@@ -19,6 +19,7 @@ import triton_python_backend_utils as pb_utils
 from torch_serving.config import Config, EngineSpec, engine_spec
 from torch_serving.errors import LoadError, RequestError
 from torch_serving.instance import Ask, Outcome
+from torch_serving.pipeline import Pipeline
 
 
 class TritonPythonModel:
@@ -59,18 +60,43 @@ class TritonPythonModel:
         placement = device.Placement(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement)
         self._instance = opened.instance
+        self._pipeline = Pipeline(opened.instance, self._deliver) if self._spec.batches_in_flight > 1 else None
         if opened.note:
             pb_utils.Logger.log_warn(f"model '{self._name}': {opened.note}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']}"
         pb_utils.Logger.log_info(f"torch backend ready {instance} {opened.facts}")
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response per request, in order."""
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """One response per request, in order; None where they are sent later, each by its request's sender."""
+        if self._pipeline is not None:
+            return self._put(self._pipeline, requests)
         try:
             outcomes = self._instance.answer([self._ask(request) for request in requests])
         except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
             return self._failed(error, len(requests))
         return [self._response(outcome) for outcome in outcomes]
+
+    def _put(self, pipeline: Pipeline, requests: Sequence[Any]) -> list[Any] | None:
+        senders = [request.get_response_sender() for request in requests]
+        try:
+            pipeline.put([self._ask(request) for request in requests], senders)
+        except Exception as error:  # noqa: BLE001  the root, as in execute: none of these has begun
+            return self._failed(error, len(requests))
+        return None
+
+    def _deliver(self, senders: Sequence[Any], outcomes: list[Outcome] | Exception) -> None:
+        """By the pipeline's thread: the answers of one batch."""
+        if isinstance(outcomes, Exception):
+            responses = self._failed(outcomes, len(senders))
+        else:
+            responses = [self._response(outcome) for outcome in outcomes]
+        for sender, response in zip(senders, responses, strict=True):
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def finalize(self) -> None:
+        """What is in flight is answered before the instance goes."""
+        if getattr(self, "_pipeline", None) is not None:
+            self._pipeline.close()
 
     def _ask(self, request: Any) -> Ask:
         inputs = {tensor.name(): tensor for tensor in request.inputs()}

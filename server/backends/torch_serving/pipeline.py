@@ -1,0 +1,65 @@
+"""Two batches of an instance in flight: the next is on its way to the GPU while one is computed.
+
+Triton's Python backend hands an instance one batch after another. With this, it gets the next one as soon as the batch
+before the last is answered, and a thread of its own waits for the GPU and answers. So the GPU does not stand still
+while Triton, the Python of an instance and the way between them take their turn.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .instance import Ask, Begun, Instance, Outcome
+
+MOST_UNANSWERED = 2
+_END_S = 10.0  # for what is in flight when the model is unloaded
+
+# (what `put` was given for the batch, one outcome a request in order, or what went wrong with all of them)
+Deliver = Callable[[Any, "list[Outcome] | Exception"], None]
+
+
+class Pipeline:
+    """`put` by the thread that made the instance; deliver is called by a thread of the pipeline's own, in order."""
+
+    def __init__(self, instance: Instance, deliver: Deliver) -> None:
+        self._instance = instance
+        self._deliver = deliver
+        self._unanswered: deque[tuple[Begun, Any]] = deque()
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._answer_all, name="answers", daemon=True)
+        self._thread.start()
+
+    def put(self, asks: Sequence[Ask], whose: Any) -> None:
+        """Begin a batch, and return when it is the only one that is not answered yet. Raises what begins it raises."""
+        begun = self._instance.begin(asks)
+        with self._changed:
+            self._unanswered.append((begun, whose))
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._unanswered) < MOST_UNANSWERED)
+
+    def close(self) -> None:
+        """Answer what is in flight, and end."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._thread.join(_END_S)
+
+    def _answer_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._unanswered) or self._is_over)
+                if not self._unanswered:
+                    return
+                begun, whose = self._unanswered[0]
+            outcomes: list[Outcome] | Exception
+            try:
+                outcomes = self._instance.finish(begun)
+            except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
+                outcomes = error
+            self._deliver(whose, outcomes)
+            del begun, whose, outcomes  # tensors of requests, which else stayed until the next batch
+            with self._changed:
+                self._unanswered.popleft()
+                self._changed.notify_all()

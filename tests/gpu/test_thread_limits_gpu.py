@@ -1,0 +1,64 @@
+"""On a real card: ResNet-50 in processes that MPS limits to a part of its threads answers right, or is not loaded.
+
+python -m pytest -p no:randomly -s tests/gpu/test_thread_limits_gpu.py        half a minute; -s shows what was found
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from google.protobuf import json_format
+
+from loadtest.bench.gpu.daemon import MpsDaemon
+from loadtest.bench.gpu.requests import read_config
+from tests.conftest import CHECKOUT
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+PERCENTAGES = os.environ.get("PENSTOCK_TEST_PERCENTAGES", "12 18 25 100").split()
+MOST_OFF = 0.02
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, object]]]:
+    """What each limited process said, all at once under one daemon."""
+    home = tmp_path_factory.mktemp("limits")
+    export = [sys.executable, "-m", "deploy.models.resnet50_torch", "--home", home, "--input", "uint8"]
+    subprocess.run(export, cwd=CHECKOUT, check=True, timeout=120)
+    (folder,) = (home / "models").iterdir()
+    config = json_format.MessageToDict(read_config(folder), preserving_proto_field_name=True)
+    for tensor in config["input"] + config["output"]:
+        tensor["dims"] = [int(dim) for dim in tensor["dims"]]  # JSON of protobuf has int64 as text
+    with MpsDaemon(home / "p") as daemon, ThreadPoolExecutor(len(PERCENTAGES)) as pool:
+
+        def ask(percentage: str) -> dict[str, object]:
+            limit = daemon.environ | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}
+            command = [sys.executable, "-m", "tests.gpu.limited_program", folder / "1" / "model.pt2", _one_row(config)]
+            done = subprocess.run(
+                command, cwd=CHECKOUT, env=os.environ | limit, capture_output=True, text=True, timeout=200
+            )
+            assert done.returncode == 0, done.stderr
+            said: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+            return said
+
+        yield dict(zip(PERCENTAGES, pool.map(ask, PERCENTAGES), strict=True))
+
+
+def _one_row(config: dict[str, object]) -> str:
+    return json.dumps(config | {"max_batch_size": 1})
+
+
+@pytest.mark.parametrize("percentage", PERCENTAGES)
+def test_limited_program_answers_right_or_is_refused(found: dict[str, dict[str, object]], percentage: str) -> None:
+    """cuDNN errs with some numbers of SMs: a program that would answer wrong is not served."""
+    said = found[percentage]
+    sys.stdout.write(f"\n{percentage} %: {said}\n")
+    assert "refused" in said or float(str(said["off"])) <= MOST_OFF
+
+
+def test_whole_card_answers_right(found: dict[str, dict[str, object]]) -> None:
+    """And by cuDNN's fused calls."""
+    assert found["100"]["fused"] == "cudnn"
