@@ -106,12 +106,17 @@ def _line(one: Committed, measurement: Measurement) -> tuple[str, ...]:
     verdict = _verdict_of(one, measurement.measure)
     return (
         one.name.removeprefix(BENCH),
-        f"{', '.join(one.models)}: {_words(one.name, measurement.measure)}",
+        f"{_subject(one)}: {_words(one.name, measurement.measure)}",
         spread_in_words(measurement, measurement.unit),
         wanted_in_words(verdict.comparison, verdict.figure, verdict.unit) if verdict else "",
         verdict.state if verdict else "",
         one.on,
     )
+
+
+def _subject(one: Committed) -> str:
+    """The GPU bench has a form of the one network for each way that tensors and pictures take."""
+    return "ResNet-50, random weights" if one.name == GPU else ", ".join(one.models)
 
 
 def _words(name: str, measure: str) -> str:

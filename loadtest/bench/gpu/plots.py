@@ -27,7 +27,9 @@ def write_plots(folder: Path, rows: Sequence[Row], slo_ms: float) -> list[str]:
     """The names of the files that were written: of what the rows hold."""
     with canvas():
         figures = {
-            "chart.png": chart_figure([row for row in rows if row.part == "chart"]),
+            "chart.png": chart_figure(
+                [row for row in rows if row.part == "chart" or row.key.get("mode") == "mps-whole"]
+            ),
             "activity.png": activity_figure([row for row in rows if row.part == "chart"]),
             "served.png": served_figure([row for row in rows if row.part in ("raw", "served")]),
             "jpeg.png": jpeg_figure([row for row in rows if row.part == "jpeg rate"], slo_ms),
@@ -91,7 +93,7 @@ def activity_figure(rows: Sequence[Row]) -> Figure | None:
         axes.set_title(MODES[mode][0])
     for axes in panels[len(modes) :]:
         axes.set_visible(False)
-    panels[0].legend(loc="center left", fontsize=8)
+    panels[0].legend(loc="center right", fontsize=8)
     return figure
 
 
@@ -121,7 +123,7 @@ def served_figure(rows: Sequence[Row]) -> Figure | None:
     axes.margins(x=0.1)
     axes.set_xlabel("images/s")
     axes.set_title("The same program, served through shared memory and raw")
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
     return figure
 
 

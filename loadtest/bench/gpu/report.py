@@ -162,14 +162,15 @@ def _served(told: Told) -> str:
 
 def _jpeg(told: Told) -> str:
     rows = [
-        (WAYS.get(str(row.key["decoded_by"]), ("?",))[0], _figure(row, "capacity_per_s"), _figure(row, "held_per_s"),
+        (WAYS.get(str(row.key["decoded_by"]), ("?",))[0], row.rounds, _figure(row, "capacity_per_s"),
+         _figure(row, "held_per_s"),
          _middle(row, "p50_ms"), _middle(row, "p99_ms"),
          *(_middle(row, f"{kind}_cores") for kind in ("gateway", "model", "triton", "generator", "machine")),
          _share(row, "sm_activity"))
         for row in told.of("jpeg")
     ]  # fmt: skip
     head = (
-        *("decoded by", "closed loop/s", f"held/s at p99 {told.slo_ms:g} ms", "p50 ms", "p99 ms"),
+        *("decoded by", "rounds", "closed loop/s", f"held/s at p99 {told.slo_ms:g} ms", "p50 ms", "p99 ms"),
         *("gateway cores", "instances", "Triton", "generator", "machine", "SM"),
     )
     return _table("JPEG over HTTP to the best classes", head, rows)

@@ -3,7 +3,9 @@
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from .staging import PinnedRegions
 
 _SECONDS_TO_ANSWER = 0.5  # for the answers of the batch that met the fault to reach Triton
 _BROKEN_CONTEXT_EXIT = 70
-_THREADS_BESIDE_A_GPU = 2  # what the CPU answers at load is asked of many instances at once
 # A cuBLAS handle's workspace on Hopper is 32 MiB by default: of 47 processes, 1.5 GiB for nothing.
 _SMALL_WORKSPACE = ":4096:2:16:8"
 
@@ -35,11 +36,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Opened:
-    """An instance, what its user should know of it, if anything, and what stands in the log."""
+    """An instance, what its user should know of it, if anything, and what stands in the log.
+
+    enter_thread: by every further thread that touches the instance, first. CUDA's device is a thread's own: else it
+    were the machine's first, with a context there for nothing, and `is_broken` would look at that one.
+    """
 
     instance: Instance
     note: str
     facts: str
+    enter_thread: Callable[[], object]
 
 
 def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opened:
@@ -51,7 +57,8 @@ def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opene
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=spec.batches_in_flight)
     else:
         runner = EagerRunner(loaded.program, spec, device)
-    return Opened(Instance(spec, runner, _reader(spec, device)), loaded.note, _facts(spec, device, loaded.fused))
+    instance, facts = Instance(spec, runner, _reader(spec, device)), _facts(spec, device, loaded.fused)
+    return Opened(instance, loaded.note, facts, partial(torch.cuda.set_device, device) if placement.is_gpu else int)
 
 
 def _device(placement: Placement) -> Any:
@@ -61,7 +68,6 @@ def _device(placement: Placement) -> Any:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _SMALL_WORKSPACE)
     if not torch.cuda.is_available():
         raise LoadError("the instance is on a GPU and PyTorch sees none: KIND_CPU runs it on the CPU")
-    torch.set_num_threads(_THREADS_BESIDE_A_GPU)
     device = torch.device("cuda", placement.device_id)
     torch.cuda.set_device(device)
     return device

@@ -17,6 +17,8 @@ from .fusing import fold_normalisation
 from .sms import own_and_all
 from .trial import Truth, check_right, truth_of
 
+_THREADS_OF_A_TRIAL = 2
+
 # Network inputs (rows, *dims), floats in the spec's precision, on the device → outputs in config.pbtxt's order.
 Program = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -66,11 +68,15 @@ def _read(path: Path, spec: EngineSpec) -> Any:
 
 
 def _truth(module: Any, spec: EngineSpec) -> Truth | None:
-    """Where the CPU can run it."""
+    """Where the CPU can run it; on few of its cores, for many instances load at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(threads, _THREADS_OF_A_TRIAL))
     try:
         return truth_of(placed(module, torch.float32, torch.device("cpu")), spec)
     except (RuntimeError, NotImplementedError):
         return None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _prepared(module: Any, spec: EngineSpec, device: Any) -> Any:
