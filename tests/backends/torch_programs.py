@@ -139,6 +139,9 @@ def write_repository(root: Path) -> None:
     write_model(models, "batched", network, images(2), rest=batching)
     write_model(models, "pixels", OfPixels(), pixels[:2], input_type="UINT8", rest=parameter("precision", "bf16"))
     write_lookup(models, "lookup")
+    two = parameter("batches-in-flight", "2")
+    write_model(models, "two-in-flight", network, images(2), rest=batching + "\n" + two)
+    write_lookup(models, "lookup-two", rest=two)
     free = {"input_name": "numbers", "input_dims": "[ -1 ]", "output_name": "mean", "output_dims": "[ 1 ]"}
     write_model(models, "one-row", network, images(1), max_batch_size=0, input_dims="[ 1, 3, 32, 32 ]",
                 output_dims="[ 1, 10 ]")  # fmt: skip
@@ -154,7 +157,9 @@ def write_repository(root: Path) -> None:
     asked = {
         "batched": (images(5), network),
         "pixels": (pixels, OfPixels()),
+        "two-in-flight": (images(5), network),
         "lookup": (words, lookup()),
+        "lookup-two": (words, lookup()),
         "one-row": (images(1), network),
         "any-size": (torch.arange(26.0).reshape(2, 13), AnySize()),
     }

@@ -3,8 +3,11 @@
 It wants an environment of Triton with torch: .venv-triton after `make gpu`, or what PENSTOCK_ENGINE_ENVIRONMENT names.
 """
 
+import json
 import os
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +26,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 NAMES = {
     "batched": ("image", "logits"),
     "pixels": ("image", "logits"),
+    "two-in-flight": ("image", "logits"),
     "lookup": ("word", "vector"),
+    "lookup-two": ("word", "vector"),
     "one-row": ("image", "logits"),
     "any-size": ("numbers", "mean"),
 }
@@ -76,23 +81,84 @@ def test_infer_answers_what_pytorch_answers(client: grpc_client.InferenceServerC
     np.testing.assert_allclose(answer, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_requests_at_once_get_their_own_rows(client: grpc_client.InferenceServerClient, root: Path) -> None:
-    """Sixty requests of one and two rows in batches that Triton forms: each gets what it gets alone."""
-    asked, expected = (np.load(root / folder / "batched.npy") for folder in ("asked", "expected"))
+@pytest.mark.parametrize("model", ["batched", "two-in-flight"])
+def test_requests_at_once_get_their_own_rows(client: grpc_client.InferenceServerClient, root: Path, model: str) -> None:
+    """Sixty requests of one and two rows in batches that Triton forms: each gets what it gets alone, and is counted."""
+    asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
     places = [slice(number % 4, number % 4 + 1 + number % 2) for number in range(60)]
+    before = successes(client, model)
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda place: ask(client, "batched", asked[place]), places))
+        answers = list(pool.map(lambda place: ask(client, model, asked[place]), places))
     for place, answer in zip(places, answers, strict=True):
         np.testing.assert_allclose(answer, expected[place], rtol=1e-4, atol=1e-4)
+    until = time.monotonic() + 5.0
+    while successes(client, model) < before + 60 and time.monotonic() < until:
+        time.sleep(0.01)  # Triton counts a batch beside its answers
+    assert successes(client, model) == before + 60
 
 
-def test_request_that_the_program_cannot_answer_fails_alone(client: grpc_client.InferenceServerClient) -> None:
+def successes(client: grpc_client.InferenceServerClient, model: str) -> int:
+    """The requests that Triton has counted as answered."""
+    told = client.get_inference_statistics(model)
+    return sum(int(stats.inference_stats.success.count) for stats in told.model_stats)
+
+
+@pytest.mark.parametrize("model", ["lookup", "lookup-two"])
+def test_request_that_the_program_cannot_answer_fails_alone(
+    client: grpc_client.InferenceServerClient, model: str
+) -> None:
     """A word beyond the table is an error without a traceback, and the next request is served."""
     with pytest.raises(
-        InferenceServerException, match=r"model 'lookup': \w+ in the torch backend, see the server's log"
+        InferenceServerException, match=rf"model '{model}': \w+ in the torch backend, see the server's log"
     ):
-        ask(client, "lookup", np.array([[1000]], np.int64))
-    assert ask(client, "lookup", np.array([[1]], np.int64)).shape == (1, 4)
+        ask(client, model, np.array([[1000]], np.int64))
+    assert ask(client, model, np.array([[1]], np.int64)).shape == (1, 4)
+
+
+def test_clients_that_go_away_harm_nobody(triton: RunningTriton, root: Path) -> None:
+    """Twenty leave over HTTP and twenty over gRPC amid the requests of others, which get their answers."""
+    model = "two-in-flight"
+    asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
+    row = {"name": "image", "shape": [1, 3, 32, 32], "datatype": "FP32", "data": asked[0].ravel().tolist()}
+    body = json.dumps({"inputs": [row]}).encode()
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    tensor = grpc_client.InferInput("image", [1, 3, 32, 32], "FP32")
+    tensor.set_data_from_numpy(asked[:1])
+    with grpc_client.InferenceServerClient(triton.grpc_address) as client, ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(ask, client, model, asked[number % 5 : number % 5 + 1]) for number in range(60)]
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", int(triton.http_url.rpartition(":")[2]))) as connection:
+                connection.sendall(head + body)
+            client.async_infer(model, [tensor], callback=lambda **_: None).cancel()
+        for number, answer in enumerate(answers):
+            place = slice(number % 5, number % 5 + 1)
+            np.testing.assert_allclose(answer.result(60), expected[place], rtol=1e-4, atol=1e-4)
+
+
+def test_model_unloaded_amid_requests_answers_each_of_them(triton: RunningTriton, root: Path) -> None:
+    """Rightly, or that the model is not there; none waits on, and the model can be loaded again."""
+    model = "two-in-flight"
+    asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
+
+    def outcome(_: int) -> str:
+        try:
+            answer = ask(client, model, asked)
+        except InferenceServerException as error:
+            return str(error)
+        np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-4)
+        return "answered"
+
+    with grpc_client.InferenceServerClient(triton.grpc_address) as client, ThreadPoolExecutor(8) as pool:
+        outcomes = [pool.submit(outcome, number) for number in range(400)]
+        while sum(one.done() for one in outcomes) < 20:
+            time.sleep(0.001)
+        client.unload_model(model)
+        said = {one.result(60) for one in outcomes}
+        client.load_model(model)
+        assert outcome(0) == "answered"
+    assert "answered" in said
+    assert all("not ready" in one or "unknown model" in one for one in said - {"answered"}), said
+    assert len(said) > 1, "all were answered before the model went"
 
 
 @pytest.mark.parametrize(

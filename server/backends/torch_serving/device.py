@@ -15,7 +15,7 @@ from .config import Config, EngineSpec, instance_count
 from .errors import LoadError
 from .instance import Instance, Reader
 from .interfaces import Runner
-from .program import load_program
+from .program import Loaded, load_program
 from .runners import EagerRunner, GraphRunner
 from .staging import PinnedRegions
 
@@ -57,8 +57,9 @@ def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opene
         runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=spec.batches_in_flight)
     else:
         runner = EagerRunner(loaded.program, spec, device)
-    instance, facts = Instance(spec, runner, _reader(spec, device)), _facts(spec, device, loaded.fused)
-    return Opened(instance, loaded.note, facts, partial(torch.cuda.set_device, device) if placement.is_gpu else int)
+    instance, facts = Instance(spec, runner, _reader(spec, device)), _facts(spec, device, loaded)
+    enter_thread = partial(torch.cuda.set_device, device) if placement.is_gpu else lambda: None
+    return Opened(instance, loaded.note, facts, enter_thread)
 
 
 def _device(placement: Placement) -> Any:
@@ -82,12 +83,13 @@ def _reader(spec: EngineSpec, device: Any) -> Reader | None:
     return reader
 
 
-def _facts(spec: EngineSpec, device: Any, fused: str) -> str:
+def _facts(spec: EngineSpec, device: Any, loaded: Loaded) -> str:
     how = "cuda-graphs" if spec.has_cuda_graphs else "eager"
     return (
         f"device={device} torch={torch.__version__} precision={spec.precision.value} run={how} "
         f"channels_last={int(spec.is_channels_last)} buckets={';'.join(map(str, spec.buckets))} "
-        f"fuse={fused} wait={'block' if spec.waits_blocking else 'spin'} in-flight={spec.batches_in_flight}"
+        f"fuse={loaded.fused} wait={'block' if spec.waits_blocking else 'spin'} in-flight={spec.batches_in_flight}"
+        f"{' trial=' * bool(loaded.trial)}{loaded.trial}"
     )
 
 

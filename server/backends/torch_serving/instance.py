@@ -1,6 +1,6 @@
 """One instance of a model: requests in, answers out; each request fails alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,11 +60,15 @@ class Instance:
         """One outcome a request, in order. Host memory that the next call overwrites."""
         return self._answer(asks, self._groups(asks))
 
-    def begin(self, asks: Sequence[Ask]) -> Begun:
-        """Start a batch. Requests that cannot share a run are answered one group after another, before it returns."""
+    def begin(self, asks: Sequence[Ask], wait_until_alone: Callable[[], object]) -> Begun:
+        """Start a batch. Requests that cannot share a run are answered one group after another, before it returns.
+
+        wait_until_alone: returns when every batch before is answered; the groups' runs would overwrite its answers.
+        """
         runs = self._groups(asks)
         if len(runs) == 1:
             return Begun(asks, self._begin(asks, runs[0]), [])
+        wait_until_alone()
         return Begun(asks, None, self._answer(asks, runs))
 
     def finish(self, begun: Begun) -> list[Outcome]:

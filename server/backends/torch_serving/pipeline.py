@@ -20,11 +20,23 @@ Deliver = Callable[[Any, "list[Outcome] | Exception"], None]
 
 
 class Pipeline:
-    """`put` by the thread that made the instance; deliver is called by a thread of the pipeline's own, in order."""
+    """`put` by the thread that made the instance; the rest is called by a thread of the pipeline's own.
 
-    def __init__(self, instance: Instance, deliver: Deliver) -> None:
+    deliver: batch for batch, in order; report: what deliver raised; enter: once, before all else.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        deliver: Deliver,
+        *,
+        report: Callable[[Exception], object],
+        enter: Callable[[], object] = lambda: None,
+    ) -> None:
         self._instance = instance
         self._deliver = deliver
+        self._report = report
+        self._enter = enter
         self._unanswered: deque[tuple[Begun, Any]] = deque()
         self._changed = threading.Condition()
         self._is_over = False
@@ -33,7 +45,7 @@ class Pipeline:
 
     def put(self, asks: Sequence[Ask], whose: Any) -> None:
         """Begin a batch, and return when it is the only one that is not answered yet. Raises what begins it raises."""
-        begun = self._instance.begin(asks)
+        begun = self._instance.begin(asks, self._wait_until_all_are_answered)
         with self._changed:
             self._unanswered.append((begun, whose))
             self._changed.notify_all()
@@ -46,20 +58,31 @@ class Pipeline:
             self._changed.notify_all()
         self._thread.join(_END_S)
 
+    def _wait_until_all_are_answered(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unanswered)
+
     def _answer_all(self) -> None:
+        self._enter()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._unanswered) or self._is_over)
                 if not self._unanswered:
                     return
                 begun, whose = self._unanswered[0]
-            outcomes: list[Outcome] | Exception
-            try:
-                outcomes = self._instance.finish(begun)
-            except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
-                outcomes = error
-            self._deliver(whose, outcomes)
-            del begun, whose, outcomes  # tensors of requests, which else stayed until the next batch
+            self._answer(begun, whose)
+            del begun, whose  # tensors of requests, which else stayed until the next batch
             with self._changed:
                 self._unanswered.popleft()
                 self._changed.notify_all()
+
+    def _answer(self, begun: Begun, whose: Any) -> None:
+        outcomes: list[Outcome] | Exception
+        try:
+            outcomes = self._instance.finish(begun)
+        except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
+            outcomes = error
+        try:
+            self._deliver(whose, outcomes)
+        except Exception as error:  # noqa: BLE001  the thread's root: without it no batch were answered any more
+            self._report(error)

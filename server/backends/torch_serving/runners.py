@@ -94,60 +94,61 @@ class GraphRunner:
         torch.cuda.set_stream(self._stream)
 
     def begin(self, columns: Sequence[Sequence[Any]], rows: int) -> Pending:
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
         with torch.inference_mode():
             for number, parts in enumerate(columns):
-                self._fill(slot, number, parts, rows)
-            return self._replay(slot, rows)
+                self._fill(self._slots[self._next], number, parts, rows)
+            return self._replay(rows)
 
     def picture_input(self, rows: int) -> Any:
         return self._rows(self._inputs[0], rows)
 
     def begin_pictures(self, rows: int) -> Pending:
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
         with torch.inference_mode():
-            return self._replay(slot, rows)
+            return self._replay(rows)
 
     def _rows(self, tensor: Any, rows: int) -> Any:
         return tensor[:rows] if self._spec.max_batch_size else tensor
 
     def _fill(self, slot: "_Slot", number: int, parts: Sequence[Any], rows: int) -> None:
-        """Host memory by way of the staging buffer, with one cast for all; device memory by a cast each."""
+        """By way of the staging buffer, with one cast for all; device memory without it where there is one slot only.
+
+        With two, who asked may have device memory back before the run is over: it is read before this returns.
+        """
         target = self._inputs[number]
-        if any(part.is_cuda for part in parts):
-            begin = 0
-            for part in parts:
-                count = part.shape[0] if self._spec.max_batch_size else 1
-                where = target[begin : begin + count] if self._spec.max_batch_size else target
-                where.copy_(part, non_blocking=True)
-                begin += count
-            return
+        has_device_memory = any(part.is_cuda for part in parts)
         staged = slot.staging[number]
-        if self._copies is self._stream:
-            self._stage(staged, parts)
-        else:
+        if self._copies is not self._stream:
             with torch.cuda.stream(self._copies):
                 self._stage(staged, parts)
                 slot.copied.record(self._copies)
             self._stream.wait_event(slot.copied)
+            if has_device_memory:
+                slot.copied.synchronize()
+        elif has_device_memory:
+            self._stage(target, parts)
+            return
+        else:
+            self._stage(staged, parts)
         self._rows(target, rows).copy_(self._rows(staged, rows))
 
-    def _stage(self, staged: Any, parts: Sequence[Any]) -> None:
+    def _stage(self, target: Any, parts: Sequence[Any]) -> None:
         begin = 0
         for part in parts:
-            self._pinned.pin(part.data_ptr())
+            if not part.is_cuda:
+                self._pinned.pin(part.data_ptr())
             count = part.shape[0] if self._spec.max_batch_size else 1
-            where = staged[begin : begin + count] if self._spec.max_batch_size else staged
+            where = target[begin : begin + count] if self._spec.max_batch_size else target
             where.copy_(part, non_blocking=True)
             begin += count
 
-    def _replay(self, slot: "_Slot", rows: int) -> Pending:
+    def _replay(self, rows: int) -> Pending:
+        """The slot is used up only when all is on its way: what failed before leaves the other's answers alone."""
+        slot = self._slots[self._next]
         self._graphs[bucket_for(rows, self._spec.buckets)].replay()
         for output, host in zip(self._outputs, slot.host, strict=True):
             self._rows(host, rows).copy_(self._rows(output, rows), non_blocking=True)
         slot.done.record(self._stream)
+        self._next = (self._next + 1) % len(self._slots)
         return _Replayed(slot.done, tuple(self._rows(host, rows) for host in slot.host))
 
     def _capture_all(self) -> dict[int, Any]:
@@ -204,7 +205,7 @@ class _Slot:
             for one in spec.inputs
         ]
         self.host = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in outputs]
-        self.copied = torch.cuda.Event()
+        self.copied = torch.cuda.Event(blocking=spec.waits_blocking)
         self.done = torch.cuda.Event(blocking=spec.waits_blocking)
 
 

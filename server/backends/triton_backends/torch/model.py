@@ -60,7 +60,11 @@ class TritonPythonModel:
         placement = device.Placement(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement)
         self._instance = opened.instance
-        self._pipeline = Pipeline(opened.instance, self._deliver) if self._spec.batches_in_flight > 1 else None
+        self._pipeline = (
+            Pipeline(opened.instance, self._deliver, report=self._log, enter=opened.enter_thread)
+            if self._spec.batches_in_flight > 1
+            else None
+        )
         if opened.note:
             pb_utils.Logger.log_warn(f"model '{self._name}': {opened.note}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']}"
@@ -71,10 +75,9 @@ class TritonPythonModel:
         if self._pipeline is not None:
             return self._put(self._pipeline, requests)
         try:
-            outcomes = self._instance.answer([self._ask(request) for request in requests])
+            return self._responses(self._instance.answer([self._ask(request) for request in requests]))
         except Exception as error:  # noqa: BLE001  the root: Triton would send the client a traceback
             return self._failed(error, len(requests))
-        return [self._response(outcome) for outcome in outcomes]
 
     def _put(self, pipeline: Pipeline, requests: Sequence[Any]) -> list[Any] | None:
         senders = [request.get_response_sender() for request in requests]
@@ -85,13 +88,18 @@ class TritonPythonModel:
         return None
 
     def _deliver(self, senders: Sequence[Any], outcomes: list[Outcome] | Exception) -> None:
-        """By the pipeline's thread: the answers of one batch."""
-        if isinstance(outcomes, Exception):
-            responses = self._failed(outcomes, len(senders))
-        else:
-            responses = [self._response(outcome) for outcome in outcomes]
+        """By the pipeline's thread: the answers of one batch, each sent though another's cannot be."""
+        try:
+            if isinstance(outcomes, Exception):
+                raise outcomes
+            responses = self._responses(outcomes)
+        except Exception as error:  # noqa: BLE001  the root: who is not answered here waits for ever
+            responses = self._failed(error, len(senders))
         for sender, response in zip(senders, responses, strict=True):
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            try:
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            except Exception as error:  # noqa: BLE001  this one's root
+                self._log(error)
 
     def finalize(self) -> None:
         """What is in flight is answered before the instance goes."""
@@ -103,6 +111,9 @@ class TritonPythonModel:
         if self._spec.pictures is not None:
             return Ask(pictures=tuple(inputs[self._spec.inputs[0].name].as_numpy().ravel().tolist()))
         return Ask(tuple(self._from_dlpack(inputs[spec.name].to_dlpack()) for spec in self._spec.inputs))
+
+    def _responses(self, outcomes: Sequence[Outcome]) -> list[Any]:
+        return [self._response(outcome) for outcome in outcomes]
 
     def _response(self, outcome: Outcome) -> Any:
         if isinstance(outcome, RequestError):
@@ -116,11 +127,14 @@ class TritonPythonModel:
     def _failed(self, error: Exception, count: int) -> list[Any]:
         """Answers for all of a batch. With a lost CUDA context the process ends: who supervises Triton replaces it."""
         sentence = f"model '{self._name}': {type(error).__name__} in the torch backend, see the server's log"
-        pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
+        self._log(error)
         if self._is_broken(error):
             pb_utils.Logger.log_error(f"model '{self._name}': the CUDA context is lost, this process ends")
             self._end_after()
         return [_error_response(sentence, pb_utils.TritonError.INTERNAL) for _ in range(count)]
+
+    def _log(self, error: Exception) -> None:
+        pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
 
 
 def refuse_numpy_2(spec: EngineSpec, version: str) -> None:
