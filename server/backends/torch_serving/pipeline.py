@@ -6,8 +6,8 @@ while Triton, the Python of an instance and the way between them take their turn
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from .instance import Ask, Begun, Instance, Outcome
@@ -37,52 +37,48 @@ class Pipeline:
         self._deliver = deliver
         self._report = report
         self._enter = enter
-        self._unanswered: deque[tuple[Begun, Any]] = deque()
-        self._changed = threading.Condition()
-        self._is_over = False
+        self._begun: SimpleQueue[tuple[Begun, Any] | None] = SimpleQueue()  # None: that was all
+        self._answered: SimpleQueue[None] = SimpleQueue()  # a word for each batch
+        self._unanswered = 0  # as far as the thread that puts has heard
         self._thread = threading.Thread(target=self._answer_all, name="answers", daemon=True)
         self._thread.start()
 
     def put(self, asks: Sequence[Ask], whose: Any) -> None:
         """Begin a batch, and return when it is the only one that is not answered yet. Raises what begins it raises."""
         begun = self._instance.begin(asks, self._wait_until_all_are_answered)
-        with self._changed:
-            self._unanswered.append((begun, whose))
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: len(self._unanswered) < MOST_UNANSWERED)
+        self._begun.put((begun, whose))
+        self._unanswered += 1
+        self._wait(MOST_UNANSWERED - 1)
 
     def close(self) -> None:
         """Answer what is in flight, and end."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
+        self._begun.put(None)
         self._thread.join(_END_S)
 
     def _wait_until_all_are_answered(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unanswered)
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        """Until no more than so many batches are not answered."""
+        while self._unanswered > most:
+            self._answered.get()
+            self._unanswered -= 1
 
     def _answer_all(self) -> None:
         self._enter()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._unanswered) or self._is_over)
-                if not self._unanswered:
-                    return
-                begun, whose = self._unanswered[0]
-            self._answer(begun, whose)
-            del begun, whose  # tensors of requests, which else stayed until the next batch
-            with self._changed:
-                self._unanswered.popleft()
-                self._changed.notify_all()
+        while (batch := self._begun.get()) is not None:
+            self._answer(*batch)
+            del batch  # tensors of requests, which else stayed until the next one
+            self._answered.put(None)
 
     def _answer(self, begun: Begun, whose: Any) -> None:
-        outcomes: list[Outcome] | Exception
         try:
-            outcomes = self._instance.finish(begun)
-        except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
-            outcomes = error
-        try:
-            self._deliver(whose, outcomes)
+            self._deliver(whose, self._finished(begun))
         except Exception as error:  # noqa: BLE001  the thread's root: without it no batch were answered any more
             self._report(error)
+
+    def _finished(self, begun: Begun) -> list[Outcome] | Exception:
+        try:
+            return self._instance.finish(begun)
+        except Exception as error:  # noqa: BLE001  a batch's failure is its own requests' answer
+            return error  # kept in no variable here: its traceback would keep this frame, and the tensors, in a circle

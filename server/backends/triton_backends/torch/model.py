@@ -91,8 +91,9 @@ class TritonPythonModel:
         """By the pipeline's thread: the answers of one batch, each sent though another's cannot be."""
         try:
             if isinstance(outcomes, Exception):
-                raise outcomes
-            responses = self._responses(outcomes)
+                responses = self._failed(outcomes, len(senders))
+            else:
+                responses = self._responses(outcomes)
         except Exception as error:  # noqa: BLE001  the root: who is not answered here waits for ever
             responses = self._failed(error, len(senders))
         for sender, response in zip(senders, responses, strict=True):
