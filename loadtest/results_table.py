@@ -55,10 +55,10 @@ _WORDS = {
 }
 _WORDS_OF_PEERS = "pictures a second by the best peer's"
 _WORDS_OF_GPU = {
-    "mps_ratio_8": "8 one-image clients with MPS by the same without",
-    "mps_ratio_16": "16 one-image clients with MPS by the same without",
-    "batching_over_mps": "47 clients: batching with MPS by MPS alone",
-    "raw_share": "served tensors by the same program raw, each at its best batch",
+    "mps_ratio_8": "8 one-image clients of a bare Triton with MPS, threads limited, by the same without",
+    "mps_ratio_16": "16 one-image clients of a bare Triton with MPS, threads limited, by the same without",
+    "batching_over_mps": "47 clients: batching with MPS by MPS alone, threads limited",
+    "raw_share": "tensors in CUDA's shared memory, served by a bare Triton, by the same program raw",
     "knee_per_s": "JPEG over HTTP at p99 15 ms",
 }
 _WORDS_OF_VIDEO = {
@@ -66,6 +66,9 @@ _WORDS_OF_VIDEO = {
     "rate_ratio": "one stream (or googlenet-random, the worse) by the best of four OpenCV loops",
     "goodput_of_capacity": "16 cameras (or of googlenet-random, the worse): in time at 1.5 times the capacity",
 }
+
+
+USUAL_ROUNDS = 3
 
 
 class ReadmeError(ValueError):
@@ -106,12 +109,17 @@ def _line(one: Committed, measurement: Measurement) -> tuple[str, ...]:
     verdict = _verdict_of(one, measurement.measure)
     return (
         one.name.removeprefix(BENCH),
-        f"{_subject(one)}: {_words(one.name, measurement.measure)}",
+        f"{_subject(one)}: {_words(one.name, measurement.measure)}{_few(measurement)}",
         spread_in_words(measurement, measurement.unit),
         wanted_in_words(verdict.comparison, verdict.figure, verdict.unit) if verdict else "",
         verdict.state if verdict else "",
         one.on,
     )
+
+
+def _few(measurement: Measurement) -> str:
+    """Said where a measurement was cut."""
+    return f" (only {measurement.rounds} rounds)" if 1 < measurement.rounds < USUAL_ROUNDS else ""
 
 
 def _subject(one: Committed) -> str:

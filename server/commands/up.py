@@ -43,7 +43,7 @@ MpsDirectory = Annotated[
 ]
 MpsThreads = Annotated[
     str | None,
-    typer.Option(help="percent of a card's threads for an MPS client; 0 for all; auto: 200 by the model instances [0]"),
+    typer.Option(help="percent of a card's threads for an MPS client; 0 for all; auto: by the instances [0]"),
 ]
 MpsMemory = Annotated[
     str | None, typer.Option(help="of a card's memory for an MPS client, 4G, or by card 0=4G,1=2G [all]")

@@ -52,7 +52,7 @@ def test_plan_with_the_usual_share_counts_the_instances(machine: Machine) -> Non
     plan = plan_mps(
         replace(MUST, active_thread_percentage="auto"), [ModelClients("a", 6), ModelClients("b", 30)], machine
     )
-    assert plan.threads == 5.6
+    assert plan.threads == 12.0
     assert plan.has_room_beside("a")
     assert not plan.has_room_beside("b")
 

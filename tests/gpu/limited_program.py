@@ -15,7 +15,7 @@ import torch
 from server.backends.torch_serving.config import engine_spec
 from server.backends.torch_serving.errors import LoadError
 from server.backends.torch_serving.program import load_program, prepared_module
-from server.backends.torch_serving.trial import sample_of
+from server.backends.torch_serving.trial import drawn_rows, sample_of
 
 
 def off(expected: Any, answer: Any) -> float:
@@ -32,9 +32,9 @@ def main() -> None:
     said: dict[str, Any] = {"sms": torch.cuda.get_device_properties(card).multi_processor_count}
     with torch.inference_mode():
         spec = engine_spec(config, is_gpu=False)
-        expected = prepared_module(path, spec, cpu)(*sample_of(spec, cpu, 1))
+        expected = prepared_module(path, spec, cpu)(*sample_of(spec, cpu, drawn_rows(spec, 1), 1))
         spec = engine_spec(config, is_gpu=True)
-        sample = sample_of(spec, card, 1)
+        sample = sample_of(spec, card, drawn_rows(spec, 1), 1)
         said["unchecked"] = off(expected, prepared_module(path, spec, card)(*sample))
     try:
         loaded = load_program(path, spec, card)
@@ -42,7 +42,8 @@ def main() -> None:
         said["refused"] = str(error)
     else:
         with torch.inference_mode():
-            said |= {"off": off(expected, loaded.program(sample)), "fused": loaded.fused, "note": loaded.note}
+            said |= {"off": off(expected, loaded.program(sample)), "fused": loaded.fused}
+        said |= {"note": loaded.note, "trial": loaded.trial}
     sys.stdout.write(json.dumps(said) + "\n")
 
 

@@ -85,10 +85,10 @@ def test_memory_limits_are_for_every_card_or_for_those_named(text: str, limits: 
 
 @pytest.mark.parametrize(
     ("counts", "percent"),
-    [([], 0.0), ([1], 0.0), ([2], 0.0), ([3], 50.0), ([8], 25.0), ([11], 12.0), ([8, 8], 12.0), ([47], 4.3)],
+    [([], 0.0), ([1], 0.0), ([2], 0.0), ([3], 50.0), ([8], 25.0), ([11], 12.0), ([8, 8], 12.0), ([47], 12.0)],
 )
 def test_usual_share_of_the_threads_is_nvidias_rule_in_halves(counts: list[int], percent: float) -> None:
-    """100 / (n / 2) percent for n clients, down to a half, a quarter, an eighth; two or fewer have all."""
+    """100 / (n / 2) percent for n clients, down to 50, 25, 12 and no less; two or fewer have all."""
     assert usual_percentage([ModelClients(str(i), count) for i, count in enumerate(counts)], 1) == percent
     on_two = [ModelClients("a", 8, (0,)), ModelClients("b", 4, (1,))]
     assert usual_percentage(on_two, 2) == 25.0

@@ -59,6 +59,7 @@ def test_limited_program_answers_right_or_is_refused(found: dict[str, dict[str, 
     assert "refused" in said or float(str(said["off"])) <= MOST_OFF
 
 
-def test_whole_card_answers_right(found: dict[str, dict[str, object]]) -> None:
-    """And by cuDNN's fused calls."""
-    assert found["100"]["fused"] == "cudnn"
+@pytest.mark.parametrize("percentage", [one for one in PERCENTAGES if one in ("12", "25", "100")])
+def test_limit_that_is_known_to_do_is_served(found: dict[str, dict[str, object]], percentage: str) -> None:
+    """On an H200, and by cuDNN's fused calls."""
+    assert found[percentage].get("fused") == "cudnn"

@@ -208,14 +208,15 @@ def test_report_of_another_file_is_one_sentence(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("figures", "mode", "words"),
     [
-        ({"sm_activity": 0.95, "machine_cores": 3.0}, "mps", "the card is the limit"),
+        ({"sm_activity": 0.95, "machine_cores": 3.0}, "mps", "hold work nearly all the time"),
         ({"sm_activity": 0.4, "machine_cores": 15.2}, "mps", "the CPU is the limit"),
         (
             {"sm_activity": 0.4, "machine_cores": 3.0, "p50_ms": 2.0},
             "mps",
-            "neither is full: an answer takes 2 ms with 8 clients",
+            "neither card nor cores are full: an answer takes 2 ms",
         ),
         ({"sm_activity": 0.3, "machine_cores": 3.0}, "none", "the processes take turns"),
+        ({"sm_activity": 0.3, "machine_cores": 15.2}, "none", "the CPU is the limit"),
         ({"sm_activity": 0.5, "memory_bandwidth_activity": 0.85}, "mps", "memory bandwidth is the limit"),
     ],
 )

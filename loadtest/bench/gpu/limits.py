@@ -12,18 +12,17 @@ def limit_in_words(row: Row, cores: int) -> str:
     busy, sm, clients = middle.get("machine_cores", 0.0), middle.get("sm_activity"), int(row.key["clients"])
     told = [f"{plain_number(busy)} of {cores} cores busy"] if cores else []
     if sm is not None:
-        told.insert(0, f"SMs {percent(sm)} active (tensor cores {percent(middle.get('tensor_activity', 0.0))})")
+        tensor, occupancy = (percent(middle.get(name, 0.0)) for name in ("tensor_activity", "sm_occupancy"))
+        told.insert(0, f"SMs {percent(sm)} active, {occupancy} occupied, tensor cores {tensor}")
     if middle.get("memory_bandwidth_activity", 0.0) >= FULL_MEMORY:
         why = "the card's memory bandwidth is the limit"
     elif sm is not None and sm >= FULL_SM:
-        why = "the card is the limit: its SMs hold work nearly all the time, in kernels too small for its tensor cores"
-    elif "mps" not in str(row.key["mode"]) and clients > 1:
-        why = "the processes take turns on the card, one context at a time, and none of them fills it"
+        why = "the card's SMs hold work nearly all the time, in kernels too small to fill them"
     elif cores and busy >= FULL_CORES * cores:
         why = "the CPU is the limit: copies, Triton and the models' Python, and the load generator, share its cores"
+    elif "mps" not in str(row.key["mode"]) and clients > 1:
+        why = "the processes take turns on the card, one context at a time, and none of them fills it"
     else:
         each = plain_number(middle.get("p50_ms", 0.0))
-        why = (
-            f"neither is full: an answer takes {each} ms with {clients} clients: launches, copies and Python, in turns"
-        )
-    return f"{why} ({', '.join(told)})." if told else f"{why}."
+        why = f"neither card nor cores are full: an answer takes {each} ms, by way of Triton and the model's process"
+    return f"{why} ({'; '.join(told)})." if told else f"{why}."

@@ -27,6 +27,9 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
     chosen = parser.parse_args(arguments)
     if chosen.rounds < 1 or chosen.seconds <= 0 or min(chosen.clients) < 1 or max(chosen.clients) > max(CLIENTS):
         parser.error(f"--rounds and --seconds are above 0, --clients from 1 to {max(CLIENTS)}")
+    counts = (chosen.instances, chosen.jpeg_instances, chosen.fault_instances, chosen.jpeg_callers, chosen.generators)
+    if min(*counts, *chosen.processes, *chosen.batch) < 1 or not 1 <= chosen.threads <= 100 or chosen.settle < 0:
+        parser.error("--threads is from 1 to 100, --settle not below 0, and every number of instances, … is above 0")
     return chosen
 
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from loadtest.bench.gpu.laps import Row
+from loadtest.bench.gpu.laps import WHOLE, Lap, Row
 from loadtest.report.plots_canvas import canvas, log_latency, new_figure, slo_line, widen
 from loadtest.report.wording import plain_number
 
@@ -23,16 +23,14 @@ WAYS = {"engine": ("nvJPEG in the model's instance", "#0072B2"), "gateway": ("th
 PIXELS_PER_INCH = 110
 
 
-def write_plots(folder: Path, rows: Sequence[Row], slo_ms: float) -> list[str]:
-    """The names of the files that were written: of what the rows hold."""
+def write_plots(folder: Path, rows: Sequence[Row], laps: Sequence[Lap], slo_ms: float, threads: int) -> list[str]:
+    """The names of the files that were written: of what there is. threads: percent that a client of MPS may use."""
     with canvas():
         figures = {
-            "chart.png": chart_figure(
-                [row for row in rows if row.part == "chart" or row.key.get("mode") == "mps-whole"]
-            ),
+            "chart.png": chart_figure([row for row in rows if row.part == "chart" or _is_whole(row)], threads),
             "activity.png": activity_figure([row for row in rows if row.part == "chart"]),
             "served.png": served_figure([row for row in rows if row.part in ("raw", "served")]),
-            "jpeg.png": jpeg_figure([row for row in rows if row.part == "jpeg rate"], slo_ms),
+            "jpeg.png": jpeg_figure([lap for lap in laps if lap.part == "jpeg rate"], slo_ms),
         }
         written = []
         for name, figure in figures.items():
@@ -43,15 +41,16 @@ def write_plots(folder: Path, rows: Sequence[Row], slo_ms: float) -> list[str]:
     return written
 
 
-def chart_figure(rows: Sequence[Row]) -> Figure | None:
+def chart_figure(rows: Sequence[Row], threads: int) -> Figure | None:
     """Pictures a second over the number of clients, a line a mode; bars from the lowest round to the highest."""
     if not rows:
         return None
     figure, (axes,) = new_figure(1, 4.6)
-    for mode, (label, color, marker) in MODES.items():
+    for mode, (words, color, marker) in MODES.items():
         points = _of_mode(rows, mode)
         if not points:
             continue
+        label = f"{words}, {threads} % of the threads each" if mode == "mps" and threads else words
         rates = [row.figures["rate"] for row in points]
         middles = [rate.median for rate in rates]
         errors = [[r.median - r.low for r in rates], [r.high - r.median for r in rates]]
@@ -127,31 +126,40 @@ def served_figure(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def jpeg_figure(rows: Sequence[Row], slo_ms: float) -> Figure | None:
-    """p99 over the rate that was asked for, a line a way to decode. A rate whose p99 is endless is not drawn."""
-    shown = [row for row in rows if "p99_ms" in row.figures]
+def jpeg_figure(tries: Sequence[Lap], slo_ms: float) -> Figure | None:
+    """p99 over the rate that was asked for, a dot a try, filled where it kept within the SLO.
+
+    A try whose p99 is endless is not drawn.
+    """
+    shown = [lap for lap in tries if "p99_ms" in lap.figures]
     if not shown:
         return None
     figure, (axes,) = new_figure(1, 4.0)
     for way, (label, color) in WAYS.items():
-        points = sorted((row for row in shown if row.key["decoded_by"] == way), key=_asked)
-        rates = [_asked(row) for row in points]
-        axes.plot(rates, [row.figures["p99_ms"].median for row in points], color=color, marker="o", label=label)
-    latencies = [row.figures["p99_ms"].median for row in shown]
+        for is_held in (True, False):
+            dots = [lap for lap in shown if lap.key["decoded_by"] == way and _is_held(lap, slo_ms) is is_held]
+            rates, latencies = ([lap.figures[name] for lap in dots] for name in ("asked_per_s", "p99_ms"))
+            face, words = (color, f"{label}: kept") if is_held else ("none", "missed")
+            axes.scatter(rates, latencies, facecolors=face, edgecolors=color, label=words)
+    latencies = [lap.figures["p99_ms"] for lap in shown]
     axes.set_ylim(*widen(min(*latencies, slo_ms), max(*latencies, slo_ms)))
     axes.set_xlim(0)
     log_latency(axes)
     slo_line(axes, slo_ms)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
-    axes.set_xlabel("JPEGs/s asked for, Poisson")
+    axes.set_xlabel("JPEGs/s asked for, Poisson; a missed rate is tried twice")
     axes.set_ylabel("p99 from the moment due, ms")
     axes.set_title("JPEG over HTTP through the gateway")
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", fontsize=8)
     return figure
 
 
-def _asked(row: Row) -> float:
-    return row.figures["asked_per_s"].median
+def _is_held(lap: Lap, slo_ms: float) -> bool:
+    return lap.figures["p99_ms"] <= slo_ms and not lap.figures.get("failed")
+
+
+def _is_whole(row: Row) -> bool:
+    return row.key.get("mode") == WHOLE
 
 
 def _of_mode(rows: Sequence[Row], mode: str) -> list[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.chart import CALLERS_FACT, THREADS
-from loadtest.bench.gpu.laps import Row, faults_of, laps_of, ratios_of, rows_of
+from loadtest.bench.gpu.laps import Row, faults_of, group_of, laps_of, ratios_of, rows_of
 from loadtest.bench.gpu.limits import limit_in_words
 from loadtest.bench.gpu.plots import MODES, WAYS, write_plots
 from loadtest.bench.report import Spread, spread
@@ -20,6 +20,7 @@ from loadtest.committed import Committed, ResultsError, read_bench
 from loadtest.report.wording import percent, plain_number
 from loadtest.targets import read_targets
 
+NO_GPU = "**No GPU, no MPS: a trial of the bench.** "
 PART_OF_PLOT = {"chart.png": "chart", "activity.png": "chart", "served.png": "served", "jpeg.png": "jpeg"}
 
 
@@ -39,6 +40,11 @@ class Told:
         """Of the machine; 0 where that is not told."""
         found = re.search(r"(\d+) cores", self.conditions.get("machine", ""))
         return int(found[1]) if found else 0
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a card was measured."""
+        return not self.conditions.get("gpu versions", "").startswith("no driver")
 
     @property
     def slo_ms(self) -> float:
@@ -75,8 +81,9 @@ def _head(told: Told) -> str:
     lines = [
         "# One GPU, many processes: MPS, batching, JPEG, faults",
         "",
-        f"{conditions['machine']}. {conditions.get('at', '')}. {told.models}: the weights are random, the "
-        "arithmetic is ResNet-50's. The load generator ran on the same cores. Every figure is the median over the "
+        f"{conditions['machine']}. {conditions.get('at', '')}. {told.models}; `-random` in a name: the weights are, "
+        f"the arithmetic is the network's. {'' if told.has_gpu else NO_GPU}The load generator ran on the same cores. "
+        "Every figure is the median over the "
         "rounds, whose laps are interleaved in an order drawn anew (lowest to highest).",
         "",
         f"    {conditions['command']}",
@@ -127,11 +134,22 @@ def _chart(told: Told) -> str:
         for mode in modes
         if (mode, clients[-1]) in rows
     ]
-    said = "util is nvidia-smi's; SM, occupancy, tensor, memory: NVML's GPM over the lap; cores: busy of the machine's."
-    if threads := told.facts.get(THREADS):
-        callers = told.facts.get(CALLERS_FACT, 1)
-        said += f" MPS: a client may use {threads} % of the card's threads. Each client has {callers} caller(s)."
-    return "\n".join([text, said, "", "What limits the rest:", "", *limits, ""])
+    return "\n".join([text, _how(told), "", "What limits each mode at the most clients:", "", *limits, ""])
+
+
+def _how(told: Told) -> str:
+    said = (
+        "A bare Triton without the gateway, asked over HTTP with the image in system shared memory; "
+        f"{told.facts.get(CALLERS_FACT, 1)} caller(s) a client. util is nvidia-smi's; SM, occupancy, tensor, memory: "
+        "NVML's GPM over the lap; cores: busy of the machine's. **SM activity says that an SM holds work, not how "
+        "much**: occupancy and tensor activity stand beside it."
+    )
+    if (threads := told.facts.get(THREADS)) and told.has_gpu:
+        said += (
+            f" MPS: a client may use {threads} % of the card's threads, the instances of MPS + batching all; batching "
+            "is Triton's own, over a few instances of one model (`--instances`)."
+        )
+    return said
 
 
 def _whole(told: Told) -> str:
@@ -157,7 +175,12 @@ def _served(told: Told) -> str:
         for row in sorted(found, key=lambda row: (row.part, -row.figures["rate"].median))
     ]  # fmt: skip
     head = ("", "processes", "batch", "memory", "images/s", "SM", "tensor", "cores")
-    return _table("The program served, and the same program raw, under MPS", head, rows)
+    how = (
+        "A bare Triton, asked over HTTP; the tensors lie in CUDA's shared memory or in the system's, from where each "
+        "is copied twice. Raw: the same program, two batches in flight, nobody to be answered.\n"
+    )
+    text = _table("The program served, and the same program raw, under MPS", head, rows)
+    return text and f"{text}\n{how}"
 
 
 def _jpeg(told: Told) -> str:
@@ -173,7 +196,12 @@ def _jpeg(told: Told) -> str:
         *("decoded by", "rounds", "closed loop/s", f"held/s at p99 {told.slo_ms:g} ms", "p50 ms", "p99 ms"),
         *("gateway cores", "instances", "Triton", "generator", "machine", "SM"),
     )
-    return _table("JPEG over HTTP to the best classes", head, rows)
+    how = (
+        "Through `penstock up`: JPEG in, the five best classes out. Held: the highest rate that was kept, where each "
+        "was tried once more if it was missed; p50 and p99 are those at it.\n"
+    )
+    text = _table("JPEG over HTTP, answered by classes", head, rows)
+    return text and f"{text}\n{how}"
 
 
 def _faults(told: Told) -> str:
@@ -215,6 +243,11 @@ def _seconds(value: float | None) -> str:
 
 def _facts(told: Told) -> str:
     lines = [f"* {name}: {value}" for name, value in told.facts.items() if name != "failures"]
+    rounds: dict[str, int] = {}
+    for lap in told.laps:
+        rounds[group_of(lap.part)] = max(rounds.get(group_of(lap.part), 0), lap.round)
+    most = max(rounds.values(), default=0)
+    lines += [f"* **{part} was cut**: {count} of {most} rounds" for part, count in rounds.items() if count < most]
     failures = [f"* **not measured**: {' '.join(str(failure).split())}" for failure in told.facts.get("failures", [])]
     return "\n".join(["## How it went", "", *lines, *failures, ""])
 
@@ -248,7 +281,7 @@ def _share(row: Row, name: str) -> str:
 def write_report(path: Path) -> Iterator[Path]:
     """Writes beside the file; what was written. Raises OSError, ResultsError, for another file KeyError, ValueError."""
     told = Told(json.loads(path.read_text()))
-    plots = write_plots(path.parent, told.rows, told.slo_ms)
+    plots = write_plots(path.parent, told.rows, told.laps, told.slo_ms, int(told.facts.get(THREADS, 0)))
     judged = read_bench(path, read_targets())
     page = path.with_name("report.md")
     page.write_text(report_text(told, judged, plots))
@@ -263,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         print("\n".join(map(str, write_report(options.file))))
-    except (OSError, ResultsError, KeyError, ValueError) as error:
+    except (OSError, ResultsError, KeyError, TypeError, ValueError) as error:
         print(f"report: {options.file} is no file of the GPU bench: {error!r}", file=sys.stderr)
         return 1
     return 0

@@ -38,7 +38,7 @@ _KNOWN = (
     "image-decoder",
     "infer-dims",
 )
-_ALIKE = 0.9  # of two names' letters: a slip, not another word
+_ALIKE = 0.8  # of two names' letters: a slip, not another word
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
 
@@ -214,6 +214,6 @@ def _refuse_what_this_backend_has_not(config: Config) -> None:
 def _refuse_slips(config: Config) -> None:
     """Parameters of others' stand there too, so that only what is nearly one of ours is a mistake."""
     for key in config.get("parameters") or {}:
-        meant = get_close_matches(key, _KNOWN, 1, _ALIKE)
+        meant = get_close_matches(key.lower().replace("_", "-"), _KNOWN, 1, _ALIKE)
         if meant and key not in _KNOWN:
             raise LoadError(f"there is no parameter '{key}': did you mean {meant[0]}?")

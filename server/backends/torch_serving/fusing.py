@@ -78,11 +78,6 @@ def _fold(module: Any, convolution: Any, node: Any) -> None:
             user.replace_all_uses_with(convolution)
 
 
-def has_convolution(module: Any) -> bool:
-    """Whether there is one in the program."""
-    return any(node.op == "call_function" and node.target in _CONVOLUTIONS for node in module.graph.nodes)
-
-
 def copied(module: Any) -> Any:
     """A copy of the graph over the same weights."""
     with warnings.catch_warnings():

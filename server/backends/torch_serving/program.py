@@ -25,11 +25,15 @@ Program = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program, how it was fused ("off", "fold" or "cudnn"), and what its user should know of that, if anything."""
+    """A program, how it was fused ("off", "fold" or "cudnn"), and what its user should know of that, if anything.
+
+    trial: how many SMs it has and whether its answers were held to the CPU's; empty on a CPU.
+    """
 
     program: Program
     fused: str
     note: str = ""
+    trial: str = ""
 
 
 def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
@@ -42,15 +46,15 @@ def load_program(path: Path, spec: EngineSpec, device: Any) -> Loaded:
     if device.type != "cuda":
         return Loaded(_Called(_prepared(module, spec, device), len(spec.outputs)), "fold" if spec.is_fused else "off")
     sms = own_and_all(device)
-    truth = _truth(module, spec) if sms[0] < sms[1] and spec.checks_answers else None
+    truth, trial = _truth(module, spec, sms)
     module = _prepared(module, spec, device)
     if truth is not None:
-        check_right(module, spec, device, truth, sms)
+        trial = _tried(module, spec, device, truth, sms)
     if not spec.is_fused:
-        return Loaded(_Called(module, len(spec.outputs)), "off")
+        return Loaded(_Called(module, len(spec.outputs)), "off", trial=trial)
     compared = fused_where_right(module, spec, device)
     program = _Called(compared.module, len(spec.outputs))
-    return Loaded(program, "cudnn" if compared.is_fused else "fold", compared.note)
+    return Loaded(program, "cudnn" if compared.is_fused else "fold", compared.note, trial)
 
 
 def prepared_module(path: Path, spec: EngineSpec, device: Any) -> Any:
@@ -67,16 +71,38 @@ def _read(path: Path, spec: EngineSpec) -> Any:
     return module
 
 
-def _truth(module: Any, spec: EngineSpec) -> Truth | None:
-    """Where the CPU can run it; on few of its cores, for many instances load at once."""
+def _truth(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[Truth | None, str]:
+    """What a limited process's answers are held to, or why nothing. On few cores: many instances load at once.
+
+    sms: those of this process, those of the card, 0 where nobody tells.
+    """
+    if sms[0] == sms[1]:
+        return None, f"all {sms[0]} SMs"
+    if not spec.checks_answers or not all(one.is_fixed for one in spec.inputs):
+        return None, _untried(sms, "check-answers is 0" if not spec.checks_answers else "an input has free dimensions")
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, _THREADS_OF_A_TRIAL))
     try:
-        return truth_of(placed(module, torch.float32, torch.device("cpu")), spec)
-    except (RuntimeError, NotImplementedError):
-        return None
+        return truth_of(placed(module, torch.float32, torch.device("cpu")), spec), ""
+    except Exception as error:  # noqa: BLE001  whatever the CPU cannot do of a program that is made for a GPU
+        return None, _untried(sms, f"the CPU does not run it: {_first_line(error)}")
     finally:
         torch.set_num_threads(threads)
+
+
+def _tried(module: Any, spec: EngineSpec, device: Any, truth: Truth, sms: tuple[int, int]) -> str:
+    """Raises LoadError where the answers differ."""
+    try:
+        is_judged = check_right(module, spec, device, truth, sms)
+    except LoadError:
+        raise
+    except Exception as error:  # noqa: BLE001  it is served as it would be without a trial
+        return _untried(sms, _first_line(error))
+    return f"{sms[0]} of {sms[1] or 'unknown'} SMs, answers as on the CPU" if is_judged else _untried(sms, "no floats")
+
+
+def _untried(sms: tuple[int, int], why: str) -> str:
+    return f"{sms[0]} of {sms[1] or 'unknown'} SMs, answers not tried: {why}"
 
 
 def _prepared(module: Any, spec: EngineSpec, device: Any) -> Any:

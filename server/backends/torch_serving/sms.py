@@ -10,12 +10,11 @@ _CORES_OF_OTHERS = 128
 
 
 def own_and_all(device: Any) -> tuple[int, int]:
-    """(those of this process, those of the card); the first twice where NVML does not tell."""
+    """(those of this process, those of the card); 0 for the second where NVML does not tell, as of a slice by MIG."""
     properties = torch.cuda.get_device_properties(device)
-    own = int(properties.multi_processor_count)
     cores = _cores(f"GPU-{properties.uuid}")
     per_sm = _CORES_OF_AN_SM.get((properties.major, properties.minor), _CORES_OF_OTHERS)
-    return own, max(own, cores // per_sm)
+    return int(properties.multi_processor_count), cores // per_sm
 
 
 def _cores(uuid: str) -> int:

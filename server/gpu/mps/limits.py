@@ -15,7 +15,8 @@ from server.gpu.nvml import Card, Reading
 
 VOLTA = (7, 0)
 AUTO: Final = "auto"
-_SHARES = (50, 25, 12)
+_SHARES = (50.0, 25.0, 12.0)  # percent
+_OF_ALL = 200.0  # percent, that all clients' shares come to
 ENGINES_OWN = 1  # Triton itself may hold a context besides those of its models' processes
 _MEMORY = re.compile(r"([0-9]+=)?[1-9][0-9]*[MG]?")
 
@@ -78,16 +79,17 @@ def read_percentage(said: object) -> float | Literal["auto"]:
 def usual_percentage(wanted: Iterable[ModelClients], card_count: int) -> float:
     """NVIDIA's rule for n equal clients, 100 / (n / 2) percent of the threads, of the card that has most; 0 for none.
 
-    Fewer threads each let small batches run beside one another rather than one after the other. Down to a half, a
-    quarter or an eighth: with other numbers of an H200's SMs cuDNN was met to answer wrong, but for few (8 to 16).
+    Fewer threads each let small batches run beside one another rather than one after the other. Down to 50, 25 or 12
+    percent, and never less: with other numbers of an H200's SMs cuDNN was met to answer wrong (torch_serving/trial.py).
     """
     models = tuple(wanted)
     most = max(
         (sum(row.count for row in models if not row.cards or place in row.cards) for place in range(card_count)),
         default=0,
     )
-    share = round(200.0 / most, 1) if most > 2 else 0.0
-    return next((float(step) for step in _SHARES if step <= share), share)
+    if most <= 2:
+        return 0.0
+    return next((step for step in _SHARES if step * most <= _OF_ALL), _SHARES[-1])
 
 
 def mistake_in_memory(text: str) -> str:
