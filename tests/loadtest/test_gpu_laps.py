@@ -9,6 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from loadtest.bench.gpu.__main__ import _driver, main
+from loadtest.bench.gpu.chart import ChartPlan, whole_plan
 from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
 from loadtest.bench.gpu.faults import outcome_of
 from loadtest.bench.gpu.folders import Variant, write_variant
@@ -64,6 +65,46 @@ def test_ratios_are_of_laps_of_the_same_round(tmp_path: Path) -> None:
     assert found["mps_ratio_8"] == [3.0, 3.0]
     assert found["mps_ratio"] == [3.0, 3.0]
     assert found["batching_over_mps"] == []
+
+
+def test_batching_is_held_against_mps_without_a_limit_at_the_most_clients_of_both(tmp_path: Path) -> None:
+    """That is another part of the run: which the words say."""
+    ledger = Ledger(tmp_path / "gpu.json", {}, "net")
+    for clients, rate in ((8, 1000.0), (16, 3000.0), (47, 9000.0)):
+        ledger.add("chart", 1, {"mode": "batching", "clients": clients}, {"rate": rate})
+        ledger.add("chart", 1, {"mode": "mps+batching", "clients": clients}, {"rate": rate / 3})
+    for clients in (8, 16):
+        ledger.add("whole", 1, {"mode": "mps-whole", "clients": clients}, {"rate": 500.0})
+    found = {ratio.measure: ratio for ratio in ratios_of(ledger.laps)}
+    assert found["batching_over_whole_mps"].values == [6.0]
+    assert found["mps_batching_over_whole_mps"].values == [2.0]
+    assert found["batching_over_whole_mps"].of.endswith("at 16 clients, measured after it")
+
+
+@pytest.mark.parametrize(
+    ("clients", "points"),
+    [
+        ((1, 8, 16, 47), [("none", 8), ("none", 16), ("mps-whole", 8), ("mps-whole", 16), ("mps-whole", 47)]),
+        ((4,), [("none", 4), ("mps-whole", 4)]),
+        ((2, 20), [("none", 20), ("mps-whole", 20)]),
+    ],
+)
+def test_mps_without_a_limit_is_measured_at_the_most_clients_too(
+    clients: tuple[int, ...], points: list[tuple[str, int]]
+) -> None:
+    """Beside it stand the clients that targets speak of without MPS, and no more: they are not started."""
+    assert whole_plan(ChartPlan(clients, 4, 12)).points == points
+
+
+def test_part_that_was_cut_is_told(tmp_path: Path) -> None:
+    """Fewer rounds than the others."""
+    ledger = made_up(tmp_path / "gpu.json")
+    ledger.laps = [lap for lap in ledger.laps if (lap.part, lap.round) not in (("jpeg", 3), ("jpeg rate", 3))]
+    ledger.save()
+    assert report([str(tmp_path / "gpu.json")]) == 0
+    page = (tmp_path / "report.md").read_text()
+    assert "* **jpeg was cut**: 2 of 3 rounds" in page
+    assert page.count("was cut") == 1
 
 
 def test_rows_have_what_every_lap_of_theirs_has() -> None:
@@ -229,7 +270,8 @@ def test_limit_is_told_from_what_was_read(figures: dict[str, float], mode: str, 
 
 def test_client_of_the_chart_is_one_instance_without_batches(model: Path, tmp_path: Path) -> None:
     """Its own process and context, whatever the model that it is a copy of says."""
-    config = variant(model, tmp_path, Variant("client-00"))
+    config = variant(model, tmp_path, Variant("client-00", in_flight=2))
+    assert config.parameters["batches-in-flight"].string_value == "2"
     assert (config.name, config.max_batch_size, config.HasField("dynamic_batching")) == ("client-00", 1, False)
     assert config.instance_group[0].count == 1
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
