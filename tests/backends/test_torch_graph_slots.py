@@ -99,7 +99,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> runners.GraphRunner:
         "parameters": {"precision": {"string_value": "fp32"}},
     }
     pinned = PinnedRegions(lambda *_: True, lambda *_: None, read=lambda: [])
-    made.append(runners.GraphRunner(program, engine_spec(told, is_gpu=True), CPU, pinned=pinned, slots=2))  # type: ignore[arg-type]
+    spec = engine_spec(told, is_gpu=True)
+    made.append(runners.GraphRunner(program, spec, CPU, pinned=pinned, slots=2, is_lent=True))  # type: ignore[arg-type]
     return made[0]
 
 
@@ -131,4 +132,12 @@ def test_device_memory_is_read_before_begin_returns(runner: runners.GraphRunner)
     assert PlayedEvent.waits == 0
     pending = runner.begin([[rows(4.0).as_subclass(OnDevice), rows(5.0)]], 2)
     assert PlayedEvent.waits == 1
+    assert pending.outputs()[0][:, 0].tolist() == [8.0, 10.0]
+
+
+def test_device_memory_that_stays_is_not_waited_for(runner: runners.GraphRunner) -> None:
+    """The raw program's own, and what lies there until execute returns: it is cast from where it lies."""
+    runner._is_lent = False
+    pending = runner.begin([[rows(4.0).as_subclass(OnDevice), rows(5.0).as_subclass(OnDevice)]], 2)
+    assert PlayedEvent.waits == 0
     assert pending.outputs()[0][:, 0].tolist() == [8.0, 10.0]

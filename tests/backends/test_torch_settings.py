@@ -92,7 +92,13 @@ def test_bucket_for_more_than_the_largest_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slip", "meant"), [("precison", "precision"), ("batch_buckets", "batch-buckets"), ("cuda-graph", "cuda-graphs")]
+    ("slip", "meant"),
+    [
+        ("precison", "precision"),
+        ("Batches_In_Flight", "batches-in-flight"),
+        ("batch_buckets", "batch-buckets"),
+        ("cuda-graph", "cuda-graphs"),
+    ],
 )
 def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) -> None:
     """It would be ignored, and nobody would know; parameters of others' are left alone."""

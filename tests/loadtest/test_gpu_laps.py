@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from loadtest.bench.gpu.__main__ import _driver, main
-from loadtest.bench.gpu.chart import ChartPlan, whole_plan
+from loadtest.bench.gpu.chart import MODES, ChartPlan, whole_plan
 from loadtest.bench.gpu.closed import Ask, CallersLap, Lane
 from loadtest.bench.gpu.faults import outcome_of
 from loadtest.bench.gpu.folders import Variant, write_variant
@@ -93,7 +93,7 @@ def test_mps_without_a_limit_is_measured_at_the_most_clients_too(
     clients: tuple[int, ...], points: list[tuple[str, int]]
 ) -> None:
     """Beside it stand the clients that targets speak of without MPS, and no more: they are not started."""
-    assert whole_plan(ChartPlan(clients, 4, 12)).points == points
+    assert whole_plan(ChartPlan(dict.fromkeys(MODES, clients), 4, 12)).points == points
 
 
 def test_part_that_was_cut_is_told(tmp_path: Path) -> None:

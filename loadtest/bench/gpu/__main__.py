@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.bench.gpu.chart import ChartPlan, measure_chart, whole_plan
+from loadtest.bench.gpu.chart import MODES, ChartPlan, measure_chart, whole_plan
 from loadtest.bench.gpu.exports import Export, export_all
 from loadtest.bench.gpu.faults import FaultPlan, measure_faults
 from loadtest.bench.gpu.folders import Variant, write_variant
@@ -79,7 +79,7 @@ def _parts(options: argparse.Namespace, bench: Bench) -> dict[str, Callable[[], 
         wanted = [*([own] if needs_own else []), *(pictures.values() if "jpeg" in options.only else ())]
         bench.tell("models are exported", lambda: export_all(wanted, plan.torch_python))
     found: dict[str, Callable[[], None]] = {}
-    chart = ChartPlan(tuple(options.clients), options.instances, options.threads)
+    chart = ChartPlan(dict.fromkeys(MODES, options.clients), options.instances, options.threads)
     if "chart" in options.only:
         found["chart"] = lambda: measure_chart(bench, chart, source)
     if "whole" in options.only:

@@ -14,6 +14,7 @@ The part "whole" is without that limit, beside 8 and 16 clients without MPS.
 
 import random
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +30,10 @@ from loadtest.bench.gpu.tritons import BenchTriton
 
 BATCHED = "batched"
 MODES = ("none", "mps", "batching", "mps+batching")
-WHOLE_MODES = ("none", "mps-whole")
 PLACES = {"none": "plain", "mps": "mps", "mps-whole": "mps-whole", "batching": "plain", "mps+batching": "mps-batched"}
 BATCH_LIMIT = 32  # at most 94 callers, shared by some instances
 CALLERS = 2  # of each client
-CALLERS_FACT = "chart, callers of each client"
+CALLERS_FACT = "callers of each client"
 THREADS = "chart, percent of the card's threads for a client of MPS"
 WHOLE_CLIENTS = (8, 16)  # that targets speak of
 IN_FLIGHT = 2  # images of a client
@@ -41,34 +41,32 @@ IN_FLIGHT = 2  # images of a client
 
 @dataclass(frozen=True, slots=True)
 class ChartPlan:
-    """clients: how many, a point each. instances: of the batched model. modes: which of PLACES.
+    """clients: of each mode how many, a point each. instances: of the batched model.
 
     threads: percent of the card's that a one-image client under MPS may use. part: what its laps are of.
     """
 
-    clients: tuple[int, ...]
+    clients: Mapping[str, Sequence[int]]
     instances: int
     threads: int
-    modes: tuple[str, ...] = MODES
     part: str = "chart"
 
     @property
     def points(self) -> list[tuple[str, int]]:
         """Every mode with every number of clients that it has."""
-        return [(mode, count) for mode in self.modes for count in self.clients if count <= self.most(mode)]
+        return [(mode, count) for mode, counts in self.clients.items() for count in counts]
 
-    def most(self, mode: str) -> int:
-        """Clients that a mode is measured with: whole's none only beside what is compared with it."""
-        if self.part == "whole" and mode == "none":
-            return max((count for count in self.clients if count in WHOLE_CLIENTS), default=self.clients[0])
-        return max(self.clients)
+    @property
+    def most(self) -> int:
+        """Clients of any mode."""
+        return max(count for _, count in self.points)
 
 
 def whole_plan(chart: ChartPlan) -> ChartPlan:
-    """What MPS does by itself, without the limit of threads."""
-    most = max(chart.clients)
-    clients = tuple(count for count in chart.clients if count in WHOLE_CLIENTS or count == most)
-    return replace(chart, clients=clients, modes=WHOLE_MODES, part="whole")
+    """What MPS does by itself, without the limit of threads; without MPS only what targets speak of."""
+    spoken_of = [count for count in chart.clients["none"] if count in WHOLE_CLIENTS]
+    clients = {"none": spoken_of or [chart.most], "mps-whole": sorted({*spoken_of, chart.most})}
+    return replace(chart, clients=clients, part="whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +80,9 @@ class _Place:
 def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
     """Every point in every round, in an order drawn anew. source: the model's folder. Raises BadAnswer, OSError."""
     face = face_of(read_config(source))
-    if "mps" in chart.modes:
+    if "mps" in chart.clients:
         bench.ledger.facts[THREADS] = chart.threads
-    bench.ledger.facts[f"{chart.part}, callers of each client"] = CALLERS
+    bench.ledger.facts[f"{chart.part}, {CALLERS_FACT}"] = CALLERS
     with ExitStack() as stack:
         places = _start(bench, chart, source, face, stack)
         points = chart.points
@@ -95,7 +93,7 @@ def measure_chart(bench: Bench, chart: ChartPlan, source: Path) -> None:
                 figures, span = callers_stretch(bench, place.lanes[: CALLERS * count], place.triton.meter())
                 bench.add(chart.part, number, {"mode": mode, "clients": count}, figures, span)
             bench.save()
-        _ask_perf_analyzer(bench, places, max(chart.clients))
+        _ask_perf_analyzer(bench, places, chart.most)
 
 
 def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], clients: int) -> None:
@@ -107,30 +105,25 @@ def _ask_perf_analyzer(bench: Bench, places: dict[str, "_Place"], clients: int) 
 
 
 def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: ExitStack) -> dict[str, _Place]:
-    plan, most = bench.plan, max(chart.clients)
+    plan, most = bench.plan, chart.most
     names = [f"client-{number:02d}" for number in range(most)]
-    alone = names[: chart.most("none")] if "none" in chart.modes else []
-    wanted = {
-        "plain": alone + ([BATCHED] if "batching" in chart.modes else []),
-        "mps": names if "mps" in chart.modes else [],
-        "mps-whole": names if "mps-whole" in chart.modes else [],
-        "mps-batched": [BATCHED] if "mps+batching" in chart.modes else [],
-    }
+    wanted: dict[str, list[str]] = {}
+    for mode, counts in chart.clients.items():
+        wanted.setdefault(PLACES[mode], []).extend([BATCHED] if _is_batched(mode) else names[: max(counts)])
     began_s = time.monotonic()
     tritons: dict[str, tuple[BenchTriton, MpsDaemon | None]] = {}
     for place, models in wanted.items():
-        if models:
-            repository = plan.work / f"{chart.part}-{place}-models"
-            for model in models:
-                write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
-            daemon = None
-            if place != "plain" and plan.is_gpu:
-                threads = chart.threads if place == "mps" else 100
-                daemon = stack.enter_context(MpsDaemon(plan.work / f"{chart.part}-{place}-pipes", threads))
-            triton = BenchTriton(
-                plan.runtime, repository, plan.work / f"{chart.part}-{place}", daemon.environ if daemon else None
-            )
-            tritons[place] = (stack.enter_context(triton), daemon)
+        repository = plan.work / f"{chart.part}-{place}-models"
+        for model in models:
+            write_variant(source, repository, _variant(model, chart), is_gpu=plan.is_gpu)
+        daemon = None
+        if place != "plain" and plan.is_gpu:
+            threads = chart.threads if place == "mps" else 100
+            daemon = stack.enter_context(MpsDaemon(plan.work / f"{chart.part}-{place}-pipes", threads))
+        triton = BenchTriton(
+            plan.runtime, repository, plan.work / f"{chart.part}-{place}", daemon.environ if daemon else None
+        )
+        tritons[place] = (stack.enter_context(triton), daemon)
     regions = stack.enter_context(SystemRegions(face, CALLERS * most, 1))
     for place, (triton, daemon) in tritons.items():
         triton.wait(wanted[place], began_s + plan.load_s)
@@ -142,17 +135,19 @@ def _start(bench: Bench, chart: ChartPlan, source: Path, face: Face, stack: Exit
     own = [tensor_request(name, face, region, 1) for name, region in zip(of_callers, regions.regions, strict=True)]
     shared = [tensor_request(BATCHED, face, region, 1) for region in regions.regions]
     places = {}
-    for mode in chart.modes:
+    for mode, counts in chart.clients.items():
         triton = tritons[PLACES[mode]][0]
-        is_own = not mode.endswith("batching")
         lanes = tuple(
-            Lane(name if is_own else BATCHED, triton.port, request)
-            for name, request in zip(of_callers, own if is_own else shared, strict=True)
-        )
-        lanes = lanes[: CALLERS * chart.most(mode)]
+            Lane(BATCHED if _is_batched(mode) else name, triton.port, request)
+            for name, request in zip(of_callers, shared if _is_batched(mode) else own, strict=True)
+        )[: CALLERS * max(counts)]
         places[mode] = _Place(triton, lanes)
         check_answers(lanes, regions)
     return places
+
+
+def _is_batched(mode: str) -> bool:
+    return mode.endswith("batching")
 
 
 def _variant(model: str, chart: ChartPlan) -> Variant:

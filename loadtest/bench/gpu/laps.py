@@ -12,7 +12,6 @@ from loadtest.bench.wire import BadAnswer
 
 Key = Mapping[str, str | int]
 RAW_AND_SERVED, FAULTS = "raw and served", "faults"
-BATCHING, WHOLE = "batching", "mps-whole"  # modes
 _GROUPS = {"raw": RAW_AND_SERVED, "served": RAW_AND_SERVED, "jpeg rate": "jpeg"}
 SAME = ("machine", "gpu versions", "slo_p99_ms")  # conditions that two runs in one file have in common
 
@@ -209,19 +208,20 @@ def _chart_ratios(chart: Sequence[Lap]) -> list[Ratio]:
 def _over_whole(laps: Sequence[Lap]) -> list[Ratio]:
     """Batching by MPS as it is without a limit of threads: at the most clients that both have."""
     found = [lap for lap in laps if lap.part in ("chart", "whole")]
-    counts = [{int(lap.key["clients"]) for lap in found if lap.key["mode"] == mode} for mode in (BATCHING, WHOLE)]
-    both = counts[0] & counts[1]
-    if not both:
+    batching, alone = (
+        {int(lap.key["clients"]) for lap in found if lap.key["mode"] == mode} for mode in ("batching", "mps-whole")
+    )
+    if not batching & alone:
         return []
-    most = max(both)
-    alone = f"MPS alone without a limit of threads at {most} clients, measured after it"
+    most = max(batching & alone)
+    words = f"by MPS alone without a limit of threads at {most} clients, measured after it"
     return [
-        Ratio(f"{name}_over_whole_mps", f"{words} by {alone}", _by_round(found, (mode, most), (WHOLE, most)),
-              found[0].model)
-        for name, mode, words in (
-            ("batching", BATCHING, "batching without MPS"), ("mps_batching", f"mps+{BATCHING}", "batching with MPS"),
+        Ratio(measure, f"{batched} {words}", _by_round(found, (mode, most), ("mps-whole", most)), found[0].model)
+        for measure, mode, batched in (
+            ("batching_over_whole_mps", "batching", "batching without MPS"),
+            ("mps_batching_over_whole_mps", "mps+batching", "batching with MPS"),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _raw_share(laps: Sequence[Lap]) -> list[Ratio]:

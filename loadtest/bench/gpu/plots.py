@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from loadtest.bench.gpu.laps import WHOLE, Lap, Row
+from loadtest.bench.gpu.laps import Lap, Row
 from loadtest.report.plots_canvas import canvas, log_latency, new_figure, slo_line, widen
 from loadtest.report.wording import plain_number
 
@@ -159,7 +159,7 @@ def _is_held(lap: Lap, slo_ms: float) -> bool:
 
 
 def _is_whole(row: Row) -> bool:
-    return row.key.get("mode") == WHOLE
+    return row.key.get("mode") == "mps-whole"
 
 
 def _of_mode(rows: Sequence[Row], mode: str) -> list[Row]:

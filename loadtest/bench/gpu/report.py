@@ -138,9 +138,10 @@ def _chart(told: Told) -> str:
 
 
 def _how(told: Told) -> str:
+    callers = told.facts.get(f"chart, {CALLERS_FACT}", 1)
     said = (
         "A bare Triton without the gateway, asked over HTTP with the image in system shared memory; "
-        f"{told.facts.get(CALLERS_FACT, 1)} caller(s) a client. util is nvidia-smi's; SM, occupancy, tensor, memory: "
+        f"{callers} caller(s) a client. util is nvidia-smi's; SM, occupancy, tensor, memory: "
         "NVML's GPM over the lap; cores: busy of the machine's. **SM activity says that an SM holds work, not how "
         "much**: occupancy and tensor activity stand beside it."
     )

@@ -46,11 +46,11 @@ def fused_where_right(module: Any, spec: EngineSpec, device: Any) -> Compared:
 
 
 def _wrong(expected: Any, answer: Any) -> str:
-    """Of one output; empty where it is right. Counts and indices are not judged: of equal scores any is as good."""
+    """Of one output; empty where it is right."""
     off = most_off(expected, answer)
     if off is None:
         return "" if expected.shape == answer.shape else "they answer another shape"
-    if math.isnan(off):
+    if math.isnan(off) or bool(expected.isnan().any()):
         return "NaN is in an answer"
     return f"they answer {off:.1%} otherwise" if off > MOST_DIFFERENCE else ""
 

@@ -54,7 +54,8 @@ def open_instance(folder: Path, spec: EngineSpec, placement: Placement) -> Opene
     loaded = load_program(folder / spec.file_name, spec, device)
     runner: Runner
     if spec.has_cuda_graphs:
-        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=spec.batches_in_flight)
+        slots = spec.batches_in_flight  # with two, execute returns before the run is over
+        runner = GraphRunner(loaded.program, spec, device, pinned=pinned_regions(), slots=slots, is_lent=slots > 1)
     else:
         runner = EagerRunner(loaded.program, spec, device)
     instance, facts = Instance(spec, runner, _reader(spec, device)), _facts(spec, device, loaded)

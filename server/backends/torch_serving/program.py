@@ -78,8 +78,10 @@ def _truth(module: Any, spec: EngineSpec, sms: tuple[int, int]) -> tuple[Truth |
     """
     if sms[0] == sms[1]:
         return None, f"all {sms[0]} SMs"
-    if not spec.checks_answers or not all(one.is_fixed for one in spec.inputs):
-        return None, _untried(sms, "check-answers is 0" if not spec.checks_answers else "an input has free dimensions")
+    if not spec.checks_answers:
+        return None, _untried(sms, "check-answers is 0")
+    if not all(one.is_fixed for one in spec.inputs):
+        return None, _untried(sms, "an input has free dimensions")
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, _THREADS_OF_A_TRIAL))
     try:
@@ -98,11 +100,15 @@ def _tried(module: Any, spec: EngineSpec, device: Any, truth: Truth, sms: tuple[
         raise
     except Exception as error:  # noqa: BLE001  it is served as it would be without a trial
         return _untried(sms, _first_line(error))
-    return f"{sms[0]} of {sms[1] or 'unknown'} SMs, answers as on the CPU" if is_judged else _untried(sms, "no floats")
+    return f"{_of_all(sms)}, answers as on the CPU" if is_judged else _untried(sms, "no floats")
 
 
 def _untried(sms: tuple[int, int], why: str) -> str:
-    return f"{sms[0]} of {sms[1] or 'unknown'} SMs, answers not tried: {why}"
+    return f"{_of_all(sms)}, answers not tried: {why}"
+
+
+def _of_all(sms: tuple[int, int]) -> str:
+    return f"{sms[0]} of {sms[1] or 'unknown'} SMs"
 
 
 def _prepared(module: Any, spec: EngineSpec, device: Any) -> Any:

@@ -77,12 +77,25 @@ class GraphRunner:
     page-locked memory. With two slots, one batch's copies overlap with the run of the one before.
     """
 
-    def __init__(self, program: Program, spec: EngineSpec, device: Any, *, pinned: PinnedRegions, slots: int) -> None:
-        """Captures every bucket. Raises LoadError for a program that does not answer as configured."""
+    def __init__(
+        self,
+        program: Program,
+        spec: EngineSpec,
+        device: Any,
+        *,
+        pinned: PinnedRegions,
+        slots: int,
+        is_lent: bool = False,
+    ) -> None:
+        """Captures every bucket. Raises LoadError for a program that does not answer as configured.
+
+        is_lent: device memory that `begin` is given is its owner's again when that returns.
+        """
         self._program = program
         self._spec = spec
         self._device = device
         self._pinned = pinned
+        self._is_lent = is_lent
         self._stream = torch.cuda.Stream(device)
         self._copies = torch.cuda.Stream(device) if slots > 1 else self._stream
         with torch.inference_mode():
@@ -110,25 +123,25 @@ class GraphRunner:
         return tensor[:rows] if self._spec.max_batch_size else tensor
 
     def _fill(self, slot: "_Slot", number: int, parts: Sequence[Any], rows: int) -> None:
-        """By way of the staging buffer, with one cast for all; device memory without it where there is one slot only.
+        """Host memory by way of the staging buffer, with one cast for all; device memory by a cast each.
 
-        With two, who asked may have device memory back before the run is over: it is read before this returns.
+        Lent device memory goes by the staging buffer, too, and is read before this returns.
         """
         target = self._inputs[number]
         has_device_memory = any(part.is_cuda for part in parts)
+        if has_device_memory and not self._is_lent:
+            self._stage(target, parts)
+            return
         staged = slot.staging[number]
-        if self._copies is not self._stream:
+        if self._copies is self._stream:
+            self._stage(staged, parts)
+        else:
             with torch.cuda.stream(self._copies):
                 self._stage(staged, parts)
                 slot.copied.record(self._copies)
             self._stream.wait_event(slot.copied)
             if has_device_memory:
                 slot.copied.synchronize()
-        elif has_device_memory:
-            self._stage(target, parts)
-            return
-        else:
-            self._stage(staged, parts)
         self._rows(target, rows).copy_(self._rows(staged, rows))
 
     def _stage(self, target: Any, parts: Sequence[Any]) -> None:
