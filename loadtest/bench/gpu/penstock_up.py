@@ -21,6 +21,7 @@ from server.gpu.mps import PIPE_DIRECTORY
 STOP_S = 30.0
 STUB, TRITON = "triton_python_backend_stub", "tritonserver"
 _READY = re.compile(r"ready: REST (\S+)  gRPC (\S+)  metrics (\S+)")
+_REFUSED = re.compile(r"^cannot serve .+$", re.MULTILINE)
 _LOG_LINES = 15
 
 
@@ -56,10 +57,15 @@ class PenstockUp:
         return self
 
     def wait(self, until_s: float) -> None:
-        """Until it says that it is ready, or that moment of the clock. Raises BadAnswer with the log's end."""
+        """Until it says that it is ready, or that moment of the clock.
+
+        Raises BadAnswer with the log's end, or with the model that cannot be served and why.
+        """
         while True:
             text = (self._home / "up.log").read_text(errors="replace")
             if found := _READY.search(text):
+                if refused := _REFUSED.search(text):
+                    raise BadAnswer(f"penstock up {refused[0]}")
                 self.port = urlsplit(found[1]).port or 0
                 return
             if self.process.poll() is not None or time.monotonic() > until_s:
