@@ -115,7 +115,7 @@ def answering(stack: RunningStack, pages: str, tmp_path_factory: pytest.TempPath
     ) as server:
         server.wait_for('up{job="penstock"} == 1')
         _ask(stack)
-        server.wait_for('penstock_batch_size_count{model="street"} >= 1')
+        server.wait_for('penstock_postprocess_seconds_count{model="street"} >= 1')  # the last of a picture's figures
         _ask(stack)
         server.wait_for('penstock:batch_size:mean_5m{model="street"} > 0 and on () penstock:errors:ratio_rate5m >= 0')
         server.wait_for("penstock:gpu_sm_active:ratio")
