@@ -1,4 +1,4 @@
-"""The GPU bench's `penstock up`: what it says of itself is believed, also that a model cannot be served."""
+"""The GPU bench's `penstock up`: what the stack says of itself is understood, also that a model cannot be served."""
 
 import time
 from pathlib import Path
@@ -7,8 +7,10 @@ import pytest
 
 from loadtest.bench.gpu.penstock_up import PenstockUp
 from loadtest.bench.wire import BadAnswer
+from server.commands.up import announce
+from server.stack import Announcement
 
-READY = "ready: REST http://127.0.0.1:8017  gRPC 127.0.0.1:8001  metrics http://127.0.0.1:8002/metrics\n"
+Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -17,15 +19,27 @@ def up(tmp_path: Path) -> PenstockUp:
     return PenstockUp(tmp_path, ["resnet"], environment=tmp_path)
 
 
-def test_stack_that_is_ready_says_its_port(up: PenstockUp, tmp_path: Path) -> None:
+def say(log: Path, capsys: Capsys, unavailable: dict[str, str]) -> None:
+    """The stack's own words, behind a line of its log."""
+    served = tuple({"resnet"} - unavailable.keys())
+    told = Announcement(
+        "triton 2.51.0", "http://127.0.0.1:8017", "127.0.0.1:1", "http://a:2/metrics", served, unavailable
+    )
+    announce(told)
+    log.write_text("2026-11-23T09:32:05Z info    engine: engine is ready\n" + capsys.readouterr().out)
+
+
+def test_stack_that_is_ready_says_its_port(up: PenstockUp, tmp_path: Path, capsys: Capsys) -> None:
     """It is waited for until the line is there."""
-    (tmp_path / "up.log").write_text(READY)
+    say(tmp_path / "up.log", capsys, {})
     up.wait(time.monotonic() + 1.0)
     assert up.port == 8017
 
 
-def test_stack_that_is_ready_without_the_model_is_no_stack_to_measure(up: PenstockUp, tmp_path: Path) -> None:
+def test_stack_that_is_ready_without_the_model_is_no_stack_to_measure(
+    up: PenstockUp, tmp_path: Path, capsys: Capsys
+) -> None:
     """Its own reason ends the part, instead of a 404 after twenty seconds of asking."""
-    (tmp_path / "up.log").write_text("cannot serve resnet: it needs numpy 1.26\nengine: triton 2.51.0\n" + READY)
+    say(tmp_path / "up.log", capsys, {"resnet": "model 'resnet' cannot be loaded: it needs numpy 1.26"})
     with pytest.raises(BadAnswer, match=r"^penstock up cannot serve resnet: it needs numpy 1\.26$"):
         up.wait(time.monotonic() + 1.0)

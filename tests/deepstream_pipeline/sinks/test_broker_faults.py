@@ -103,25 +103,22 @@ def test_sink_with_its_broker_there_delivers_everything_in_order(scene: Scene) -
 def test_sink_whose_broker_is_stopped_under_load_stays_quick_and_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1,000 writes to a broker that is SIGSTOPped take what they take to one that lives; what fits the spool arrives,
-    in order."""
+    """1,000 writes to a broker that is SIGSTOPped take less than a second; what fits the spool arrives, in order."""
     monkeypatch.setattr("deepstream_pipeline.sinks.mqtt.SILENT_AFTER_S", 3.0)
     monkeypatch.setattr("deepstream_pipeline.sinks.kafka.SILENT_AFTER_S", 3.0)
     sink = scene.make()
-    began = time.perf_counter()
-    write(sink, frames(0, 1_000))
-    usually_s = time.perf_counter() - began
+    write(sink, frames(0, 100))
     assert connected(sink)
     scene.broker.stop()
     began = time.perf_counter()
-    longest_s = write(sink, frames(1_000, 1_000))
+    longest_s = write(sink, frames(100, 1_000))
     took_s = time.perf_counter() - began
     assert until(lambda: not sink.statistics().is_connected, 20.0)
     scene.broker.go_on()
     assert until(lambda: sink.statistics().depth == 0, 20.0), sink.statistics()
     sink.close()
-    expect_in_order(scene.broker.arrived(2_000), range(2_000))
-    assert took_s < max(1.0, 3 * usually_s)
+    expect_in_order(scene.broker.arrived(1_100), range(1_100))
+    assert took_s < 1.0
     assert longest_s < 0.5
     assert sink.statistics().dropped == 0
 
