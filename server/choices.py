@@ -88,6 +88,11 @@ def choose_sharing(choice: EngineChoice) -> EngineChoice:
     """With the plan for MPS where it is wanted; `auto` does without where it cannot be had. Raises CannotStart."""
     settings = choice.settings
     if settings.mps == "off":
+        if settings.mps_active_thread_percentage or settings.mps_pinned_memory:
+            raise CannotStart(
+                "--mps-active-thread-percentage and --mps-pinned-memory limit clients of MPS, and --mps is off: say "
+                "--mps on, or auto, or leave them out"
+            )
         return choice
     without = replace(choice, settings=settings.model_copy(update={"mps": "off"}))
     is_must = settings.mps == "on"

@@ -96,11 +96,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the weights: the same seed gives the same weights [0]")
     parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="what its tensors are [fp32]")
     parser.add_argument("--pictures", action="store_true", help="take encoded pictures, which the instance decodes")
-    parser.add_argument("--instances", type=int, default=1, help="each a process, and a client of MPS [1]")
+    parser.add_argument("--instances", type=_at_least_one, default=1, help="each a process, and a client of MPS [1]")
     parser.add_argument("--batching", choices=tuple(_BATCHING), default="triton", help="who forms batches [triton]")
-    parser.add_argument("--max-batch", type=int, default=64, metavar="N", help="rows a batch [64]")
+    parser.add_argument("--max-batch", type=_at_least_one, default=64, metavar="N", help="rows a batch [64]")
     parser.add_argument("--name", help="of the model, -random in it")
     return parser
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _end(sentence: str, code: int) -> None:

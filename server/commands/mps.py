@@ -119,7 +119,7 @@ def stop(
     """End the daemon and its servers; clients that still compute fail. Exit code 1 where there is none to end."""
     place = directory or _usual_directory()
     if not daemon_listens(place):
-        fail(f"no MPS daemon listens in {place}; penstock mps status shows those that do", code=1)
+        fail(f"no MPS daemon listens in {place}: there is none to end, or --directory names another", code=1)
     if (place / "owner").exists():
         fail(f"the MPS daemon in {place} belongs to a running `penstock up`; stop that", code=1)
     try:

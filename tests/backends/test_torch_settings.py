@@ -95,6 +95,8 @@ def test_bucket_for_more_than_the_largest_is_an_error() -> None:
     ("slip", "meant"),
     [
         ("precison", "precision"),
+        ("presicion", "precision"),
+        ("fuze", "fuse"),
         ("Batches_In_Flight", "batches-in-flight"),
         ("batch_buckets", "batch-buckets"),
         ("cuda-graph", "cuda-graphs"),
@@ -104,7 +106,17 @@ def test_parameter_that_is_nearly_one_of_ours_is_refused(slip: str, meant: str) 
     """It would be ignored, and nobody would know; parameters of others' are left alone."""
     with pytest.raises(LoadError, match=f"^there is no parameter '{slip}': did you mean {meant}\\?$"):
         on_gpu({slip: "1"})
-    assert on_gpu({"labels": "a;b", "batch_owner": "gateway", "infer-width": "1", "weights": "random"})
+    others = (
+        "labels",
+        "batch_owner",
+        "infer-width",
+        "weights",
+        "max-side",
+        "network-type",
+        "model-color-format",
+        "foo",
+    )
+    assert on_gpu(dict.fromkeys(others, "gateway"))
 
 
 @pytest.mark.parametrize(

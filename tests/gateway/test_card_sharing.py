@@ -127,6 +127,13 @@ def test_sharing_where_no_triton_is_started_is_refused_or_left_out() -> None:
     assert choose_sharing(EngineChoice(settings("off"))).mps is None
 
 
+@pytest.mark.parametrize("limit", [{"mps_active_thread_percentage": 50}, {"mps_pinned_memory": "4G"}])
+def test_limits_of_clients_without_mps_are_refused(limit: dict[str, object]) -> None:
+    """Nobody would be limited, and whoever asked for it would not know."""
+    with pytest.raises(CannotStart, match="and --mps is off: say --mps on, or auto, or leave them out"):
+        choose_sharing(EngineChoice(settings("off", **limit)))
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ class Generators:
 
     def __init__(self, processes: int) -> None:
         self._count = processes
-        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _go_first)
+        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin)
 
     def __enter__(self) -> Self:
         list(self._pool.map(_nothing, range(self._count)))
@@ -83,7 +84,10 @@ def _nothing(number: int) -> int:
     return number
 
 
-def _go_first() -> None:
-    """Where this user may say so: a generator that waits for a core measures itself."""
+def _begin() -> None:
+    """Before others, where this user may say so: a generator that waits for a core measures itself. Ctrl-C, which the
+    terminal sends to all, is the bench's own matter.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)

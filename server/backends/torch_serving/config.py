@@ -38,7 +38,7 @@ _KNOWN = (
     "image-decoder",
     "infer-dims",
 )
-_ALIKE = 0.8  # of two names' letters: a slip, not another word
+_ALIKE = 0.75  # of two names' letters: a slip, not another word
 IMAGE_RANK = 3
 MODEL_FILE = "model.pt2"
 
