@@ -4,6 +4,7 @@ Arrays are borrowed and never written to: whoever changes one makes its own. Eac
 is made, and raises ValueError: a wrong shape is a fault of the program, never of a camera.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -55,6 +56,14 @@ class DropPolicy(StrEnum):
     DROP_NEWEST = "drop-newest"
 
 
+class DecoderKind(StrEnum):
+    """Who decodes a source. cpu: FFmpeg. nvdec: a card's video engine. auto: nvdec where it can, else cpu."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    NVDEC = "nvdec"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceConfig:
     """A source, in DeepStream's words where it has them.
@@ -66,7 +75,7 @@ class SourceConfig:
     None for what the stream says of itself. reconnect_interval_s: without a frame for so long the source is opened
     anew (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for ever. frozen_after_s: the same picture for so
     long is told. is_udp: RTSP over UDP, else TCP. record_cache_s: how much of the stream is kept for recordings that
-    begin before their event, 0 for none.
+    begin before their event, 0 for none. decoder: of its pictures.
     """
 
     uri: str = field(repr=False)
@@ -82,6 +91,7 @@ class SourceConfig:
     frozen_after_s: float = 30.0
     is_udp: bool = False
     record_cache_s: float = 0.0
+    decoder: DecoderKind = DecoderKind.AUTO
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +129,23 @@ class Frame:
             raise ValueError(f"a frame of {self.width}x{self.height} has an image of {_what(image)}")
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A network's input without a batch axis, C order, in the memory of a GPU. address: in this process."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: "np.dtype[np.generic]"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedFrame:
     """A frame, and what the network is to see of it. Both lie in the source's ring until `release` is called, once.
@@ -128,7 +155,7 @@ class PreparedFrame:
     """
 
     frame: Frame
-    row: RowArray | None
+    row: RowArray | DeviceRow | None
     release: Callable[[], None]
 
 
@@ -315,6 +342,7 @@ class SourceStatistics:
     frames_total: of a file, None where it is not known. inferred: frames the network answered. drops: by DropReason.
     latency_s: of a typical frame, decoding to sinks, over the last seconds; None before the first. position_s,
     duration_s: in a file, which begins anew at its end where is_loop. active_s: from its first frame to its last.
+    decoder: cpu or nvdec, empty until it is open.
     counts: FrameAnalytics.counts of the last frame. events: how many there were, by event_keys.
     """
 
@@ -341,6 +369,7 @@ class SourceStatistics:
     events: Mapping[str, int] = field(default_factory=dict)
     is_loop: bool = False
     active_s: float = 0.0
+    decoder: str = ""
 
 
 def _check(name: str, array: npt.NDArray[np.generic], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:

@@ -19,7 +19,7 @@ from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.outages import tell_outages
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.remote_line import RemoteLine
-from deepstream_pipeline.types import RowArray
+from deepstream_pipeline.types import DeviceRow, RowArray
 from server.core.errors import InferenceError
 
 MAX_SUBMITTED = 64  # at once: who submits has bounds of its own, well below
@@ -34,7 +34,7 @@ class _Job:
     """What was submitted, until it is answered. refusal: it is not to be begun."""
 
     network: Network
-    rows: Sequence[RowArray]
+    rows: Sequence[RowArray | DeviceRow]
     deadline: float
     taken: Callable[[], None]
     done: Callable[[Answer], None]
@@ -122,7 +122,7 @@ class Engine:
     def submit(
         self,
         network: Network,
-        rows: Sequence[RowArray],
+        rows: Sequence[RowArray | DeviceRow],
         *,
         deadline: float,
         taken: Callable[[], None],

@@ -13,7 +13,7 @@ MESSAGE_BYTES = 65_536  # the most that one message may have
 
 class EndReason(StrEnum):
     """Why a decode process ends. eof: a file is over, or a camera hung up. played_out: what a server plays came to the
-    end that it had given."""
+    end that it had given. needs_cpu: the card's video engine does not take it, and a CPU may."""
 
     EOF = "eof"
     PLAYED_OUT = "played_out"
@@ -22,6 +22,7 @@ class EndReason(StrEnum):
     NOT_ALLOWED = "not_allowed"
     DECODE = "decode"
     INTERNAL = "internal"
+    NEEDS_CPU = "needs_cpu"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -35,7 +36,9 @@ class Start(Record, frozen=True, kw_only=True):
     whose descriptor came with the process; ring_bytes: how much of it may be used at once. interval: frames between two
     that are inferred. policy: of types.DropPolicy. wants_images: full frames travel, too. first_*: where the counting
     goes on. threads: of the decoder, 0 for its own choice. max_pixels: larger frames are refused. cut: how much
-    of a file's picture (0..1) must change its brightness at once for another segment to begin, 0 for never.
+    of a file's picture (0..1) must change its brightness at once for another segment to begin, 0 for never. decoder:
+    cpu or nvdec. device_ring: the handle (CUDA IPC) of memory on the GPU with as many slots, of row_bytes each, for
+    rows; empty where rows go into the ring.
     """
 
     uri: str
@@ -58,6 +61,9 @@ class Start(Record, frozen=True, kw_only=True):
     first_pts_s: float = 0.0
     first_segment: int = 0
     cut: float = 0.5
+    decoder: str = "cpu"
+    device_ring: bytes = b""
+    row_bytes: int = 0
 
     def __repr__(self) -> str:
         """Without the address, which may hold a password."""
@@ -96,7 +102,7 @@ class Opened(Record, frozen=True, kw_only=True):
     """Child → parent: the source is open. After a change of resolution, rate or codec it is told again.
 
     fps: as the stream says of itself, 0 where it does not. frames_total, duration_s: of a file, where they are known.
-    is_recordable: whether its packets fit into MP4.
+    is_recordable: whether its packets fit into MP4. decoder: cpu or nvdec.
     """
 
     width: int
@@ -107,13 +113,15 @@ class Opened(Record, frozen=True, kw_only=True):
     frames_total: int | None = None
     duration_s: float | None = None
     is_recordable: bool = True
+    decoder: str = "cpu"
 
 
 class FrameReady(Record, frozen=True, kw_only=True):
     """Child → parent: a frame lies in a slot of the ring, which is the parent's until it says Release.
 
     row_shape: of the network's input, at the slot's begin; empty where the frame is not to be inferred. has_image: the
-    picture at the source's size lies behind the row, at ring.image_offset(row bytes).
+    picture at the source's size lies behind the row, at ring.image_offset(row bytes), 0 bytes of one on the device.
+    is_on_device: the row lies in the device ring's slot of that number.
     """
 
     slot: int
@@ -128,6 +136,7 @@ class FrameReady(Record, frozen=True, kw_only=True):
     segment: int
     is_corrupt: bool
     digest: int
+    is_on_device: bool = False
 
 
 class Lost(Record, frozen=True):
