@@ -305,7 +305,8 @@ class Stack:
         ready, self._ready = self._ready, None
         told = announcement(self._settings.host, self._ports, ready)
         try:
-            tell_running(self._run_dir.path, told.http_url, told.grpc_address)
+            mps = str(self._sharing.directory) if self._sharing is not None else ""
+            tell_running(self._run_dir.path, told.http_url, told.grpc_address, mps)
         except OSError as error:
             log.warning("other programs of this host will not find this stack", reason=error.strerror)
         self._announce(replace(told, workers=self._settings.worker_count))

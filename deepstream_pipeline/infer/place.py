@@ -10,7 +10,8 @@ class EnginePlace:
     slab; None for a gateway that is reached by its ports alone.
 
     http_url: https:// makes both ports TLS. grpc_address: host:port. api_key: told to a gateway reached by its ports.
-    is_own: it was started for this run, and ends with it.
+    is_own: it was started for this run, and ends with it. mps_directory: of the MPS daemon whose client its engine is;
+    empty where it is none's, or not known.
     """
 
     run_dir: Path | None
@@ -18,6 +19,7 @@ class EnginePlace:
     grpc_address: str
     api_key: str = field(default="", repr=False)
     is_own: bool = False
+    mps_directory: str = ""
 
     @property
     def name(self) -> str:

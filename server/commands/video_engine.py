@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +22,8 @@ from server.commands.gateway import Gateway, GatewayError, NothingAnswers
 from server.commands.local_models import installed_models, unknown_model
 from server.commands.terminal import one_line
 from server.core.address import authority
+from server.gpu.mps import PIPE_DIRECTORY
+from server.gpu.mps.options import MpsOptions
 from server.local.running import RunningStack, running_stacks
 
 BOND = "server.commands.video_bond"
@@ -65,13 +67,38 @@ def engine_for(
     stack = joinable(running_stacks()) if settings.choice is EngineChoice.AUTO else None
     if stack is not None:
         require_models(Gateway(stack.http_url, api_key), models)
-        yield EnginePlace(stack.run_dir, stack.http_url, stack.grpc_address, api_key)
+        yield place_of(stack, api_key)
         return
     require_installed(models)
     why = "no stack runs here: an" if settings.choice is EngineChoice.AUTO else "an"
     note(f"{why} engine of this run's own starts, with {', '.join(models)}, which takes a while")
     with OwnEngine(settings.choice, models, environ) as own:
-        yield EnginePlace(own.stack.run_dir, own.stack.http_url, own.stack.grpc_address, api_key, is_own=True)
+        yield place_of(own.stack, api_key, is_own=True)
+
+
+def place_of(stack: RunningStack, api_key: str, *, is_own: bool = False) -> EnginePlace:
+    """Where that stack is, for its guests."""
+    return EnginePlace(
+        stack.run_dir,
+        stack.http_url,
+        stack.grpc_address,
+        api_key,
+        is_own=is_own,
+        mps_directory=stack.mps_directory,
+    )
+
+
+def share_card(place: EnginePlace, environ: MutableMapping[str, str]) -> None:
+    """Before the first word with CUDA: who is on the engine's card becomes a client of the engine's MPS daemon.
+
+    One that was named in the environment already stays: whoever set it knows why.
+    """
+    if not place.mps_directory or environ.get(PIPE_DIRECTORY):
+        return
+    client = MpsOptions(Path(place.mps_directory)).client_environ(environ)
+    for gone in environ.keys() - client.keys():
+        del environ[gone]
+    environ.update(client)
 
 
 def grpc_beside(gateway: str) -> str:

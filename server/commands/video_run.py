@@ -21,7 +21,7 @@ from deepstream_pipeline.types import SourceStatistics
 from server.access.keys import LEAST_SECRET
 from server.commands.terminal import fail, say_failure, table_console
 from server.commands.video_complaints import refuse
-from server.commands.video_engine import EngineUnavailable
+from server.commands.video_engine import EngineUnavailable, share_card
 from server.commands.video_results import move_earlier_aside, written_files
 from server.commands.video_rows import FAILED
 from server.commands.video_summary import (
@@ -181,6 +181,7 @@ def _run(
 ) -> Ended:
     require_api_address(settings.api, os.environ)
     with engine() as place:
+        share_card(place, os.environ)
         program = program_of(settings, place)
         with watch:
             try:

@@ -26,16 +26,19 @@ class _Told(msgspec.Struct):
     grpc_address: str
     process_id: int
     protocol: int = 0
+    mps_directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """One that was ready, and whose owner lives. run_dir: where it takes guests. process_id: of its first process."""
+    """One that was ready, and whose owner lives. run_dir: where it takes guests. process_id: of its first process.
+    mps_directory: of the MPS daemon whose client its engine is; empty where it is none's."""
 
     run_dir: Path
     http_url: str
     grpc_address: str
     process_id: int
+    mps_directory: str = ""
 
 
 def run_folders() -> Path:
@@ -43,12 +46,12 @@ def run_folders() -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
 
 
-def tell_running(run_dir: Path, http_url: str, grpc_address: str) -> None:
+def tell_running(run_dir: Path, http_url: str, grpc_address: str, mps_directory: str = "") -> None:
     """For `running_stacks`, until the run directory is removed. By the directory's owner; harmless again.
 
     Raises OSError.
     """
-    told = msgspec.json.encode(_Told(http_url, grpc_address, os.getpid(), PROTOCOL))
+    told = msgspec.json.encode(_Told(http_url, grpc_address, os.getpid(), PROTOCOL, mps_directory))
     new = run_dir / f"{_NAME}.new"
     new.touch(mode=0o600)
     new.write_bytes(told)
@@ -95,4 +98,4 @@ def _read(path: Path) -> tuple[int, RunningStack] | None:
         return None
     if told.protocol != PROTOCOL or not is_owned(path.parent):
         return None
-    return ready_at, RunningStack(path.parent, told.http_url, told.grpc_address, told.process_id)
+    return ready_at, RunningStack(path.parent, told.http_url, told.grpc_address, told.process_id, told.mps_directory)

@@ -23,6 +23,7 @@ from server.commands.video_engine import (
     own_engine_command,
     require_installed,
     require_models,
+    share_card,
 )
 from server.local.running import RunningStack
 from tests.commands.conftest import StandIn
@@ -99,6 +100,21 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
     monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
     with engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place == EnginePlace(tmp_path, stand_in.url, "127.0.0.1:1")
+
+
+def test_guest_on_the_engines_card_is_a_client_of_its_mps_daemon() -> None:
+    """Cards that the daemon is shown by number have new numbers for its clients; a daemon that is named stays."""
+    place = EnginePlace(None, "http://127.0.0.1:8000", "127.0.0.1:8001", mps_directory="/run/mps")
+    environ = {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "1"}
+    share_card(place, environ)
+    assert environ["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
+    assert "CUDA_VISIBLE_DEVICES" not in environ
+    own = {"CUDA_MPS_PIPE_DIRECTORY": "/mine"}
+    share_card(place, own)
+    assert own == {"CUDA_MPS_PIPE_DIRECTORY": "/mine"}
+    alone: dict[str, str] = {}
+    share_card(EnginePlace(None, "http://127.0.0.1:8000", "127.0.0.1:8001"), alone)
+    assert alone == {}
 
 
 def test_stack_of_another_command_is_not_joined(tmp_path: Path) -> None:

@@ -28,6 +28,14 @@ def test_stack_is_found_from_its_word_until_its_end(base: Path) -> None:
     assert running_stacks(base) == ()
 
 
+def test_stack_says_whose_mps_client_its_engine_is(base: Path) -> None:
+    """Who joins it on its card becomes a client of the same daemon."""
+    with claim_run_directory(base)[0] as run_dir:
+        tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001", "/run/mps")
+        (found,) = running_stacks(base)
+        assert found.mps_directory == "/run/mps"
+
+
 def test_stack_is_found_by_its_port_on_this_host_only(base: Path) -> None:
     """Another host's port 8000 is another's."""
     with claim_run_directory(base)[0] as one, claim_run_directory(base)[0] as other:
