@@ -35,6 +35,15 @@ class DecodeError(PipelineError):
     reason = "decode_error"
 
 
+class NeedsCpu(PipelineError):
+    """A stream that a GPU's decoder does not take: its codec, colours, size or lines. By decode; the text says which.
+
+    The source is decoded on the CPU.
+    """
+
+    reason = "needs_cpu"
+
+
 class StreamEnded(PipelineError):
     """A file or playlist is over, or a camera hung up in order. By decode. No fault."""
 
@@ -57,6 +66,18 @@ class ModelUnusable(PipelineError):
     """The model is not there, or does not say how it sees images. By infer, at the start."""
 
     reason = "model"
+
+
+class GpuUnavailable(PipelineError):
+    """No card that can be used: the package, the driver or the card is missing. By gpu; the text says which."""
+
+    reason = "no_gpu"
+
+
+class GpuFailed(PipelineError):
+    """A call of the card's driver failed. By gpu; the text holds CUDA's name for it and what was being done."""
+
+    reason = "gpu_failed"
 
 
 class SinkFailed(PipelineError):
