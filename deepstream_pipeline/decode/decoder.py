@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import av
-from av.error import EOFError, FFmpegError, InvalidDataError
+from av.error import FFmpegError, InvalidDataError
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
+from deepstream_pipeline.decode.codec import Codec, Decoded, MakeCodec, PacketRefused, VideoPacket
 from deepstream_pipeline.decode.damage import Damage, Verdict
 from deepstream_pipeline.decode.failures import failure_of
 from deepstream_pipeline.decode.opening import DecodeOptions, open_container, pictures_of, set_threads
-from deepstream_pipeline.decode.pictures import upright_size
-from deepstream_pipeline.decode.recording import VideoPacket
+from deepstream_pipeline.decode.software import SoftwareCodec
 from deepstream_pipeline.decode.timeline import Timeline
 from deepstream_pipeline.decode.uri import UriKind, is_live, kind_of, redacted
 from deepstream_pipeline.errors import DecodeError, PipelineError, StreamEnded
+from deepstream_pipeline.gpu.picture import DevicePicture
+from deepstream_pipeline.types import DecoderKind
 
 # Where seeking is by an index; elsewhere it guesses places by times, which a joined stream tells twice.
 _SEEKABLE = ("mov", "matroska", "avi")
@@ -30,7 +32,8 @@ _VIDEO_OF = r"Stream #0:{index}\D.*?Video: (\w+)"
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
     """What a stream is. width, height: upright. fps: as it says of itself, 0 where it does not. frames_total,
-    duration_s: of what has an end, where they are known: a file, or what an RTSP server plays of one."""
+    duration_s: of what has an end, where they are known: a file, or what an RTSP server plays of one. decoder: CPU or
+    NVDEC."""
 
     width: int
     height: int
@@ -39,17 +42,20 @@ class StreamFacts:
     is_live: bool
     frames_total: int | None = None
     duration_s: float | None = None
+    decoder: DecoderKind = DecoderKind.CPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """One decoded frame. pts_s: rises strictly. is_dropped: it builds on packets that were lost; not to be shown.
+    """One decoded frame, borrowed until the next packet. pts_s: rises strictly. time_s: the stream's own seconds.
 
-    is_new: it is the first of other facts (size, codec, rate) than the picture before, or of a stream that began anew.
+    is_dropped: it builds on packets that were lost; not to be shown. is_new: it is the first of other facts (size,
+    codec, rate) than the picture before, or of a stream that began anew.
     """
 
-    frame: av.VideoFrame
+    frame: av.VideoFrame | DevicePicture
     pts_s: float
+    time_s: float | None = None
     is_corrupt: bool = False
     is_dropped: bool = False
     is_new: bool = False
@@ -58,12 +64,18 @@ class Picture:
 class Decoder:
     """An opened source. Packets come by `packets`, and `decode` makes pictures of each, so that both can be kept."""
 
-    def __init__(self, uri: str, options: DecodeOptions, first_pts_s: float = 0.0) -> None:
-        """Opens it. Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError."""
-        self._uri, self._options = uri, options
+    def __init__(
+        self, uri: str, options: DecodeOptions, first_pts_s: float = 0.0, codecs: MakeCodec = SoftwareCodec
+    ) -> None:
+        """Opens it. codecs: who makes the pictures.
+
+        Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError, and NeedsCpu where `codecs` does.
+        """
+        self._uri, self._options, self._codecs = uri, options, codecs
         self._kind = kind_of(uri)
         self._damage = Damage()
         self._failed = 0  # packets in a row
+        self._retired: Codec | None = None  # whose last pictures may still be looked at
         self._open()
         self._timeline = Timeline(first_pts_s, 1.0 / self.facts.fps if self.facts.fps else 0.04)
 
@@ -100,25 +112,14 @@ class Decoder:
             return
 
     def decode(self, packet: VideoPacket) -> list[Picture]:
-        """The pictures that came out with this packet, often none, or one. Raises DecodeError where none ever will."""
+        """The pictures that came out with this packet, often none, or one.
+
+        Raises DecodeError where none ever will; NeedsCpu where the stream is none for a GPU.
+        """
+        self._let_retired_go()
         if packet.is_corrupt:  # its frame, where one comes of it, is marked, too
             self._damage.bad_packets += 1
-        try:
-            frames = self._context.decode(packet if packet.size else None)
-        except EOFError:
-            return []
-        except InvalidDataError:
-            before = self._change_codec()
-            if before is not None:
-                return before + self.decode(packet)
-            self._count_failure()
-            return []
-        except FFmpegError as error:
-            self._count_failure()
-            if self._failed == 1:
-                return []
-            raise self._hopeless(error.strerror or type(error).__name__) from None
-        return self._pictures(frames)
+        return self._decode(packet)
 
     def rewind(self) -> None:
         """To its beginning, without opening it again where that is sure to work. The next picture is_new.
@@ -129,7 +130,7 @@ class Decoder:
             if not self._container.format.name.startswith(_SEEKABLE):
                 raise StreamEnded("it cannot seek")
             self._container.seek(self._container.start_time or 0)
-            self._context.flush_buffers()
+            self._codec.reset()
         except (FFmpegError, StreamEnded):
             self.close()
             self._open()
@@ -139,6 +140,8 @@ class Decoder:
 
     def close(self) -> None:
         """Let go of the source."""
+        self._let_retired_go()
+        self._codec.close()
         self._container.close()
 
     def _open(self) -> None:
@@ -150,44 +153,59 @@ class Decoder:
             self._is_live = is_live(self._uri) and not has_end
             self._span_s: tuple[float, float] | None = None  # of its pictures, as they are timed
             set_threads(self._context, self._options.threads, is_live=self._is_live)
+            self._codec = self._codecs(self._stream, self._context)
+        except PipelineError:
+            self._container.close()
+            raise
+        try:
             self.facts = self._facts(self._context.width, self._context.height)
             self._refuse_large()
         except PipelineError:
             self.close()
             raise
-        self._shape = (self._context.width, self._context.height, "")
-        self._is_new = False
+        self._is_new, self._is_first = False, True
 
-    def _pictures(self, frames: list[av.VideoFrame]) -> list[Picture]:
-        if frames:
+    def _decode(self, packet: VideoPacket) -> list[Picture]:
+        try:
+            decoded = self._codec.decode(packet if packet.size else None)
+        except PacketRefused as refused:
+            before = None if refused.is_fatal else self._change_codec()
+            if before is not None:
+                return before + self._decode(packet)
+            self._count_failure()
+            if refused.is_fatal and self._failed > 1:
+                raise self._hopeless(refused.message) from None
+            return []
+        return self._pictures(decoded)
+
+    def _pictures(self, decoded: list[Decoded]) -> list[Picture]:
+        if decoded:
             self._failed = 0
-        return [self._picture(frame) for frame in frames]
+        return [self._picture(one) for one in decoded]
 
-    def _picture(self, frame: av.VideoFrame) -> Picture:
-        verdict = self._damage.judge(is_key=frame.key_frame, is_corrupt=frame.is_corrupt)
-        is_new, self._is_new = self._is_changed(frame) or self._is_new, False
-        raw_s = _seconds(frame)
+    def _picture(self, decoded: Decoded) -> Picture:
+        for _ in range(decoded.lost):
+            self._damage.packet_failed()
+        verdict = self._damage.judge(is_key=decoded.is_key, is_corrupt=decoded.is_corrupt)
+        is_new, self._is_new = self._is_changed(decoded) or self._is_new, False
+        raw_s = decoded.raw_s
         if raw_s is not None:
             self._span_s = (raw_s if self._span_s is None else self._span_s[0], raw_s)
         return Picture(
-            frame,
+            decoded.frame,
             self._timeline.stamp(raw_s),
+            raw_s,
             is_corrupt=verdict is Verdict.CORRUPT,
             is_dropped=verdict is Verdict.DROPPED,
             is_new=is_new,
         )
 
-    def _is_changed(self, frame: av.VideoFrame) -> bool:
-        """Whether it is of another size or colour format than the one before, told in facts then."""
-        shape = (frame.width, frame.height, frame.format.name)
-        if shape == self._shape:
+    def _is_changed(self, decoded: Decoded) -> bool:
+        """Whether it is of another size than the one before; told in facts then."""
+        is_first, self._is_first = self._is_first, False
+        if (decoded.width, decoded.height) == (self.facts.width, self.facts.height):
             return False
-        is_first = not self._shape[2]
-        before, self._shape = self._shape, shape
-        width, height = upright_size(frame)
-        if (width, height) == (self.facts.width, self.facts.height) and (is_first or before[:2] == shape[:2]):
-            return False
-        self.facts = self._facts(width, height)
+        self.facts = self._facts(decoded.width, decoded.height)
         self._refuse_large()
         return not is_first
 
@@ -202,6 +220,7 @@ class Decoder:
             is_live=self._is_live,
             frames_total=(self._stream.frames or None) if self._kind is UriKind.FILE else None,
             duration_s=duration / av.time_base if duration and duration > 0 else None,
+            decoder=self._codec.kind,
         )
 
     def _refuse_large(self) -> None:
@@ -209,6 +228,11 @@ class Decoder:
         if most and pixels > most:
             size = f"{self.facts.width}x{self.facts.height}"
             raise DecodeError(f"{redacted(self._uri)} has pictures of {size} (at most {most} pixels are taken)")
+
+    def _let_retired_go(self) -> None:
+        if self._retired is not None:
+            self._retired.close()
+            self._retired = None
 
     def _count_failure(self) -> None:
         self._damage.packet_failed()
@@ -229,7 +253,7 @@ class Decoder:
             return None
         set_threads(context, self._options.threads, is_live=self._is_live)
         before = self._flushed()
-        self._context = context
+        self._retired, self._context, self._codec = self._codec, context, self._codecs(self._stream, context)
         self.facts = self._facts(self.facts.width, self.facts.height)
         self._damage.begin()
         self._is_new = True
@@ -237,8 +261,8 @@ class Decoder:
 
     def _flushed(self) -> list[Picture]:
         try:
-            return self._pictures(self._context.decode(None))
-        except FFmpegError:
+            return self._pictures(self._codec.decode(None))
+        except PacketRefused:
             return []
 
     def _codec_now(self) -> str:
@@ -251,9 +275,3 @@ class Decoder:
             av.logging.set_level(level)
         found = re.search(_VIDEO_OF.format(index=self._stream.index), printed)
         return found[1] if found else ""
-
-
-def _seconds(frame: av.VideoFrame) -> float | None:
-    if frame.pts is None or not frame.time_base:
-        return None
-    return float(frame.pts * frame.time_base)

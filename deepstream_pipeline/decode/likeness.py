@@ -35,12 +35,12 @@ class Likeness:
         """The next picture is compared to none."""
         self._before = None
 
-    def look(self, luma: Plane) -> tuple[int, bool]:
-        """(digest, whether it begins another scene) of the brightness (H, W) of the next picture.
+    def look(self, thumbnail: Plane) -> tuple[int, bool]:
+        """(digest, whether it begins another scene) of the thumbnail (18, 64) of the next picture.
 
         digest: 64 bits, equal for equal pictures in a row, also where their codec adds a grey level of noise.
         """
-        thumbnail = _thumbnail(luma)
+        thumbnail = thumbnail.copy()  # it may be another picture's by the next call
         is_cut = self._is_cut(thumbnail)
         self._before = thumbnail
         if self._shown is None or _largest_difference(thumbnail, self._shown) > _NOISE:
@@ -56,7 +56,8 @@ class Likeness:
         return _histogram_difference(thumbnail, self._before) >= self._cut
 
 
-def _thumbnail(luma: Plane) -> Plane:
+def thumbnail_of(luma: Plane) -> Plane:
+    """(18, 64): means of the brightness (H, W) of a picture, of some of its lines."""
     lines = luma[:: max(luma.shape[0] // _LINES, 1)]
     small: Plane = cv2.resize(lines, _SIZE, interpolation=cv2.INTER_AREA)
     return small

@@ -12,14 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from io import BytesIO
-from typing import TypeAlias
 
 import av
 from av.container import OutputContainer
 from av.error import FFmpegError
 from av.video.stream import VideoStream
 
-VideoPacket: TypeAlias = "av.Packet[VideoStream]"
+from deepstream_pipeline.decode.codec import VideoPacket
 
 MOST_CACHED_BYTES = 64 * 2**20
 MOST_RECORDINGS = 8  # at once

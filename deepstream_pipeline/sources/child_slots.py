@@ -5,6 +5,7 @@ import numpy as np
 
 from deepstream_pipeline.decode.pictures import Painter, Pixels
 from deepstream_pipeline.errors import DecodeError
+from deepstream_pipeline.gpu.picture import DevicePicture
 from deepstream_pipeline.preprocess.rows import PrepareSpec, prepare_row, row_bytes_of, wants_bgr
 from deepstream_pipeline.sources.messages import Start
 from deepstream_pipeline.sources.ring import Ring, image_offset
@@ -13,10 +14,10 @@ _LEAST_SLOTS = 2  # one is written while the parent looks at another
 
 
 class SlotWriter:
-    """Converts frames straight into slots. painter: for who else looks at a frame."""
+    """Converts frames straight into slots."""
 
     def __init__(self, ring: Ring, start: Start) -> None:
-        self.painter = Painter()
+        self._painter = Painter()
         self._ring = ring
         self._spec = PrepareSpec.unpack(start.spec) if start.spec else None
         self._ring_bytes = start.ring_bytes
@@ -30,13 +31,20 @@ class SlotWriter:
             raise DecodeError(f"a picture of {width}x{height} needs {needed} bytes, and has room for {size.slot_bytes}")
         return max(min(size.frames, self._ring_bytes // needed), _LEAST_SLOTS)
 
-    def write(self, slot: int, frame: av.VideoFrame, *, has_row: bool, has_image: bool) -> tuple[int, ...]:
+    def luma(self, frame: av.VideoFrame | DevicePicture) -> Pixels:
+        """(H, W) of a frame in host memory."""
+        return self._painter.luma(_on_host(frame))
+
+    def write(
+        self, slot: int, frame: av.VideoFrame | DevicePicture, *, has_row: bool, has_image: bool
+    ) -> tuple[int, ...]:
         """Into a free slot, what is asked for of it; the row's shape, empty without one."""
         spec = self._spec if has_row else None
         if spec is None and not has_image:
             return ()
         is_bgr = not has_image and spec is not None and wants_bgr(spec)
-        pixels = self.painter.bgr(frame) if is_bgr else self.painter.rgb(frame)
+        host = _on_host(frame)
+        pixels = self._painter.bgr(host) if is_bgr else self._painter.rgb(host)
         row_bytes, shape = (0, ()) if spec is None else self._write_row(slot, pixels, spec, is_bgr)
         if has_image:
             np.copyto(self._ring.array(slot, image_offset(row_bytes), pixels.shape, np.uint8), pixels)
@@ -45,3 +53,9 @@ class SlotWriter:
     def _write_row(self, slot: int, pixels: Pixels, spec: PrepareSpec, is_bgr: bool) -> tuple[int, tuple[int, ...]]:
         row = prepare_row(pixels, spec, lambda shape, dtype: self._ring.array(slot, 0, shape, dtype), is_bgr=is_bgr)
         return row.nbytes, row.shape
+
+
+def _on_host(frame: av.VideoFrame | DevicePicture) -> av.VideoFrame:
+    if isinstance(frame, DevicePicture):
+        raise DecodeError("a picture in a GPU's memory is written by no painter")
+    return frame

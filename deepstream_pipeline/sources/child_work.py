@@ -10,7 +10,7 @@ import cv2
 import msgspec
 
 from deepstream_pipeline.decode.decoder import Decoder, Picture, StreamFacts
-from deepstream_pipeline.decode.likeness import Likeness
+from deepstream_pipeline.decode.likeness import Likeness, thumbnail_of
 from deepstream_pipeline.decode.opening import DecodeOptions
 from deepstream_pipeline.decode.recording import Asked, Finished, Recorder, fits_mp4
 from deepstream_pipeline.decode.uri import redacted
@@ -167,7 +167,7 @@ class Work:
         slot = self._slot(decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
-        self._moments.note(frame_num, slot, self._recorder.moment_of(picture.frame.time))
+        self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
         began_s = time.thread_time()
         digest = self._look(decoder, picture)
         has_image = self._link.wants_images
@@ -212,7 +212,7 @@ class Work:
 
     def _look(self, decoder: Decoder, picture: Picture) -> int:
         """The picture's digest. A file's cut begins another segment; a camera has none, only a light that goes on."""
-        digest, is_cut = self._likeness.look(self._slots.painter.luma(picture.frame))
+        digest, is_cut = self._likeness.look(thumbnail_of(self._slots.luma(picture.frame)))
         if is_cut and not decoder.facts.is_live and not picture.is_corrupt:
             self._segment += 1
         return digest
