@@ -28,22 +28,22 @@ _REFUSED = (Overloaded, QuotaExceeded, DeadlineExceeded)
 _PASSING = (BackendUnavailable, ModelNotReady, *_REFUSED)  # of a model that may be there in a moment
 
 
-async def ask_all(line: Line, loaded: Sequence[Loaded]) -> Answer:
+async def ask_all(loaded: Sequence[Loaded]) -> Answer:
     """Every call at once. One that fails takes its own rows alone. Leases come back whatever happens."""
     if len(loaded) == 1:
-        outcomes = [await _ask(line, loaded[0])]
+        outcomes = [await _ask(loaded[0])]
     else:
-        outcomes = list(await asyncio.gather(*(_ask(line, one) for one in loaded)))
+        outcomes = list(await asyncio.gather(*(_ask(one) for one in loaded)))
     return _answer(loaded, outcomes)
 
 
-async def _ask(line: Line, loaded: Loaded) -> tuple[InferResponse | InferFailed, float]:
+async def _ask(loaded: Loaded) -> tuple[InferResponse | InferFailed, float]:
     """(what came, seconds until then)."""
     started, is_answered = time.monotonic(), False
     deadline = loaded.request.deadline
     try:
         async with asyncio.timeout(None if deadline is None else max(deadline - started, 0.0) + LATE_S):
-            response = await line.infer(loaded.request)
+            response = await loaded.line.infer(loaded.request)
         is_answered = True
         return response, time.monotonic() - started
     except (InferenceError, TimeoutError) as error:

@@ -12,14 +12,14 @@ import uvloop
 from deepstream_pipeline.errors import InferFailed, InferRefused
 from deepstream_pipeline.infer.answer import Answer, failed
 from deepstream_pipeline.infer.asking import ask_all, failure_of, find_network
-from deepstream_pipeline.infer.calls import Loaded, calls_of, load
+from deepstream_pipeline.infer.calls import Loaded, Row, calls_of, load
 from deepstream_pipeline.infer.guest_line import GuestLine
 from deepstream_pipeline.infer.line import Line
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.outages import tell_outages
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.remote_line import RemoteLine
-from deepstream_pipeline.types import DeviceRow, RowArray
+from deepstream_pipeline.types import DeviceRow
 from server.core.errors import InferenceError
 
 MAX_SUBMITTED = 64  # at once: who submits has bounds of its own, well below
@@ -34,7 +34,7 @@ class _Job:
     """What was submitted, until it is answered. refusal: it is not to be begun."""
 
     network: Network
-    rows: Sequence[RowArray | DeviceRow]
+    rows: Sequence[Row]
     deadline: float
     taken: Callable[[], None]
     done: Callable[[Answer], None]
@@ -122,7 +122,7 @@ class Engine:
     def submit(
         self,
         network: Network,
-        rows: Sequence[RowArray | DeviceRow],
+        rows: Sequence[Row],
         *,
         deadline: float,
         taken: Callable[[], None],
@@ -205,7 +205,7 @@ class Engine:
             return
         try:
             calls = calls_of(job.network, job.rows, MOST_BYTES)
-            loaded = [load(job.network, job.rows, call, life.line.slab, job.deadline) for call in calls]
+            loaded = [load(job.network, job.rows, call, life.line, job.deadline) for call in calls]
         except Exception as unexpected:  # a job's root
             log.exception("rows could not be copied")
             self._finish(life, job, failed(InferFailed(f"rows could not be copied: {unexpected}"), len(job.rows)))
@@ -218,7 +218,7 @@ class Engine:
     async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded]) -> None:
         """The root of a job's task."""
         try:
-            answer = await ask_all(life.line, loaded)
+            answer = await ask_all(loaded)
         except asyncio.CancelledError:
             answer = failed(InferFailed("the engine was closed"), len(job.rows))
         except Exception as unexpected:  # a bug of ours
@@ -240,6 +240,8 @@ def _refusal(job: _Job, line: Line) -> InferFailed | None:
         return InferFailed(f"the engine is not ready: {line.reason}")
     if job.deadline <= time.monotonic():
         return InferRefused("the deadline had passed when the rows were submitted")
+    if any(isinstance(row, DeviceRow) for row in job.rows):
+        return InferFailed("rows lie on the card, and no memory there is shared with the engine")
     wrong = next((why for row in job.rows if (why := job.network.refusal_of(row))), "")
     return InferFailed(wrong or "no rows were submitted") if wrong or not job.rows else None
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from deepstream_pipeline.errors import ModelUnusable
+from deepstream_pipeline.types import DeviceRow
 from server.batching.declared import read_options
 from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
@@ -67,7 +68,7 @@ class Network:
         """The same, whose objects of other classes are not wanted (operate-on-class-ids); empty for all."""
         return replace(self, class_ids=class_ids)
 
-    def refusal_of(self, row: "np.ndarray[Any, Any]") -> str:
+    def refusal_of(self, row: "np.ndarray[Any, Any] | DeviceRow") -> str:
         """Why this is no row of the network; empty where it is one."""
         spec = self.prepare_spec
         channels = spec.color.channels

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -175,7 +176,10 @@ def merge(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_batch
     has no batch axis: one call an array, given the leading ones that the declared shape has and the array has not.
     """
     if max_batch_size == 0:
-        return [Merged(as_declared(array, declared_shape), (i,), False) for i, array in enumerate(arrays)]
+        return [
+            Merged(array.reshape(shape_as_declared(array.shape, declared_shape)), (i,), False)
+            for i, array in enumerate(arrays)
+        ]
     calls: list[Merged] = []
     for members in alike(arrays, max_batch_size):
         stacked = arrays[members[0]][np.newaxis] if len(members) == 1 else np.stack([arrays[i] for i in members])
@@ -183,7 +187,14 @@ def merge(arrays: Sequence[Array], *, declared_shape: tuple[int, ...], max_batch
     return calls
 
 
-def alike(arrays: Sequence[Array], max_rows: int) -> list[tuple[int, ...]]:
+class Shaped(Protocol):
+    """What rows are told apart by: an array, or what stands for one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def alike(arrays: Sequence[Shaped], max_rows: int) -> list[tuple[int, ...]]:
     """Indices of the arrays whose rows one call may hold: of one shape, at most so many."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, array in enumerate(arrays):
@@ -191,9 +202,9 @@ def alike(arrays: Sequence[Array], max_rows: int) -> list[tuple[int, ...]]:
     return [tuple(group[i : i + max_rows]) for group in by_shape.values() for i in range(0, len(group), max_rows)]
 
 
-def as_declared(array: Array, declared_shape: tuple[int, ...]) -> Array:
-    """The array with the leading ones that the declared shape has and the array has not."""
-    leading = len(declared_shape) - array.ndim
+def shape_as_declared(shape: tuple[int, ...], declared_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with the leading ones that the declared shape has and it has not."""
+    leading = len(declared_shape) - len(shape)
     if leading <= 0 or any(size not in (1, -1) for size in declared_shape[:leading]):
-        return array
-    return array.reshape((1,) * leading + array.shape)
+        return shape
+    return (1,) * leading + shape
