@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from deepstream_pipeline.types import CloseReason, DropPolicy, DropReason, FrameBatch, PreparedFrame
 
 MAX_PENDING = 2
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,27 @@ class StreamMux:
 
     def __init__(self, options: MuxOptions) -> None:
         self.options = options
-        self.refresh_s = options.max_latency_s
+        self._refresh_s = options.max_latency_s
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the one that was served longest ago is first
+        self._waiting = 0
+        self._due_at = _NEVER  # no lane's deadline is before it: most calls look at none of a hundred lanes
 
     def __len__(self) -> int:
-        return sum(len(lane.frames) for lane in self._lanes.values())
+        return self._waiting
 
     def __repr__(self) -> str:
         waiting = ", ".join(f"{source_id}: {len(lane.frames)}" for source_id, lane in self._lanes.items())
         return f"StreamMux({waiting})"
+
+    @property
+    def refresh_s(self) -> float:
+        """See above; it may be changed at any time."""
+        return self._refresh_s
+
+    @refresh_s.setter
+    def refresh_s(self, seconds: float) -> None:
+        if seconds != self._refresh_s:
+            self._refresh_s, self._due_at = seconds, -_NEVER
 
     def add(self, source_id: str, policy: DropPolicy) -> None:
         """A source whose frames will come. block: never dropped here, whoever sends them waits."""
@@ -98,7 +111,10 @@ class StreamMux:
     def remove(self, source_id: str) -> list[Drop]:
         """The source is gone, with what waits of it."""
         lane = self._lanes.pop(source_id, None)
-        return [Drop(waiting.prepared, DropReason.STOPPED) for waiting in lane.frames] if lane is not None else []
+        if lane is None:
+            return []
+        self._waiting -= len(lane.frames)
+        return [Drop(waiting.prepared, DropReason.STOPPED) for waiting in lane.frames]
 
     def push(self, prepared: PreparedFrame, now: float) -> list[Drop]:
         """A frame with a row waits from now on. What lost its place for it, by its source's policy."""
@@ -109,14 +125,24 @@ class StreamMux:
         if is_full and lane.policy is DropPolicy.DROP_NEWEST:
             return [Drop(prepared, DropReason.QUEUE_FULL)]
         lane.frames.append(_Waiting(prepared, now))
-        return [lane.lose(DropReason.QUEUE_FULL)] if is_full else []
+        self._waiting += 1
+        lost = [self._lose(lane, DropReason.QUEUE_FULL)] if is_full else []
+        due = lane.deadline(self.options, self._refresh_s)
+        if due is not None and due[0] < self._due_at:
+            self._due_at = due[0]
+        return lost
 
     def expire(self, now: float) -> list[Drop]:
         """Frames that are too old by now, or keep newer ones out for too long."""
+        if now < self._due_at:
+            return []
         lost: list[Drop] = []
+        self._due_at = _NEVER
         for lane in self._lanes.values():
-            while (due := lane.deadline(self.options, self.refresh_s)) is not None and now >= due[0]:
-                lost.append(lane.lose(due[1]))
+            while (due := lane.deadline(self.options, self._refresh_s)) is not None and now >= due[0]:
+                lost.append(self._lose(lane, due[1]))
+            if due is not None:
+                self._due_at = min(self._due_at, due[0])
         return lost
 
     def pop(self, now: float, most: int | None = None) -> FrameBatch | None:
@@ -130,14 +156,24 @@ class StreamMux:
 
     def next_wakeup(self, *, has_room: bool = True) -> float | None:
         """When `expire`, or `pop` for an engine with room, may have something that they have not now; or None."""
-        deadlines = [lane.deadline(self.options, self.refresh_s) for lane in self._lanes.values()]
-        times = [due[0] for due in deadlines if due is not None]
-        oldest_at = self._oldest_at()
-        if oldest_at is not None and self.options.push_timeout_s and has_room:
+        if not self._waiting:
+            return None
+        if self._due_at == -_NEVER:
+            dues = [lane.deadline(self.options, self._refresh_s) for lane in self._lanes.values()]
+            self._due_at = min((due[0] for due in dues if due is not None), default=_NEVER)
+        times = [self._due_at] if self._due_at < _NEVER else []
+        oldest_at = self._oldest_at() if self.options.push_timeout_s and has_room else None
+        if oldest_at is not None:
             times.append(oldest_at + self.options.push_timeout_s)
         return min(times, default=None)
 
+    def _lose(self, lane: _Lane, reason: DropReason) -> Drop:
+        self._waiting -= 1
+        return lane.lose(reason)
+
     def _oldest_at(self) -> float | None:
+        if not self._waiting:
+            return None
         return min((lane.frames[0].since for lane in self._lanes.values() if lane.frames), default=None)
 
     def _why_now(self, oldest_at: float, now: float, size: int) -> CloseReason | None:
@@ -159,4 +195,5 @@ class StreamMux:
                 self._lanes.move_to_end(source_id)
             if not turn or len(taken) >= size:
                 break
+        self._waiting -= len(taken)
         return taken

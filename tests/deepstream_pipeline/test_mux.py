@@ -189,3 +189,39 @@ def test_every_frame_comes_out_once(
     for source_id in "abc":
         mine = [number for owner, number in batched if owner == source_id]
         assert mine == sorted(mine)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "pop", "refresh", "leave"]), st.integers(0, 4), st.floats(0.01, 0.5)),
+        max_size=60,
+    )
+)
+def test_what_is_too_old_is_always_found(steps: list[tuple[str, int, float]]) -> None:
+    """Whatever happened between two looks, among many sources: a look leaves nothing that is too old, and no wakeup
+    comes later than the next deadline."""
+    mux, now, numbers = a_mux(MuxOptions(batch_size=3, max_latency_s=1.0), *"abcde"), 0.0, Counter[str]()
+    waiting: dict[str, list[float]] = {name: [] for name in "abcde"}
+    for step, index, pause_s in steps:
+        name, now = "abcde"[index], now + pause_s
+        for drop in mux.expire(now):
+            waiting[drop.prepared.frame.source_id].remove(drop.prepared.frame.captured_at)
+        left = [at for times in waiting.values() for at in times]
+        assert all(now < at + 1.0 for at in left)
+        wakeup = mux.next_wakeup()
+        assert not left or (wakeup is not None and wakeup <= min(left) + 1.0)
+        if step == "push":
+            numbers[name] += 1
+            waiting[name].append(now)
+            for drop in mux.push(prepared(name, numbers[name], now), now):
+                waiting[name].remove(drop.prepared.frame.captured_at)
+        elif step == "pop" and (batch := mux.pop(now)) is not None:
+            for one in batch.frames:
+                waiting[one.frame.source_id].remove(one.frame.captured_at)
+        elif step == "refresh":
+            mux.refresh_s = pause_s * 3
+        elif step == "leave":
+            for drop in mux.remove(name):
+                waiting[name].remove(drop.prepared.frame.captured_at)
+            mux.add(name, DropPolicy.DROP_OLDEST)
+        assert len(mux) == sum(map(len, waiting.values()))
