@@ -1,0 +1,270 @@
+"""One card, as the video program uses it: memory, streams and copies, by NVIDIA's driver API.
+
+It comes from the package cuda-bindings, which is imported when a card is opened: without a card nothing of it is
+needed. The context is the device's primary one, which NVDEC's decoders and every other library of the process share;
+who waits for the card sleeps instead of spinning, so that a waiting thread costs no core.
+
+Addresses are plain numbers, of the card or of the host alike: CUDA tells them apart. Every call may be made by any
+thread that was bound once (`Device.bind`); a block or stream is closed by whoever made it, when nothing uses it.
+"""
+
+import ctypes
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
+
+IPC_HANDLE_BYTES = 64
+# What is handed to other processes is mapped by such pieces: a block that shared one with another would show it, too.
+_GRANULE_BYTES = 2 << 20
+_PAGE_BYTES = 4096
+_CPU = "use the CPU (decoder: cpu)"
+
+
+class Kernel(Protocol):
+    """A function on the card: what `Device.load` gives and `Device.launch` takes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def handle(self) -> Any: ...
+
+
+class _Loaded:
+    """Its module stays loaded for as long as the process lives."""
+
+    def __init__(self, name: str, module: Any, handle: Any) -> None:
+        self.name = name
+        self.handle = handle
+        self._module = module
+
+
+class Stream:
+    """An order of work on the card. handle: CUDA's, a number."""
+
+    def __init__(self, device: "Device", handle: int) -> None:
+        self.handle = handle
+        self._device = device
+        self._is_open = True
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.handle:#x}>"
+
+    def synchronize(self) -> None:
+        """Returns when all that was asked of it is done."""
+        self._device.wait(self.handle)
+
+    def close(self) -> None:
+        """What it was asked is finished by the card. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._device.call("close a stream", "cuStreamDestroy", self.handle)
+
+
+class DeviceBlock:
+    """Memory of the card. address: in this process. Its content is not cleared."""
+
+    def __init__(self, device: "Device", address: int, size_bytes: int, *, is_own: bool) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self._device = device
+        self._is_own = is_own
+        self._is_open = True
+
+    def __repr__(self) -> str:
+        return f"<DeviceBlock {self.address:#x}, {self.size_bytes} B>"
+
+    def ipc_handle(self) -> bytes:
+        """64 bytes by which another process of this machine opens it. Only of memory that was allocated here."""
+        handle = self._device.call("share memory of the GPU", "cuIpcGetMemHandle", self.address)
+        return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)
+
+    def close(self) -> None:
+        """Gives it back, or lets go of another process's. Waits for the card. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            way = "cuMemFree" if self._is_own else "cuIpcCloseMemHandle"
+            self._device.call("give memory of the GPU back", way, self.address)
+
+
+class Pinned:
+    """Host memory that the card reads and writes by itself. The array must outlive it."""
+
+    def __init__(self, device: "Device", array: npt.NDArray[Any]) -> None:
+        self.address: int = array.ctypes.data
+        self.size_bytes: int = array.nbytes
+        self._array = array
+        self._device = device
+        self._is_open = True
+
+    def close(self) -> None:
+        """Makes it plain memory again. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._device.call("let go of pinned memory", "cuMemHostUnregister", self.address)
+
+
+class Device:
+    """One a process. name: the card's. context: CUDA's handle of its primary context. capability: (9, 0)."""
+
+    def __init__(self, driver: Any, handle: Any, index: int) -> None:
+        """Use `Device.open`."""
+        self._driver = driver
+        self._ok = driver.CUresult.CUDA_SUCCESS
+        self.index = index
+        self.name: str = _text(self.call("ask the GPU's name", "cuDeviceGetName", 128, handle))
+        attributes = driver.CUdevice_attribute
+        major, minor = (
+            int(self.call("ask the GPU's compute capability", "cuDeviceGetAttribute", wanted, handle))
+            for wanted in (
+                attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        self.capability: tuple[int, int] = (major, minor)
+        # Refused where another library of this process made the context: then it waits as that one chose.
+        driver.cuDevicePrimaryCtxSetFlags(handle, int(driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC))
+        self._context = self.call("make a context on the GPU", "cuDevicePrimaryCtxRetain", handle)
+        self.context = int(self._context)
+        self.bind()
+
+    @classmethod
+    def open(cls, index: int = 0) -> "Device":
+        """The index-th card that CUDA_VISIBLE_DEVICES leaves; its context is current in this thread.
+
+        Raises GpuUnavailable, with what is missing.
+        """
+        driver = _driver()
+        count = _count(driver)
+        if not 0 <= index < count:
+            cards = f"{count} GPU{'s' if count != 1 else ''}"
+            raise GpuUnavailable(
+                f"there is no GPU {index}: CUDA shows {cards} here, from 0; set gpu: device, or {_CPU}"
+            )
+        error, handle = driver.cuDeviceGet(index)
+        if error == driver.CUresult.CUDA_SUCCESS:
+            try:
+                return cls(driver, handle, index)
+            except GpuFailed as failed:
+                raise GpuUnavailable(f"GPU {index} cannot be used: {failed.message}") from failed
+        raise GpuUnavailable(f"GPU {index} cannot be used: {_name_of(error)}; see nvidia-smi, or {_CPU}")
+
+    def __repr__(self) -> str:
+        return f"<Device {self.index}: {self.name}>"
+
+    def bind(self) -> None:
+        """Makes its context the calling thread's; microseconds. Once a thread, and after a library changed it."""
+        (error,) = self._driver.cuCtxSetCurrent(self._context)
+        if error != self._ok:
+            raise _failed("bind a thread to the GPU", error)
+
+    def new_stream(self) -> Stream:
+        """Its work waits for no other stream's, nor for the default one's."""
+        flags = int(self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        return Stream(self, int(self.call("make a stream", "cuStreamCreate", flags)))
+
+    def allocate(self, size_bytes: int) -> DeviceBlock:
+        """At least 2 MiB are taken: ask for one block a purpose, not for one a row."""
+        taken = -(-size_bytes // _GRANULE_BYTES) * _GRANULE_BYTES
+        address = self.call(f"allocate {size_bytes} B on the GPU", "cuMemAlloc", taken)
+        return DeviceBlock(self, int(address), size_bytes, is_own=True)
+
+    def open_block(self, ipc_handle: bytes, size_bytes: int) -> DeviceBlock:
+        """Memory that another process of this machine allocated on the same card and shared by `ipc_handle`."""
+        handle = self._driver.CUipcMemHandle()
+        if len(ipc_handle) != IPC_HANDLE_BYTES:
+            raise GpuFailed(f"a handle of GPU memory has {IPC_HANDLE_BYTES} bytes, not {len(ipc_handle)}")
+        ctypes.memmove(handle.getPtr(), ipc_handle, IPC_HANDLE_BYTES)
+        flags = int(self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        address = self.call("open another process's memory of the GPU", "cuIpcOpenMemHandle", handle, flags)
+        return DeviceBlock(self, int(address), size_bytes, is_own=False)
+
+    def pin(self, array: npt.NDArray[Any]) -> Pinned:
+        """Locks the array's pages, so that copies to and from it are made by the card alone. C order, not empty."""
+        pinned = Pinned(self, array)
+        flags = self._driver.CU_MEMHOSTREGISTER_PORTABLE
+        self.call(f"pin {pinned.size_bytes} B of memory", "cuMemHostRegister", pinned.address, pinned.size_bytes, flags)
+        return pinned
+
+    def copy(self, to: int, from_: int, size_bytes: int, stream: int) -> None:
+        """In the stream's order, between the card and the host or within one; host memory is best pinned."""
+        (error,) = self._driver.cuMemcpyAsync(to, from_, size_bytes, stream)
+        if error != self._ok:
+            raise _failed(f"copy {size_bytes} B", error)
+
+    def wait(self, stream: int) -> None:
+        """Returns when all that was asked of the stream is done; an error of what ran on it comes out here."""
+        (error,) = self._driver.cuStreamSynchronize(stream)
+        if error != self._ok:
+            raise _failed("wait for the GPU", error)
+
+    def load(self, image: bytes, name: str) -> Kernel:
+        """The function `name` of a compiled module (a cubin for this card's capability)."""
+        module = self.call(f"load the kernel {name}", "cuModuleLoadData", image)
+        return _Loaded(name, module, self.call(f"find the kernel {name}", "cuModuleGetFunction", module, name.encode()))
+
+    def launch(
+        self, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: int, stream: int
+    ) -> None:
+        """In the stream's order. arguments: address of an array of its parameters' addresses; they are read at once."""
+        (error,) = self._driver.cuLaunchKernel(kernel.handle, *grid, *block, 0, stream, arguments, 0)
+        if error != self._ok:
+            raise _failed(f"launch {kernel.name}", error)
+
+    def call(self, doing: str, function: str, *arguments: Any) -> Any:
+        """What a function of the driver gives. Raises GpuFailed with CUDA's name of the error and what was done."""
+        error, *values = getattr(self._driver, function)(*arguments)
+        if error != self._ok:
+            raise _failed(doing, error)
+        return values[0] if values else None
+
+
+def zeros_pinned(device: Device, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[npt.NDArray[Any], Pinned]:
+    """(an array of whole pages of its own, its pinning)."""
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    pages = np.zeros(count + 2 * _PAGE_BYTES, np.uint8)
+    begin = -pages.ctypes.data % _PAGE_BYTES
+    own = pages[begin : begin + -(-count // _PAGE_BYTES) * _PAGE_BYTES]
+    return own[:count].view(dtype).reshape(shape), device.pin(own)
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise GpuUnavailable(f"the package cuda-bindings is not installed: run make gpu, or {_CPU}") from None
+    return driver
+
+
+def _count(driver: Any) -> int:
+    try:
+        (error,) = driver.cuInit(0)
+    except (RuntimeError, OSError):  # cuda-bindings finds no libcuda.so.1
+        raise GpuUnavailable(
+            f"NVIDIA's driver library libcuda.so.1 is not here: install the driver (in a container: run it with "
+            f"--gpus all), or {_CPU}"
+        ) from None
+    no_device = driver.CUresult.CUDA_ERROR_NO_DEVICE
+    if error == no_device:
+        raise GpuUnavailable(f"CUDA shows no GPU here: see nvidia-smi and CUDA_VISIBLE_DEVICES, or {_CPU}")
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise GpuUnavailable(f"CUDA does not start: {_name_of(error)}; see nvidia-smi, or {_CPU}")
+    error, count = driver.cuDeviceGetCount()
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise GpuUnavailable(f"CUDA does not count its GPUs: {_name_of(error)}; see nvidia-smi, or {_CPU}")
+    return int(count)
+
+
+def _failed(doing: str, error: Any) -> GpuFailed:
+    return GpuFailed(f"{_name_of(error)}: could not {doing}")
+
+
+def _name_of(error: Any) -> str:
+    return str(getattr(error, "name", error))
+
+
+def _text(name: bytes) -> str:
+    return name.split(b"\0", 1)[0].decode(errors="replace")
