@@ -19,11 +19,12 @@ from prometheus_client import (
     generate_latest,
 )
 
-from deepstream_pipeline.types import AnalyticsKind, CloseReason, DropReason, SourceState
+from deepstream_pipeline.types import AnalyticsKind, CloseReason, DecoderKind, DropReason, SourceState
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FRAMES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DECODERS = (DecoderKind.CPU.value, DecoderKind.NVDEC.value)
 _REMEMBERED = 4096  # ids of sources that went, so that what comes late of them begins no series anew
 
 
@@ -61,9 +62,12 @@ TABLE = (
     Declaration("fps", _G, "Frames decoded a second, over the last seconds.", ("source",)),
     Declaration("state", _G, "1 for the state that a source is in, 0 for the others.", ("source", "state")),
     Declaration("frozen", _G, "1 while a source shows the same picture.", ("source",)),
+    Declaration("decoder", _G, "1 for the decoder of a source's pictures, 0 for the others.", ("source", "decoder")),
     Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
     Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
     Declaration("glass_to_event_seconds", _H, "From a frame's decoding to its result.", ("source",), SECONDS),
+    Declaration("decode_processes", _G, "Decode processes that have a source open.", ("decoder",)),
+    Declaration("rows_total", _C, "Rows that the engine was given, by where they lay.", ("hand_over",)),
     Declaration("mux_wait_seconds", _H, "From a frame's decoding to its batch.", (), SECONDS),
     Declaration("batch_frames", _H, "Frames of a batch.", (), FRAMES),
     Declaration("batches_total", _C, "Batches formed, by why they closed.", ("reason",)),
@@ -90,6 +94,7 @@ class _Source:
         self.restarts = self._counter("restarts_total")
         self.fps, self.frozen = self._gauge("fps"), self._gauge("frozen")
         self.states = {state: self._gauge("state", state.value) for state in SourceState}
+        self.decoders = {kind: self._gauge("decoder", kind) for kind in DECODERS}
         self.decode, self.prepare = self._summary("decode_seconds"), self._summary("prepare_seconds")
         self.glass_to_event = self._histogram("glass_to_event_seconds")
 
@@ -163,7 +168,7 @@ class VideoMetrics:
         self._summaries: dict[str, Summary] = {}
         for row in TABLE:
             self._declare(row)
-        ProcessCollector(registry=self._registry)  # of this process: decode processes, one a source, are not in it
+        ProcessCollector(registry=self._registry)  # of this process: decode processes are not in it
         self._all: dict[str, _Metric] = {
             **self._counters,
             **self._gauges,
@@ -173,6 +178,8 @@ class VideoMetrics:
         self._mux_wait = self._histograms["mux_wait_seconds"]
         self._batch_frames = self._histograms["batch_frames"]
         self._batches: dict[str, Counter] = {}
+        rows = self._counters["rows_total"]
+        self._rows = {is_device: rows.labels("device" if is_device else "host") for is_device in (False, True)}
         self._infer: dict[str, Histogram] = {}
         self._sources: dict[str, _Source] = {}
         self._sinks: dict[str, _Sink] = {}
@@ -239,6 +246,20 @@ class VideoMetrics:
         """Whether it shows the same picture again and again."""
         if (series := self._of(source)) is not None:
             series.frozen.set(is_frozen)
+
+    def decoder(self, source: str, decoder: str) -> None:
+        """Who decodes its pictures: cpu or nvdec."""
+        if (series := self._of(source)) is not None:
+            for each, gauge in series.decoders.items():
+                gauge.set(each == decoder)
+
+    def decode_processes(self, decoder: str, n: int) -> None:
+        """So many processes decode now with it: cpu or nvdec."""
+        self._gauges["decode_processes"].labels(decoder).set(n)
+
+    def rows(self, n: int, *, on_device: bool) -> None:
+        """The engine was given so many more rows, in the memory of a card or of the host."""
+        self._rows[on_device].inc(n)
 
     def fps(self, source: str, fps: float) -> None:
         """Frames decoded a second, over the last seconds."""

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from deepstream_pipeline.source_ids import ID_PATTERN
-from deepstream_pipeline.types import DropPolicy, SourceConfig, SourceState
+from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig, SourceState
 
 SOURCE_ID = f"^{ID_PATTERN}$"
 MAX_URI_CHARACTERS = 2048
@@ -32,6 +32,7 @@ class NewStream(Strict):
     frozen_after_s: float = Field(default=_DEFAULT.frozen_after_s, gt=0, le=86_400)
     is_udp: bool = _DEFAULT.is_udp
     record_cache_s: float = Field(default=_DEFAULT.record_cache_s, ge=0, le=300)
+    decoder: DecoderKind = _DEFAULT.decoder
 
     def config(self) -> SourceConfig:
         """As the pipeline takes it."""
@@ -70,6 +71,7 @@ class Stream(BaseModel):
     width: int
     height: int
     codec: str
+    decoder: str
     is_live: bool
     is_frozen: bool
     latency_s: float | None

@@ -15,7 +15,7 @@ from deepstream_pipeline.source_ids import ID_FORM
 _MOST = 5  # faults of a body that are told
 _SHOWN_CHARACTERS = 80
 _PARTS_OF_REQUEST = ("body", "path", "query")
-_SHOWN = ("source_id", "camera_id", "policy")
+_SHOWN = ("source_id", "camera_id", "policy", "decoder")
 _OBJECT = "a JSON object is needed"
 Schema = Mapping[str, object]
 

@@ -84,8 +84,9 @@ function show(card,s){
  offer(card,s.state);
  const state=card.querySelector('.state');state.textContent=s.state.replace('_',' ')+(s.is_frozen?' (frozen)':'');
  state.className='state '+s.state;
- put(card,'reason',s.reason);put(card,'fps',s.fps.toFixed(1));put(card,'frames',String(s.frames));
- put(card,'inferred',String(s.inferred));put(card,'restarts',String(s.restarts));
+ put(card,'reason',s.reason);put(card,'decoder',s.decoder);
+ put(card,'fps',s.fps.toFixed(1));put(card,'frames',String(s.frames));put(card,'inferred',String(s.inferred));
+ put(card,'restarts',String(s.restarts));
  put(card,'latency',s.latency_s===null?'–':Math.round(s.latency_s*1000)+' ms');
  const drops=Object.entries(s.drops).filter(d=>d[1]);
  put(card,'drops',String(drops.reduce((sum,d)=>sum+d[1],0)));
@@ -199,7 +200,8 @@ def _card(stream: Stream) -> str:
         f'<img {source} data-src="{way}/preview.jpg" alt="" loading="lazy"></a>'
         f'<div class="body"><h2><span class="name">{name}</span>'
         f'<span class="state {stream.state.value}">{escape(state)}</span></h2>'
-        f'<div class="id" title="{escape(stream.uri)}">{source_id} {escape(size)}</div>'
+        f'<div class="id" title="{escape(stream.uri)}">{source_id} {escape(size)}'
+        f' <span data-f="decoder">{escape(stream.decoder)}</span></div>'
         f'<div class="reason" data-f="reason">{escape(stream.reason)}</div><dl>{_figures(stream)}</dl>'
         f'<table><tbody class="counts">{_counts(stream.counts)}</tbody></table>{_VERBS}</div></article>'
     )

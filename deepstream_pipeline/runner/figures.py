@@ -28,6 +28,7 @@ def statistics_of(way: SourceWay) -> SourceStatistics:
         width=opened.width if opened is not None else 0,
         height=opened.height if opened is not None else 0,
         codec=opened.codec if opened is not None else "",
+        decoder=opened.decoder if opened is not None else "",
         is_live=opened.is_live if opened is not None else is_live(config.uri),
         is_frozen=snapshot.is_frozen if snapshot is not None else False,
         latency_s=way.typical_latency_s(),
@@ -72,6 +73,7 @@ def _joined(one: SourceStatistics, other: SourceStatistics) -> SourceStatistics:
         active_s=one.active_s + other.active_s,
         drops=_sum(one.drops, other.drops),
         events=_sum(one.events, other.events),
+        decoder="",
         counts={},
     )
 

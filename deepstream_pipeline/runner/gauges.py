@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.metrics import DECODERS, VideoMetrics
 from deepstream_pipeline.sources.messages import Beat
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
 
@@ -42,9 +42,17 @@ class Gauges:
 
     def refresh(self, snapshots: Iterable[SourceSnapshot]) -> None:
         """What is true at this moment."""
+        snapshots = tuple(snapshots)
+        processes = {
+            (snapshot.opened.decoder, snapshot.pid) for snapshot in snapshots if snapshot.opened and snapshot.pid
+        }
+        for decoder in DECODERS:
+            self._metrics.decode_processes(decoder, sum(kind == decoder for kind, _ in processes))
         for snapshot in snapshots:
             self._metrics.fps(snapshot.source_id, snapshot.fps)
             self._metrics.frozen(snapshot.source_id, snapshot.is_frozen)
+            if snapshot.opened is not None:
+                self._metrics.decoder(snapshot.source_id, snapshot.opened.decoder)
             for _ in range(self._new_restarts(snapshot)):
                 self._metrics.restarted(snapshot.source_id)
 

@@ -13,7 +13,7 @@ from deepstream_pipeline.settings.records import SourceSettings
 from deepstream_pipeline.settings.section import Plain, Reading, Section
 from deepstream_pipeline.settings.sinks import SinkOptions, read_sink
 from deepstream_pipeline.settings.sources import Draft
-from deepstream_pipeline.types import SourceConfig
+from deepstream_pipeline.types import DecoderKind, SourceConfig
 
 _FILE_SINKS = ("jsonl", "mp4", "hls", "preview")
 _FORMS = ("jsonl", "mp4", "hls", "preview", "rtsp://", "kafka://", "mqtt://", "redis://", "webhook=")
@@ -40,6 +40,7 @@ class Flags:
     has_api: bool = True
     is_loop: bool = False
     is_realtime: bool = False
+    decoder: DecoderKind | None = None
 
 
 def drafts_of(flags: Flags, reading: Reading) -> tuple[Draft, ...]:

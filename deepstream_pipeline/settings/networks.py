@@ -1,4 +1,4 @@
-"""The sections streammux, primary-gie, secondary-gie, tracker, osd, engine and api."""
+"""The sections streammux, primary-gie, secondary-gie, tracker, osd, engine, api and gpu."""
 
 import re
 from urllib.parse import urlsplit
@@ -7,6 +7,8 @@ from deepstream_pipeline.settings.records import (
     ApiSettings,
     EngineChoice,
     EngineSettings,
+    GpuSettings,
+    HandOver,
     MuxSettings,
     PrimarySettings,
     SecondarySettings,
@@ -18,6 +20,7 @@ from deepstream_pipeline.track.options import TrackerOptions, TrackerType
 MODEL_PATTERN, MODEL_FORM = r"[^\s/\\]{1,255}", "a model's name is needed, as `penstock models list` shows it"
 _GRPC_ADDRESS = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@]+):\d{1,5}"
 MAX_BATCH, MAX_INTERVAL = 1024, 10_000
+MAX_CAMERAS, LAST_DEVICE = 64, 15
 
 
 def read_mux(section: Section) -> MuxSettings:
@@ -111,6 +114,18 @@ def read_api(section: Section) -> ApiSettings:
         host=section.text("host", default.host, pattern=r"[A-Za-z0-9.:_-]+", form="an address to listen on is needed"),
         port=section.whole("port", default.port, 0, 65_535),
         is_enabled=section.flag("enable", default.is_enabled),
+    )
+    section.close()
+    return settings
+
+
+def read_gpu(section: Section) -> GpuSettings:
+    """gpu: how the sources that a card decodes are spread over processes, and how their rows reach the engine."""
+    default = GpuSettings()
+    settings = GpuSettings(
+        cameras_per_process=section.whole("cameras-per-process", default.cameras_per_process, 1, MAX_CAMERAS),
+        hand_over=section.choice("hand-over", HandOver, default.hand_over),
+        device=section.whole("device", default.device, 0, LAST_DEVICE),
     )
     section.close()
     return settings

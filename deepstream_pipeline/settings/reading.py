@@ -17,6 +17,7 @@ from deepstream_pipeline.settings.networks import (
     gateway_fault,
     read_api,
     read_engine,
+    read_gpu,
     read_mux,
     read_osd,
     read_primary,
@@ -95,6 +96,7 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
         sinks=sinks,
         api=api,
         engine=_engine(root, flags),
+        gpu=read_gpu(root.section("gpu")),
         shard=shard,
         elsewhere=len(sources) - len(mine),
         out=flags.out,
@@ -123,7 +125,8 @@ def _sources(drafts: tuple[Draft, ...], flags: Flags, complaints: Complaints) ->
 
 def _flagged(config: SourceConfig, flags: Flags) -> SourceConfig:
     is_loop, is_realtime = config.is_loop or flags.is_loop, config.is_realtime or flags.is_realtime
-    return replace(config, is_loop=is_loop, is_realtime=is_realtime)
+    decoder = flags.decoder or config.decoder
+    return replace(config, is_loop=is_loop, is_realtime=is_realtime, decoder=decoder)
 
 
 def _complain_of_nothing(reading: Reading, *, has_given: bool) -> None:

@@ -23,6 +23,15 @@ class EngineChoice(StrEnum):
     EMBEDDED = "embedded"
 
 
+class HandOver(StrEnum):
+    """Where the rows of a source that a card decodes wait for the engine. device: in the card's memory. host: in the
+    ring, as all others. auto: device where a trial at start finds that the engine takes them so, else host."""
+
+    AUTO = "auto"
+    DEVICE = "device"
+    HOST = "host"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
     """A source. analytics: its own section instead of the one for all; None where it has none."""
@@ -110,6 +119,18 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """What holds for the sources that a card decodes.
+
+    cameras_per_process: which fail together. hand_over: of their rows to the engine. device: the card, as CUDA counts.
+    """
+
+    cameras_per_process: int = 16
+    hand_over: HandOver = HandOver.AUTO
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class VideoSettings:
     """Everything that `penstock video run` was told.
 
@@ -127,6 +148,7 @@ class VideoSettings:
     sinks: tuple[SinkOptions, ...] = ()
     api: ApiSettings = ApiSettings()
     engine: EngineSettings = EngineSettings()
+    gpu: GpuSettings = GpuSettings()
     shard: Shard = ALONE
     elsewhere: int = 0
     out: Path | None = None

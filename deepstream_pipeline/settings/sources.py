@@ -9,7 +9,7 @@ from deepstream_pipeline.settings.records import SourceSettings
 from deepstream_pipeline.settings.rules import check_section
 from deepstream_pipeline.settings.section import Section
 from deepstream_pipeline.source_ids import ID_FORM, ID_PATTERN, id_of, is_source_id, unique_ids
-from deepstream_pipeline.types import DropPolicy, SourceConfig
+from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig
 
 DAY_S = 86_400.0
 _POLICIES = tuple(policy.value for policy in DropPolicy)
@@ -99,4 +99,5 @@ def _config(section: Section, uri: str) -> SourceConfig:
         frozen_after_s=section.number("frozen-after", default.frozen_after_s, 1, DAY_S),
         is_udp=section.word("rtsp-transport", ("tcp", "udp"), "tcp") == "udp",
         record_cache_s=section.number("smart-rec-cache", default.record_cache_s, 0, 600),
+        decoder=section.choice("decoder", DecoderKind, default.decoder),
     )

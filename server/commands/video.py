@@ -13,6 +13,7 @@ from deepstream_pipeline.settings.complaints import SettingsRefused
 from deepstream_pipeline.settings.flags import Flags
 from deepstream_pipeline.settings.reading import read_settings
 from deepstream_pipeline.settings.records import EngineChoice, VideoSettings
+from deepstream_pipeline.types import DecoderKind
 from server.commands.terminal import fail
 from server.commands.up import allow_open_files
 from server.commands.video_check import check
@@ -64,6 +65,10 @@ Engine = Annotated[
     EngineChoice | None,
     typer.Option(help="auto: the stack that runs here, else our own; triton, embedded: our own, of that kind"),
 ]
+Decoder = Annotated[
+    DecoderKind | None,
+    typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
@@ -90,6 +95,7 @@ def run(
     realtime: Annotated[
         bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
     ] = False,
+    decoder: Decoder = None,
     as_json: AsJson = False,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="no progress while it runs: warnings and errors alone")
@@ -122,6 +128,7 @@ def run(
         has_api=not no_api,
         is_loop=loop,
         is_realtime=realtime,
+        decoder=decoder,
     )
     how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
     raise typer.Exit(_run(config, flags, how))

@@ -11,8 +11,8 @@ from deepstream_pipeline.decode.uri import redacted
 from deepstream_pipeline.errors import PipelineError
 from deepstream_pipeline.settings.complaints import SettingsRefused, without_secrets
 from deepstream_pipeline.settings.reading import read_settings
-from deepstream_pipeline.settings.records import SourceSettings, VideoSettings
-from deepstream_pipeline.types import SourceConfig
+from deepstream_pipeline.settings.records import GpuSettings, SourceSettings, VideoSettings
+from deepstream_pipeline.types import DecoderKind, SourceConfig
 from server.commands.terminal import one_line, table_console
 from server.commands.video_complaints import refuse
 from server.commands.video_watch import write_json
@@ -51,6 +51,7 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
         {
             "source_id": source.config.source_id,
             "uri": redacted(source.config.uri),
+            "decoder": source.config.decoder.value,
             "rules": _rules_in(settings.rules_section(source)),
         }
         | _probe_record(probed.get(source.config.source_id))
@@ -66,6 +67,11 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
         "sinks": [sink_name(sink) for sink in settings.sinks],
         "engine": _engine_name(settings),
         "api": _api_name(settings),
+        "gpu": {
+            "device": settings.gpu.device,
+            "cameras_per_process": settings.gpu.cameras_per_process,
+            "hand_over": settings.gpu.hand_over.value,
+        },
     }
 
 
@@ -110,6 +116,8 @@ def _facts(settings: VideoSettings) -> list[tuple[str, str]]:
     facts.append(("tracker", settings.tracker.type.value))
     facts += [("sink", sink_name(sink)) for sink in settings.sinks] or [("sink", "none: give one, or --out")]
     facts += [("engine", _engine_name(settings)), ("control API", _api_name(settings) or "off")]
+    if any(source.config.decoder is not DecoderKind.CPU for source in settings.sources):
+        facts.append(("on a card, where it decodes", _gpu_in_words(settings.gpu)))
     if settings.shard.count > 1:
         facts.append(("shard", f"{settings.shard}; {settings.elsewhere} sources belong to the others"))
     return facts
@@ -132,6 +140,10 @@ def _engine_name(settings: VideoSettings) -> str:
     if engine.gateway:
         return without_secrets(engine.gateway)
     return {"auto": "the stack that runs here, else our own"}.get(engine.choice.value, f"our own, {engine.choice}")
+
+
+def _gpu_in_words(gpu: GpuSettings) -> str:
+    return f"number {gpu.device}, {gpu.cameras_per_process} sources a process, rows handed over: {gpu.hand_over}"
 
 
 def _api_name(settings: VideoSettings) -> str:

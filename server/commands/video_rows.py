@@ -100,6 +100,7 @@ def record_of(source: SourceStatistics) -> dict[str, object]:
         "source_id": source.source_id,
         "state": source.state.value,
         "reason": source.reason,
+        "decoder": source.decoder,
         "frames": source.frames,
         "frames_total": None if source.is_loop else source.frames_total,
         "inferred": source.inferred,

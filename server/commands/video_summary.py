@@ -18,7 +18,7 @@ from server.commands.video_table import cut_in_the_middle
 MAX_LINES_SHOWN = 20
 MANY_FILES = 6  # of one folder, as segments and recordings are: they are told in one line
 STOPPED = "stopped"  # what ran until a person ended it; log lines say so, too
-_TITLES = ("source", "state", "frames", "inferred", "dropped", "events", "restarts", "fps")
+_TITLES = ("source", "state", "decoder", "frames", "inferred", "dropped", "events", "restarts", "fps")
 _LEAST_ID_WIDTH = 12
 REMOVED = "removed"  # while the others went on
 
@@ -111,12 +111,15 @@ def in_bytes(size: int) -> str:
 def _print_sources(summary: Summary, console: Console) -> None:
     """In a terminal that is too narrow: ids cut in the middle, the lesser figures left out, drops in words below;
     numbers stay whole."""
-    whole = _source_table(summary, _TITLES)
+    titles: Sequence[str] = _TITLES
+    if all(source.decoder in ("", "cpu") for source in summary.everybody):  # what is so everywhere without a card
+        titles = tuple(title for title in _TITLES if title != "decoder")
+    whole = _source_table(summary, titles)
     if _width(whole, console) <= console.width:
         console.print(whole)
         return
-    ways = (_TITLES, [title for title in _TITLES if title not in ("inferred", "restarts")])
-    tables = [_source_table(summary, titles, id_width=_LEAST_ID_WIDTH) for titles in ways]
+    ways = (titles, [title for title in titles if title not in ("decoder", "inferred", "restarts")])
+    tables = [_source_table(summary, way, id_width=_LEAST_ID_WIDTH) for way in ways]
     at = 0 if _width(tables[0], console) <= console.width else 1
     spare = max(console.width - _width(tables[at], console), 0)
     console.print(_source_table(summary, ways[at], id_width=_LEAST_ID_WIDTH + spare))
@@ -135,7 +138,7 @@ def _source_table(summary: Summary, titles: Sequence[str], id_width: int = 0) ->
     if id_width:
         table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        is_left = title in ("source", "state") or (title == "dropped" and not id_width)
+        is_left = title in ("source", "state", "decoder") or (title == "dropped" and not id_width)
         table.add_column(title, justify="left" if is_left else "right", no_wrap=True)
     for source in summary.everybody:
         lost = drops_in_words(source.drops.items()) or "0"
@@ -143,6 +146,7 @@ def _source_table(summary: Summary, titles: Sequence[str], id_width: int = 0) ->
         cells = {
             "source": Text(cut_in_the_middle(name, id_width) if id_width else name),
             "state": _state_cell(source, is_stopped=summary.is_stopped),
+            "decoder": Text(source.decoder or UNKNOWN),
             "frames": Text(str(source.frames)),
             "inferred": Text(str(source.inferred)),
             "dropped": Text(str(dropped(source)) if id_width else lost),

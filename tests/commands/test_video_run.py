@@ -288,6 +288,20 @@ def test_summary_has_sources_that_were_removed_meanwhile(run: Run) -> None:
     assert (clip["fps"], clip["frames"]) == (24.75, 100)  # of its own four seconds
 
 
+def test_summary_says_who_decodes_where_a_card_does(run: Run) -> None:
+    """On a machine without a card all are decoded by its CPU, and no column says so; programs are always told."""
+    words = ("--source", "clip.mp4", "--model", "m")
+    yard = SourceStatistics("yard", "", "", SourceState.ENDED, TAKEN_OUT, frames=9, inferred=9, decoder="cpu")
+    assert "decoder" not in run(*words, gone=(yard,)).stdout
+    gate = replace(yard, source_id="gate", decoder="nvdec")
+    told = run(*words, gone=(yard, gate)).stdout
+    assert "decoder" in told
+    (row,) = [line.split() for line in told.splitlines() if "gate" in line]
+    assert [cell for cell in row if cell != "│"][:4] == ["gate", "removed", "nvdec", "9"]
+    sources = json.loads(run(*words, "--json", gone=(yard, gate)).stdout.splitlines()[-1])["sources"]
+    assert [source.get("decoder") for source in sources] == [None, "cpu", "nvdec"]
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_summary_keeps_its_numbers_whole_in_a_narrow_terminal(width: int) -> None:
     """Ids are cut in the middle, why frames were lost stands below."""

@@ -21,6 +21,8 @@ def fill(metrics: VideoMetrics, source: str) -> None:
     metrics.restarted(source)
     metrics.frozen(source, True)
     metrics.fps(source, 29.5)
+    metrics.decoder(source, "cpu")
+    metrics.decoder(source, "nvdec")
     metrics.decode_s(source, 0.004, 3)
     metrics.prepare_s(source, 0.002)
     metrics.glass_to_event(source, 0.08)
@@ -31,6 +33,8 @@ def fill(metrics: VideoMetrics, source: str) -> None:
 def filled() -> VideoMetrics:
     metrics = VideoMetrics()
     fill(metrics, "door")
+    metrics.decode_processes("nvdec", 2)
+    metrics.rows(5, on_device=True)
     metrics.mux_wait(0.01)
     metrics.batch(4, CloseReason.TIMEOUT)
     metrics.infer("street", 0.02)
@@ -59,6 +63,11 @@ def test_page_holds_every_row_of_the_table() -> None:
         'penstock_video_state{source="door",state="connecting"} 0.0',
         'penstock_video_frozen{source="door"} 1.0',
         'penstock_video_fps{source="door"} 29.5',
+        'penstock_video_decoder{decoder="nvdec",source="door"} 1.0',
+        'penstock_video_decoder{decoder="cpu",source="door"} 0.0',
+        'penstock_video_decode_processes{decoder="nvdec"} 2.0',
+        'penstock_video_rows_total{hand_over="device"} 5.0',
+        'penstock_video_rows_total{hand_over="host"} 0.0',
         'penstock_video_decode_seconds_count{source="door"} 3.0',
         'penstock_video_decode_seconds_sum{source="door"} 0.012',
         'penstock_video_prepare_seconds_count{source="door"} 1.0',

@@ -161,6 +161,7 @@ SOURCES = Row(
             one(f"sum by (source) (increase(penstock_video_restarts_total{{{SOURCE}}}{RATE}))", "{{source}}"),
             Look.STEPS,
             steps=((None, GREEN), (1, ORANGE)),
+            width=12,
         ),
         Panel(
             "Frozen pictures",
@@ -170,7 +171,15 @@ SOURCES = Row(
             Look.STATES,
             steps=((None, GREEN), (1, RED)),
             words=(("0", "moves", GREEN), ("1", "frozen", RED)),
+            width=12,
         ),
+    ),
+)
+
+
+DECODING = Row(
+    "Decoding",
+    (
         Panel(
             "CPU of a frame",
             "Mean CPU time of decoding and of making ready for the network, by source. Times frames a second: cores.",
@@ -179,6 +188,24 @@ SOURCES = Row(
                 Query(mean("penstock_video_decode_seconds", SOURCE, "source"), "{{source}} decode"),
                 Query(mean("penstock_video_prepare_seconds", SOURCE, "source"), "{{source}} prepare"),
             ),
+        ),
+        Panel(
+            "Decoders",
+            "Sources and decode processes by decoder: cpu (FFmpeg, a process each) or nvdec (a card's video engine, "
+            "cameras-per-process of them together).",
+            "short",
+            (
+                Query(f"sum by (decoder) (penstock_video_decoder{{{SOURCE}}})", "{{decoder}} sources"),
+                Query(f"sum by (decoder) (penstock_video_decode_processes{{{JOB}}})", "{{decoder}} processes"),
+            ),
+            Look.STEPS,
+        ),
+        Panel(
+            "Rows for the engine",
+            "A second, by where they lay: device (in the memory of a card that the engine shares) or host.",
+            "cps",
+            one(_by("hand_over", "rows_total", JOB), "{{hand_over}}"),
+            Look.STACKED,
         ),
     ),
 )
@@ -311,6 +338,7 @@ VIDEO = Board(
     (
         AT_A_GLANCE,
         SOURCES,
+        DECODING,
         LATENCY,
         BATCHES,
         SINKS,

@@ -60,10 +60,15 @@ def test_page_shows_each_stream_with_its_figures(api: ApiServer, pipeline: FakeP
         drops={"too_old": 3, "ring_full": 4},
         counts={"line-crossing/Entry": 17},
         latency_s=0.0839,
+        width=1280,
+        height=720,
+        codec="hevc",
+        decoder="nvdec",
     )
     page = ask(api.url, "GET", "/").body.decode()
     for text in ("Front door", "auth failed", "another password is wanted", ">25.0<", ">7<", ">17<", ">84 ms<"):
         assert text in page, text
+    assert 'door 1280×720 hevc <span data-f="decoder">nvdec</span>' in page
     assert 'title="too_old 3, ring_full 4"' in page
     assert 'src="/v1/streams/door/preview.jpg"' in page
 

@@ -11,7 +11,7 @@ from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.errors import PipelineError, SourceNotOpen, SourceNotRecordable
 from deepstream_pipeline.source_ids import ID_FORM
-from deepstream_pipeline.types import DropPolicy, SourceConfig, SourceState
+from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig, SourceState
 from tests.deepstream_pipeline.api.asking import Client, ask
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 
@@ -27,6 +27,17 @@ def test_stream_that_is_added_is_listed_and_read(api: ApiServer, pipeline: FakeP
     read = ask(api.url, "GET", "/v1/streams/door")
     assert listed.json == {"streams": [read.json]}
     assert (read.json["source_id"], read.json["state"], read.json["drops"]) == ("door", "connecting", {})
+
+
+def test_stream_has_the_decoder_that_was_asked_for(api: ApiServer, pipeline: FakePipeline) -> None:
+    """nvdec where it is asked for, else what fits; DeepStream's own body has no word for it. Which it is is shown."""
+    assert ask(api.url, "POST", "/v1/streams", {**DOOR, "decoder": "nvdec"}).status == 201
+    assert ask(api.url, "POST", "/v1/streams", {**DOOR, "source_id": "yard"}).status == 201
+    found = [pipeline.configs[name].decoder for name in ("door", "yard")]
+    assert found == [DecoderKind.NVDEC, DecoderKind.AUTO]
+    assert ask(api.url, "GET", "/v1/streams/door").json["decoder"] == ""
+    pipeline.sources["door"] = replace(pipeline.sources["door"], decoder="nvdec")
+    assert ask(api.url, "GET", "/v1/streams/door").json["decoder"] == "nvdec"
 
 
 def test_stream_that_is_deleted_is_gone(api: ApiServer, pipeline: FakePipeline) -> None:
@@ -141,6 +152,10 @@ BAD_BODIES = [
     (
         b'{"uri": "rtsp://c/1", "source_id": "a", "policy": "none"}',
         "policy: 'none' is not taken; one of block, drop-old",
+    ),
+    (
+        b'{"uri": "rtsp://c/1", "source_id": "a", "decoder": "cuda"}',
+        "decoder: 'cuda' is not taken; one of auto, cpu, nvdec",
     ),
     (
         b'{"uri": "rtsp://c/1", "source_id": "a", "is_loop": "oft"}',

@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.figures import Removed, statistics_of
+from deepstream_pipeline.runner.gauges import Gauges
+from deepstream_pipeline.sources.messages import Opened
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import (
@@ -105,6 +108,39 @@ def test_life_of_a_source_is_from_its_first_frame_to_its_last() -> None:
         way.note_frame(at)
     way.snapshot = SourceSnapshot(way.config, SourceState.ENDED, frames=3)
     assert (statistics_of(way).active_s, statistics_of(way).frames) == (4.0, 3)
+
+
+def test_decoder_of_a_source_is_told_once_it_is_open() -> None:
+    """Nothing before, then whoever decodes it, in what is said of it and in the metrics."""
+    way = a_way("a")
+    assert statistics_of(way).decoder == ""
+    way.snapshot = opened("a", "nvdec", 7)
+    assert statistics_of(way).decoder == "nvdec"
+
+
+def test_metrics_say_who_decodes_and_in_how_many_processes() -> None:
+    """Sources of one process count it once; a source that has none counts none; each is told as it is now."""
+    metrics = VideoMetrics()
+    gauges = Gauges(metrics)
+    gauges.refresh([opened("a", "nvdec", 7), opened("b", "nvdec", 7), opened("c", "cpu", 8), opened("d", "cpu", None)])
+    page = metrics.page().decode()
+    assert 'penstock_video_decode_processes{decoder="nvdec"} 1.0' in page
+    assert 'penstock_video_decode_processes{decoder="cpu"} 1.0' in page
+    assert 'penstock_video_decoder{decoder="nvdec",source="b"} 1.0' in page
+    gauges.refresh([opened("b", "cpu", 9)])
+    page = metrics.page().decode()
+    assert 'penstock_video_decode_processes{decoder="nvdec"} 0.0' in page
+    assert 'penstock_video_decoder{decoder="nvdec",source="b"} 0.0' in page
+    assert 'penstock_video_decoder{decoder="cpu",source="b"} 1.0' in page
+
+
+def opened(source_id: str, decoder: str, pid: int | None) -> SourceSnapshot:
+    """A source that runs, decoded so, in the process of that number."""
+    facts = Opened(
+        width=1280, height=720, codec="h264", fps=30.0, frames_total=None, duration_s=None, is_live=True,
+        is_recordable=True, decoder=decoder,
+    )  # fmt: skip
+    return SourceSnapshot(SourceConfig("rtsp://cam", source_id), SourceState.RUNNING, opened=facts, pid=pid)
 
 
 def test_memory_of_removed_sources_is_bounded_and_its_sums_are_true() -> None:

@@ -8,6 +8,8 @@ from deepstream_pipeline.settings.records import (
     ApiSettings,
     EngineChoice,
     EngineSettings,
+    GpuSettings,
+    HandOver,
     MuxSettings,
     PrimarySettings,
     SecondarySettings,
@@ -19,7 +21,7 @@ from deepstream_pipeline.sinks.mqtt import MqttOptions
 from deepstream_pipeline.sinks.redis_stream import RedisOptions
 from deepstream_pipeline.sinks.webhook import WebhookOptions
 from deepstream_pipeline.track.options import TrackerOptions, TrackerType
-from deepstream_pipeline.types import DropPolicy, SourceConfig
+from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig
 from tests.deepstream_pipeline.settings.reading import read
 
 LEAST = "source: {uri: rtsp://cam/1}\nprimary-gie: {model: people}\n"
@@ -32,6 +34,7 @@ def test_settings_of_a_least_file_have_the_defaults(tmp_path: Path) -> None:
     assert (settings.primary, settings.mux) == (PrimarySettings("people"), MuxSettings())
     assert (settings.tracker, settings.sinks, settings.api) == (TrackerOptions(), (), ApiSettings())
     assert (settings.engine, settings.shard, settings.elsewhere) == (EngineSettings(), Shard(), 0)
+    assert (settings.sources[0].config.decoder, settings.gpu) == (DecoderKind.AUTO, GpuSettings(16, HandOver.AUTO, 0))
 
 
 SOURCE = """
@@ -48,6 +51,7 @@ source:
     frozen-after: 60
     rtsp-transport: udp
     smart-rec-cache: 8
+    decoder: cpu
     analytics:
       line-crossing: [{name: Door, line: [[0, 5], [9, 5]], class-id: person}]
 primary-gie: {model: people}
@@ -72,6 +76,7 @@ def test_source_with_every_key_says_each_of_them(tmp_path: Path) -> None:
         frozen_after_s=60,
         is_udp=True,
         record_cache_s=8,
+        decoder=DecoderKind.CPU,
     )
 
 
@@ -96,6 +101,7 @@ tracker: {type: none, probationAge: 5, maxShadowTrackingAge: 60, minMatchingScor
 osd: {display-text: no, trail-duration: 1.5}
 engine: {gateway: "https://gpu.example:8000", gateway-grpc: "gpu.example:9001", api-key-variable: GPU_KEY}
 api: {host: 0.0.0.0, port: 0, enable: true}
+gpu: {cameras-per-process: 4, hand-over: host, device: 1}
 """
 
 
@@ -114,6 +120,7 @@ def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
     address = ("https://gpu.example:8000", "gpu.example:9001", "GPU_KEY")
     assert settings.engine == EngineSettings(EngineChoice.AUTO, *address)
     assert settings.api == ApiSettings("0.0.0.0", 0)
+    assert settings.gpu == GpuSettings(4, HandOver.HOST, 1)
 
 
 SINKS = """

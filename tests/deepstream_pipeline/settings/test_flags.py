@@ -15,6 +15,7 @@ from deepstream_pipeline.sinks.kafka import KafkaOptions
 from deepstream_pipeline.sinks.mqtt import MqttOptions
 from deepstream_pipeline.sinks.redis_stream import RedisOptions
 from deepstream_pipeline.sinks.webhook import WebhookOptions
+from deepstream_pipeline.types import DecoderKind
 from tests.deepstream_pipeline.settings.reading import faults, from_flags, read
 
 FILE = """
@@ -42,6 +43,16 @@ def test_flags_over_a_file_win(tmp_path: Path) -> None:
     assert settings.sinks == (JsonlOptions(tmp_path / "out"),)
     assert (settings.engine.gateway, settings.engine.choice) == ("http://gpu:8000", EngineChoice.AUTO)
     assert (settings.api.port, settings.api.is_enabled) == (0, False)
+
+
+@pytest.mark.parametrize("said", [None, DecoderKind.CPU, DecoderKind.NVDEC])
+def test_decoder_of_a_flag_is_that_of_every_source(tmp_path: Path, said: DecoderKind | None) -> None:
+    """Of the command line's and of the file's; without the flag each keeps its own."""
+    text = "source: [{uri: rtsp://cam/1}, {uri: rtsp://cam/2, decoder: nvdec}]\nprimary-gie: {model: people}\n"
+    found = read(text, tmp_path, Flags(decoder=said)).sources
+    assert [one.config.decoder for one in found] == [said or DecoderKind.AUTO, said or DecoderKind.NVDEC]
+    (alone,) = from_flags(Flags(sources=("rtsp://cam",), model="m", decoder=said)).sources
+    assert alone.config.decoder == (said or DecoderKind.AUTO)
 
 
 def test_line_of_a_flag_comes_beside_the_rules_of_a_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import CHECKOUT
 from tests.deepstream_pipeline.settings.reading import faults
 
 PAGE = (CHECKOUT / "deepstream_pipeline" / "settings" / "SETTINGS.md").read_text()
-SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api")
+SECTIONS = ("source", "streammux", "primary-gie", "secondary-gie", "tracker", "osd", "engine", "api", "gpu")
 NO_KEY = "zzzzzzzz"
 
 
