@@ -1,15 +1,16 @@
 """The frames of one decode process: what it says of a slot becomes a PreparedFrame, if it can be true."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from deepstream_pipeline.sources.line import BrokenPromise
 from deepstream_pipeline.sources.messages import FrameReady
-from deepstream_pipeline.sources.options import SourceNeeds
-from deepstream_pipeline.sources.process import BrokenPromise
+from deepstream_pipeline.sources.options import DeviceRing, SourceNeeds
 from deepstream_pipeline.sources.ring import Ring, image_offset
 from deepstream_pipeline.sources.timeline import Timeline
-from deepstream_pipeline.types import ByteArray, Frame, PreparedFrame, RowArray
+from deepstream_pipeline.types import ByteArray, DeviceRow, Frame, PreparedFrame, RowArray
 
 _CLOCKS_S = 1.0  # processes of one machine share the clock
 
@@ -30,13 +31,22 @@ class _Slot:
 
 
 class Feed:
-    """Of one process; the timeline is its source's. give_back: called with a slot, from any thread.
+    """Of one process; the timeline is its source's. give_back: called with a slot, from any thread. device_ring: for
+    rows in a card's memory, None where they lie in the ring.
 
     outside: the slots that somebody reads.
     """
 
-    def __init__(self, source_id: str, ring: Ring, needs: SourceNeeds, give_back: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        source_id: str,
+        ring: Ring,
+        needs: SourceNeeds,
+        give_back: Callable[[int], None],
+        device_ring: DeviceRing | None = None,
+    ) -> None:
         self.outside: set[int] = set()
+        self.device_ring = device_ring
         self._source_id = source_id
         self._ring = ring
         self._needs = needs
@@ -54,7 +64,7 @@ class Feed:
             if ready.captured_at > now + _CLOCKS_S:
                 raise ValueError("a frame of the future")
             row = self._row(ready)
-            image = self._image(ready, 0 if row is None else row.nbytes)
+            image = self._image(ready, row)
             pts_s = timeline.place(ready, is_live=is_live)
         except ValueError as error:
             raise BrokenPromise(f"its process sent a frame that cannot be: {error}") from error
@@ -74,18 +84,25 @@ class Feed:
         )
         return PreparedFrame(frame, row, _Slot(ready.slot, self._give_back))
 
-    def _row(self, ready: FrameReady) -> RowArray | None:
+    def _row(self, ready: FrameReady) -> RowArray | DeviceRow | None:
         if not ready.row_shape:
             return None
-        row = self._ring.array(ready.slot, 0, ready.row_shape, self._needs.row_dtype)
-        if row.nbytes > self._needs.row_bytes:
-            raise ValueError(f"a row of {row.nbytes} bytes, where {self._needs.row_bytes} are the most")
+        dtype = np.dtype(self._needs.row_dtype)
+        size_bytes = math.prod(ready.row_shape) * dtype.itemsize
+        if min(ready.row_shape) < 1 or size_bytes > self._needs.row_bytes:
+            raise ValueError(f"a row of {size_bytes} bytes, where {self._needs.row_bytes} are the most")
+        if ready.is_on_device:
+            if self.device_ring is None:
+                raise ValueError("a row on a card, where it was told of none")
+            return self.device_ring.row(ready.slot, ready.row_shape, dtype)
+        row = self._ring.array(ready.slot, 0, ready.row_shape, dtype)
         row.flags.writeable = False
         return row  # type: ignore[return-value]  # its dtype is the network's
 
-    def _image(self, ready: FrameReady, row_bytes: int) -> ByteArray | None:
+    def _image(self, ready: FrameReady, row: RowArray | DeviceRow | None) -> ByteArray | None:
         if not ready.has_image:
             return None
+        row_bytes = 0 if row is None or isinstance(row, DeviceRow) else row.nbytes
         shape = (ready.height, ready.width, 3)
         image = self._ring.array(ready.slot, image_offset(row_bytes), shape, np.uint8)
         image.flags.writeable = False

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,9 +10,43 @@ import numpy as np
 import numpy.typing as npt
 
 from deepstream_pipeline.sources.messages import Beat, Opened, Recorded
-from deepstream_pipeline.types import PreparedFrame, SourceState
+from deepstream_pipeline.types import DeviceRow, PreparedFrame, SourceState
 
 DECODER = (sys.executable, "-P", "-m", "deepstream_pipeline.sources.child")
+SHARED_DECODER = (sys.executable, "-P", "-m", "deepstream_pipeline.sources.shared_child")
+
+
+class DeviceRing(Protocol):
+    """Memory on the card for the rows of one run of a source: slots of one size, one behind the other.
+
+    handle: by which another process opens it (CUDA IPC).
+    """
+
+    @property
+    def handle(self) -> bytes: ...
+
+    def row(self, slot: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> DeviceRow:
+        """What lies in a slot. The caller has seen to it that it fits."""
+        ...
+
+    def close(self) -> None:
+        """Once; nobody reads it any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSources:
+    """How sources are decoded by the card.
+
+    cameras_per_process: at most, which end and begin anew together where their process dies. device: the card's number.
+    new_device_ring: for so many slots of so many bytes; None where rows go through the host. It may raise PipelineError
+    and OSError. command: of a process with several cameras; the card's number and the socket's are put behind it.
+    """
+
+    cameras_per_process: int = 16
+    device: int = 0
+    new_device_ring: Callable[[int, int], DeviceRing] | None = None
+    command: tuple[str, ...] = SHARED_DECODER
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +56,7 @@ class SourcesOptions:
     ring_frames, ring_bytes: of decoded frames that wait, for each source; both hold. max_pixels: of a frame; a larger
     one is refused. max_opening: sources that are opened at one moment. decoder_threads: of each source, 0 for the
     decoder's own choice. command: of a decode process; two numbers, of its socket and its ring, are put behind it.
+    gpu: None where there is no card that decodes, and gpu_absence says why.
     """
 
     max_sources: int = 200
@@ -30,6 +66,8 @@ class SourcesOptions:
     max_opening: int = max(2, min(8, os.cpu_count() or 2))
     decoder_threads: int = 0
     command: tuple[str, ...] = DECODER
+    gpu: GpuSources | None = None
+    gpu_absence: str = "no card was looked for"
 
 
 @dataclass(frozen=True, slots=True)

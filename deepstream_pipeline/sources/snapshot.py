@@ -8,6 +8,15 @@ from deepstream_pipeline.types import SourceConfig, SourceState
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSnapshot:
+    """A decode process. decoder: cpu or nvdec. cameras: that it has now."""
+
+    pid: int
+    decoder: str
+    cameras: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSnapshot:
     """fps: decoded over the last seconds. frames: decoded, over all processes. drops: by types.DropReason, of those
     that happened before a frame came here. pts_s: of the last frame. opened: None before the first time. decode_s,
@@ -32,6 +41,11 @@ class SourceSnapshot:
     waiting_frames: int = 0
     pid: int | None = None
     is_open: bool = False
+
+    @property
+    def decoder(self) -> str:
+        """cpu or nvdec, empty until it is open."""
+        return self.opened.decoder if self.opened is not None else ""
 
     @property
     def source_id(self) -> str:

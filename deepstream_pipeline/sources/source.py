@@ -6,17 +6,21 @@ from collections import deque
 from collections.abc import Callable
 
 import msgspec
+import structlog
 
 from deepstream_pipeline.decode.uri import UriKind, kind_of
-from deepstream_pipeline.errors import SourceNotAllowed
+from deepstream_pipeline.errors import PipelineError, SourceNotAllowed
 from deepstream_pipeline.sources.address import Secrets, policy_of, seems_live
+from deepstream_pipeline.sources.choice import DecoderChoice
 from deepstream_pipeline.sources.feed import Feed
+from deepstream_pipeline.sources.line import BrokenPromise, Line
 from deepstream_pipeline.sources.messages import (
     DOWN,
     UP,
     Beat,
     Cut,
     Ended,
+    EndReason,
     FrameReady,
     Hold,
     Lost,
@@ -25,16 +29,19 @@ from deepstream_pipeline.sources.messages import (
     Start,
     Want,
 )
-from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
-from deepstream_pipeline.sources.process import BrokenPromise, DecodeProcess
+from deepstream_pipeline.sources.options import DeviceRing, SourceListener, SourceNeeds
 from deepstream_pipeline.sources.ring import ring_size
+from deepstream_pipeline.sources.row_rings import RowRings
+from deepstream_pipeline.sources.seats import DecodeHosts
 from deepstream_pipeline.sources.snapshot import SourceSnapshot
 from deepstream_pipeline.sources.tally import Tally
 from deepstream_pipeline.sources.timeline import Timeline
 from deepstream_pipeline.sources.watch import Action, Watch, WatchOptions
-from deepstream_pipeline.types import DropPolicy, DropReason, SourceConfig, SourceState
+from deepstream_pipeline.types import DecoderKind, DropPolicy, DropReason, SourceConfig, SourceState
 
-GiveBack = Callable[["Source", DecodeProcess, int], None]
+log = structlog.get_logger(component="video")
+
+GiveBack = Callable[["Source", Line, int], None]
 _LAST_READS = 64  # of a process that is over: more than its socket can hold
 _READ_MARGIN_S = 2.0  # the watch says first that a source is silent
 
@@ -50,18 +57,23 @@ class Source:
         self,
         config: SourceConfig,
         needs: SourceNeeds,
-        options: SourcesOptions,
+        hosts: DecodeHosts,
         *,
         listener: SourceListener,
         give_back: GiveBack,
         now: float,
     ) -> None:
         self.config, self.source_id = config, config.source_id
-        self.process: DecodeProcess | None = None
+        self.process: Line | None = None
         self.deferred: deque[Callable[[float], None]] = deque()
         self.is_leaving = self.is_unwanted = False
-        self.watch = Watch(_watch_options(config), now, random.random)
-        self._needs, self._options, self._listener, self._give_back = needs, options, listener, give_back
+        self._needs, self._options, self._listener, self._give_back = needs, hosts.options, listener, give_back
+        self._hosts = hosts
+        gpu, absence = hosts.options.gpu, hosts.options.gpu_absence
+        self._choice = DecoderChoice(config.decoder, absence if gpu is None else None)
+        self._decoder = DecoderKind.CPU
+        self._rings = RowRings(self._new_device_ring)
+        self.watch = Watch(_watch_options(config, may_use_cpu=self._choice.may_use_cpu), now, random.random)
         self._wants_images = needs.wants_images
         self._policy = policy_of(config)
         self._is_waiting_for_room = self._policy is DropPolicy.BLOCK
@@ -74,6 +86,8 @@ class Source:
         self._start_s: float | None = None
         self._told: tuple[SourceState, str] | None = None
         self._is_told_over = False
+        if self._choice.refusal:
+            self.watch.refuse(self._choice.refusal)
 
     # what time and people ask
 
@@ -94,13 +108,17 @@ class Source:
         self.watch.started(now)
         self._started_at, self._start_s = now, None
         try:
-            self.process = process = DecodeProcess(self._options.command, self._start_record(now), self.source_id)
-        except OSError as error:
-            self.watch.process_ended(now, f"could not be started ({error.strerror})")
+            process, device_ring = self._begin(now)
+        except (OSError, PipelineError) as error:
+            why = error.message if isinstance(error, PipelineError) else error.strerror
+            self.watch.process_ended(now, f"could not be started ({why})")
             self.tell()
             return
+        self.process = process
         self._tally.begin()
-        self._feed = Feed(self.source_id, process.ring, self._needs, lambda slot: self._give_back(self, process, slot))
+        self._feed = Feed(
+            self.source_id, process.ring, self._needs, lambda slot: self._give_back(self, process, slot), device_ring
+        )
         self.tell()
 
     def pause(self, now: float) -> None:
@@ -124,10 +142,6 @@ class Source:
         if self.process is not None:
             self.process_ended(now, "was killed")
 
-    def broke(self, text: str) -> None:
-        """Its process is not to be trusted any more."""
-        self._do(self.watch.broke_promise(text))
-
     def want_images(self, is_wanted: bool) -> None:
         self._wants_images = is_wanted
         self._send(Want(is_wanted))
@@ -139,8 +153,9 @@ class Source:
         self._recordings.add(cut.path)
         self._send(cut)
 
-    def released(self, process: DecodeProcess, slots: list[int], now: float) -> None:
-        """Slots of one of its processes; those of a former one went with it."""
+    def released(self, process: Line, slots: list[int], now: float) -> None:
+        """Slots of one of its processes; those of a former one went with it, but for a card's memory."""
+        self._rings.released(process, slots)
         if process is self.process and self._feed is not None:
             self._feed.outside.difference_update(slots)
             process.release(slots)
@@ -163,12 +178,18 @@ class Source:
                     self._tally.talk(now)
                 self._hear(message, now)
         except BrokenPromise as error:
-            self.broke(self._secrets.hidden_in(str(error)))
+            self._choice.broke_promise(now)
+            self.process.condemn()
+            self._do(self.watch.broke_promise(self._secrets.hidden_in(str(error))))
         return self.watch.is_heard
 
     def process_ended(self, now: float, how: str) -> None:
-        """Its process is over, reaped and closed. how: as DecodeProcess.exit_text says."""
-        self.process = self._feed = None
+        """Its process is over, reaped and closed. how: as Line.exit_text says."""
+        process, feed, self.process, self._feed = self.process, self._feed, None, None
+        if process is not None and process.is_lost:
+            self._choice.lost_process(now)
+        if feed is not None and feed.device_ring is not None:
+            self._rings.leave(process, feed)
         for path in sorted(self._recordings):
             self._listener.on_recorded(self.source_id, Recorded(path, "its decode process ended"))
         self._recordings.clear()
@@ -189,6 +210,7 @@ class Source:
             self._listener.on_state(self.source_id, *now_so)
         if self.watch.is_over and not self._is_told_over:
             self._is_told_over = True
+            self._rings.close()
             self._listener.on_ended(self.source_id)
 
     def snapshot(self) -> SourceSnapshot:
@@ -234,7 +256,7 @@ class Source:
                 error = self._secrets.hidden_in(message.error)
                 self._listener.on_recorded(self.source_id, msgspec.structs.replace(message, error=error))
             case Ended():
-                self.watch.said_end(now, message.reason, self._secrets.hidden_in(message.text))
+                self._ended(message.reason, self._secrets.hidden_in(message.text), now)
 
     def _frame(self, ready: FrameReady, now: float) -> None:
         if self._feed is None or not self.watch.is_taken:
@@ -249,12 +271,23 @@ class Source:
         self._listener.on_frame(prepared)
         self._do(action)
 
+    def _ended(self, reason: EndReason, text: str, now: float) -> None:
+        if reason is EndReason.NEEDS_CPU:
+            if self._decoder is DecoderKind.CPU:
+                raise BrokenPromise("its process needs the CPU, and has it")
+            self._choice.needs_cpu(now)
+            if self._choice.may_use_cpu:
+                log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=text)
+        self.watch.said_end(now, reason, text)
+
     def _lost(self, reason: DropReason, count: int) -> None:
         self._listener.on_lost(self.source_id, reason.value, count)
 
     def _open(self, opened: Opened, now: float) -> None:
         if opened.width < 1 or opened.height < 1 or not math.isfinite(opened.fps) or opened.fps < 0:
             raise BrokenPromise(f"its process opened {opened.width}x{opened.height} at {opened.fps} frames/s")
+        if opened.decoder != self._decoder:
+            raise BrokenPromise(f"its process decodes by {opened.decoder[:16]!r}, and was told {self._decoder}")
         self._opened = opened
         self.watch.opened(now, opened.fps, is_live=opened.is_live)
         self._listener.on_opened(self.source_id, opened)
@@ -276,9 +309,29 @@ class Source:
         try:
             self.process.send(record)
         except BrokenPromise as error:
-            self.broke(str(error))
+            self._do(self.watch.broke_promise(str(error)))
 
-    def _start_record(self, now: float) -> Start:
+    def _begin(self, now: float) -> tuple[Line, DeviceRing | None]:
+        """A run of it, by the decoder that is its now. Raises OSError and PipelineError."""
+        gpu = self._options.gpu
+        self._decoder = self._choice.kind(now)
+        is_on_device = self._decoder is DecoderKind.NVDEC and gpu is not None and gpu.new_device_ring is not None
+        device_ring = self._rings.take() if is_on_device and self._needs.row_bytes else None
+        try:
+            start = self._start_record(now, device_ring)
+            return self._hosts.line(start, self.source_id, is_alone=self._choice.is_alone(now)), device_ring
+        except BaseException:
+            if device_ring is not None:
+                self._rings.put_back(device_ring)
+            raise
+
+    def _new_device_ring(self) -> DeviceRing:
+        gpu = self._options.gpu
+        if gpu is None or gpu.new_device_ring is None:
+            raise RuntimeError("a ring of rows on the card, where there is none")
+        return gpu.new_device_ring(self._options.ring_frames, self._needs.row_bytes)
+
+    def _start_record(self, now: float, device_ring: DeviceRing | None) -> Start:
         config, needs, options = self.config, self._needs, self._options
         size = ring_size(options.ring_frames, needs.row_bytes, options.max_pixels * 3)
         frame_num, pts_s, segment = self._timeline.begin(now, is_live=self.watch.is_live)
@@ -302,10 +355,13 @@ class Source:
             first_frame_num=frame_num,
             first_pts_s=pts_s,
             first_segment=segment,
+            decoder=self._decoder.value,
+            device_ring=b"" if device_ring is None else device_ring.handle,
+            row_bytes=needs.row_bytes,
         )
 
 
-def _watch_options(config: SourceConfig) -> WatchOptions:
+def _watch_options(config: SourceConfig, *, may_use_cpu: bool) -> WatchOptions:
     try:
         is_local = kind_of(config.uri) is UriKind.FILE
     except SourceNotAllowed:
@@ -319,4 +375,5 @@ def _watch_options(config: SourceConfig) -> WatchOptions:
         open_timeout_s=config.open_timeout_s,
         expected_fps=config.expected_fps,
         frozen_after_s=config.frozen_after_s,
+        may_use_cpu=may_use_cpu,
     )

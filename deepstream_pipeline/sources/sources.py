@@ -9,10 +9,11 @@ import structlog
 
 from deepstream_pipeline.errors import PipelineError, SourceExists, TooManySources, UnknownSource
 from deepstream_pipeline.sources.backoff import OpeningGate
+from deepstream_pipeline.sources.line import Line
 from deepstream_pipeline.sources.messages import Cut
 from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
-from deepstream_pipeline.sources.process import DecodeProcess
-from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.sources.seats import DecodeHosts
+from deepstream_pipeline.sources.snapshot import ProcessSnapshot, SourceSnapshot
 from deepstream_pipeline.sources.source import Source
 from deepstream_pipeline.sources.wires import Bell, Wires
 from deepstream_pipeline.types import SourceConfig
@@ -46,8 +47,9 @@ class Sources:
         self._present: set[str] = set()
         self._lock = threading.Lock()
         self._commands: deque[Command] = deque()
-        self._returned: deque[tuple[Source, DecodeProcess, int]] = deque()
+        self._returned: deque[tuple[Source, Line, int]] = deque()
         self._gate: OpeningGate[Source] = OpeningGate(options.max_opening)
+        self._hosts = DecodeHosts(options)
         self._bell = Bell()
         self._wires: Wires[Source] = Wires(self._bell)
         self._thread = threading.Thread(target=self._run, name="sources", daemon=True)
@@ -121,6 +123,13 @@ class Sources:
         source = self._sources.get(source_id)
         return None if source is None else source.snapshot()
 
+    def processes(self) -> tuple[ProcessSnapshot, ...]:
+        """The decode processes that run now."""
+        shared = self._hosts.processes()
+        of_many = {process.pid for process in shared}
+        pids = [process.pid for source in list(self._sources.values()) if (process := source.process) is not None]
+        return shared + tuple(ProcessSnapshot(pid, "cpu", 1) for pid in pids if pid not in of_many)
+
     def close(self, timeout_s: float) -> bool:
         """Every source ends, and is told of. Whether all did in time; no process, thread or descriptor is left."""
         with self._lock:
@@ -154,7 +163,7 @@ class Sources:
         self._commands.append(command)
         self._bell.ring()
 
-    def _give_back(self, source: Source, process: DecodeProcess, slot: int) -> None:
+    def _give_back(self, source: Source, process: Line, slot: int) -> None:
         self._returned.append((source, process, slot))
         self._bell.ring()
 
@@ -197,14 +206,18 @@ class Sources:
                 self._attend(source, Source.remove)
             if now >= self._end_at - _KILL_S:
                 source.kill()
+                self._hosts.kill()
         return not self._sources or now >= self._end_at
 
     def _close_all(self) -> None:
         """Who is left, at the end of the time or after a fault of ours, is killed, reaped and told of as ended."""
+        if self._sources:
+            self._hosts.kill()
         for source in self._sources.values():
             source.kill()
         for source in self._sources.values():
             self._let_go(source)
+        self._hosts.close(_KILL_S)
         self._wires.close()
         self._bell.close()
 
@@ -227,7 +240,7 @@ class Sources:
         if former is not None:
             former.deferred.append(lambda later: self._add(config, needs, later))
             return
-        source = Source(config, needs, self._options, listener=self._listener, give_back=self._give_back, now=now)
+        source = Source(config, needs, self._hosts, listener=self._listener, give_back=self._give_back, now=now)
         self._sources[config.source_id] = source
         self._attend(source, lambda one, _: one.tell())
         self._tick_at = now
@@ -270,6 +283,7 @@ class Sources:
 
     def _tick(self, now: float) -> None:
         self._tick_at = now + _IDLE_S
+        self._hosts.tick(now)
         for source in list(self._sources.values()):
             self._attend(source, self._tick_one)
 
@@ -296,15 +310,18 @@ class Sources:
 
     def _reap(self, source: Source, now: float) -> None:
         process = source.process
-        if process is None or (how := process.exit_text()) is None:
+        if process is None:
+            return
+        if (how := process.exit_text()) is None:
+            self._wires.poll(process, source)
             return
         source.hear_out(now)
         self._wires.cut(process)
         process.close()
         source.process_ended(now, how)
 
-    def _take_back(self, returned: list[tuple[Source, DecodeProcess, int]]) -> None:
-        slots: dict[DecodeProcess, tuple[Source, list[int]]] = {}
+    def _take_back(self, returned: list[tuple[Source, Line, int]]) -> None:
+        slots: dict[Line, tuple[Source, list[int]]] = {}
         for source, process, slot in returned:
             slots.setdefault(process, (source, []))[1].append(slot)
         for process, (source, numbers) in slots.items():

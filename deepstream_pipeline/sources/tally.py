@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 
+from deepstream_pipeline.sources.line import BrokenPromise
 from deepstream_pipeline.sources.messages import Beat, Lost
-from deepstream_pipeline.sources.process import BrokenPromise
 from deepstream_pipeline.types import DropReason
 
 MAX_TALK = 1_000  # messages in one second that are no frames, which have their slots; a dozen are usual

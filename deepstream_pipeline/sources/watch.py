@@ -22,6 +22,9 @@ TAKEN_OUT = "taken out"  # the reason of one that was removed
 FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder once kills it again
 
 
+_FOR_GOOD = (EndReason.NOT_ALLOWED, EndReason.NEEDS_CPU)
+
+
 class Action(Enum):
     """What the caller does now. start: a process, then `started`. stop: ask it to end. kill: end it.
     hold, go_on: tell it to read nothing more, or to read again."""
@@ -36,7 +39,8 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """is_live, is_local: as the address has it; once it is open it is known better. The others: SourceConfig's."""
+    """is_live, is_local: as the address has it; once it is open it is known better. may_use_cpu: where a card's video
+    engine does not take it. The others: SourceConfig's."""
 
     is_live: bool
     is_local: bool = False
@@ -46,6 +50,7 @@ class WatchOptions:
     open_timeout_s: float = 10.0
     expected_fps: float | None = None
     frozen_after_s: float = 30.0
+    may_use_cpu: bool = True
 
 
 class _Phase(Enum):
@@ -210,6 +215,10 @@ class Watch:
         else:
             self._retry(now, fault or f"the decode process {text}")
 
+    def refuse(self, reason: str) -> None:
+        """It fails before it began: what it asks for is not here."""
+        self._finish(SourceState.FAILED, reason)
+
     def pause(self, now: float) -> Action:
         """A live source's process is asked to end; a file's is to wait where it is."""
         if self._is_paused or self._is_removed or self.is_over:
@@ -283,12 +292,17 @@ class Watch:
         return Action.KILL
 
     def _by_reason(self, now: float, reason: EndReason, text: str) -> None:
-        """Three cases: over for good; its password is wrong, which is asked slowly; anything else, tried again."""
+        """Four cases: over for good; its password is wrong, which is asked slowly; another decoder takes it, which is
+        no failure of it; anything else, tried again."""
         is_gone = reason is EndReason.UNAVAILABLE and self._options.is_local
         is_unreadable = reason is EndReason.DECODE and not self.is_live
+        is_repeatable = self.is_live or self._options.is_loop or not self.frames
         if reason is EndReason.PLAYED_OUT or (reason is EndReason.EOF and not self.is_live):
             self._finish(SourceState.ENDED, "")
-        elif reason is EndReason.NOT_ALLOWED or is_gone or is_unreadable:
+        elif reason is EndReason.NEEDS_CPU and self._options.may_use_cpu and is_repeatable:
+            self._is_restart, self._due = False, now
+            self._phase = _Phase.IDLE if self._is_paused else _Phase.WAITING
+        elif reason in _FOR_GOOD or is_gone or is_unreadable:
             self._finish(SourceState.FAILED, text or reason.value)
         elif reason is EndReason.EOF:
             self._retry(now, text or "the source hung up")

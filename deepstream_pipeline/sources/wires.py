@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from deepstream_pipeline.sources.process import DecodeProcess
+from deepstream_pipeline.sources.line import Line
 
 Owner = TypeVar("Owner")
 _POLL_S = 0.1  # for the end of a process, where the system has no descriptor for it
@@ -49,10 +49,10 @@ class Wires(Generic[Owner]):
     def __init__(self, bell: Bell) -> None:
         self._selector = selectors.DefaultSelector()
         self._selector.register(bell.descriptor, selectors.EVENT_READ)
-        self._interest: dict[DecodeProcess, int] = {}
-        self._without_pidfd: dict[DecodeProcess, Owner] = {}
+        self._interest: dict[Line, int] = {}
+        self._without_pidfd: dict[Line, Owner] = {}
 
-    def connect(self, process: DecodeProcess, owner: Owner) -> None:
+    def connect(self, process: Line, owner: Owner) -> None:
         self._interest[process] = selectors.EVENT_READ
         self._selector.register(process.socket, selectors.EVENT_READ, (owner, process, True))
         if process.pidfd >= 0:
@@ -60,7 +60,7 @@ class Wires(Generic[Owner]):
         else:
             self._without_pidfd[process] = owner
 
-    def update(self, process: DecodeProcess, *, is_heard: bool) -> None:
+    def update(self, process: Line, *, is_heard: bool) -> None:
         """What is waited for at its socket follows from whether it is heard, and whether it is behind with reading."""
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.is_behind else 0)
         if not is_heard or process.has_hung_up:
@@ -76,14 +76,20 @@ class Wires(Generic[Owner]):
         else:
             self._selector.modify(process.socket, wanted, self._selector.get_key(process.socket).data)
 
-    def cut(self, process: DecodeProcess) -> None:
+    def poll(self, process: Line, owner: Owner) -> None:
+        """Its end is seen, and not yet what it was: look again soon, instead of waiting for what is there."""
+        if process not in self._without_pidfd:
+            self._selector.unregister(process.pidfd)
+            self._without_pidfd[process] = owner
+
+    def cut(self, process: Line) -> None:
         """Before its descriptors are closed."""
         if self._interest.pop(process, 0):
             self._selector.unregister(process.socket)
         if self._without_pidfd.pop(process, None) is None and process.pidfd >= 0:
             self._selector.unregister(process.pidfd)
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Owner, DecodeProcess, bool]]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[Owner, Line, bool]]:
         """(owner, process, whether its socket has something; else its end). Yields nothing where only the bell rang."""
         timeout_s = min(timeout_s, _POLL_S) if self._without_pidfd else timeout_s
         for key, _ in self._selector.select(timeout_s):

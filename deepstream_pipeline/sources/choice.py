@@ -1,0 +1,46 @@
+"""Which decoder a source is given, and whether it shares a process. Sans-IO: every method is told the time."""
+
+from collections import deque
+
+from deepstream_pipeline.types import DecoderKind
+
+CPU_FOR_S = 3600.0  # from then on a stream that is opened anew is shown to the card again
+LOSSES, LOSSES_WITHIN_S = 2, 60.0
+ALONE_FOR_S = 600.0
+
+
+class DecoderChoice:
+    """Of one source. wish: its configuration's. absence: why no card decodes here, None where one does.
+
+    refusal: why its wish cannot be met, empty where it can.
+    """
+
+    def __init__(self, wish: DecoderKind, absence: str | None) -> None:
+        is_refused = wish is DecoderKind.NVDEC and absence is not None
+        self.refusal = f"decoder nvdec: {absence}; choose auto or cpu" if is_refused else ""
+        self.may_use_cpu = wish is not DecoderKind.NVDEC
+        self._is_cpu_only = wish is DecoderKind.CPU or absence is not None
+        self._cpu_until = self._alone_until = -1.0
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+
+    def kind(self, now: float) -> DecoderKind:
+        """cpu or nvdec, for a run that begins now."""
+        return DecoderKind.CPU if self._is_cpu_only or now < self._cpu_until else DecoderKind.NVDEC
+
+    def is_alone(self, now: float) -> bool:
+        """Whether a run that begins now shares its process with nobody."""
+        return now < self._alone_until
+
+    def needs_cpu(self, now: float) -> None:
+        """The card's video engine does not take it."""
+        self._cpu_until = now + CPU_FOR_S
+
+    def lost_process(self, now: float) -> None:
+        """Its process died, and nobody knows by whose fault: of several cameras, it may be this one's."""
+        self._losses.append(now)
+        if len(self._losses) == LOSSES and now - self._losses[0] <= LOSSES_WITHIN_S:
+            self._alone_until = now + ALONE_FOR_S
+
+    def broke_promise(self, now: float) -> None:
+        """It is known that its own run ended the process."""
+        self._alone_until = now + ALONE_FOR_S
