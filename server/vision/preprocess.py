@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -56,6 +57,24 @@ class Geometry:
 # Of a picture longer than this many of the network's sides only the middle is resized before a crop: one row of 40,000
 # pixels would become 256 rows of 10 million.
 _MOST_SIDES = 8
+
+
+class Part(NamedTuple):
+    """What of a source is resized, to which size, and where that lies in the network's image: for other resizers.
+
+    left, top, width, height: of it, in source pixels. pad_x, pad_y: negative where the network's edge cuts it.
+    """
+
+    left: int
+    top: int
+    width: int
+    height: int
+    resized_width: int
+    resized_height: int
+    network_width: int
+    network_height: int
+    pad_x: int
+    pad_y: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,35 +159,51 @@ def _scaled(side: int, scale: float) -> int:
     return max(round(side * scale), 1)
 
 
+def part_of(source_width: int, source_height: int, spec: PrepareSpec) -> Part:
+    """What `prepare` resizes of a source of that size: all of it, or the middle of a very long one.
+
+    All that lies outside of it in the network's image is black.
+    """
+    return _part(source_width, source_height, _place(source_width, source_height, spec))
+
+
+def values_of(spec: PrepareSpec) -> Array:
+    """(channels, 256) of spec.datatype: what `prepare` makes of each pixel value, in the network's colour order."""
+    channels = spec.color.channels
+    if spec.datatype is Datatype.UINT8:
+        return np.tile(np.arange(256, dtype=np.uint8), (channels, 1))
+    return _tables(spec.scale, spec.offsets, spec.channel_factors)[:channels].astype(NUMPY_OF[spec.datatype])
+
+
 def _resize(pixels: Image, place: _Placement, scaling_filter: ScalingFilter) -> Image:
-    pixels, place = _middle(pixels, place)
-    resized = pixels
-    if pixels.shape[:2] != (place.height, place.width):
-        resized = cv2.resize(pixels, (place.width, place.height), interpolation=_INTERPOLATION[scaling_filter])
-    left, top = max(-place.pad_x, 0), max(-place.pad_y, 0)
-    resized = resized[top : top + place.network_height, left : left + place.network_width]
-    pad_x, pad_y = max(place.pad_x, 0), max(place.pad_y, 0)
-    right = place.network_width - resized.shape[1] - pad_x
-    bottom = place.network_height - resized.shape[0] - pad_y
+    part = _part(pixels.shape[1], pixels.shape[0], place)
+    resized = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
+    if resized.shape[:2] != (part.resized_height, part.resized_width):
+        size = (part.resized_width, part.resized_height)
+        resized = cv2.resize(resized, size, interpolation=_INTERPOLATION[scaling_filter])
+    left, top = max(-part.pad_x, 0), max(-part.pad_y, 0)
+    resized = resized[top : top + part.network_height, left : left + part.network_width]
+    pad_x, pad_y = max(part.pad_x, 0), max(part.pad_y, 0)
+    right = part.network_width - resized.shape[1] - pad_x
+    bottom = part.network_height - resized.shape[0] - pad_y
     if pad_x or pad_y or right or bottom:
         resized = cv2.copyMakeBorder(resized, pad_y, bottom, pad_x, right, cv2.BORDER_CONSTANT, value=0)
     return resized
 
 
-def _middle(pixels: Image, place: _Placement) -> tuple[Image, _Placement]:
+def _part(width: int, height: int, place: _Placement) -> Part:
     """Of a very long picture the middle, more than a crop can see of it; any other as it is."""
-    height, width = pixels.shape[:2]
+    left, top, part_width, part_height = 0, 0, width, height
     if place.width > _MOST_SIDES * place.network_width:
-        count = _middle_count(width, place.width, place.network_width)
-        size, begin = round(count * place.width / width), (width - count) // 2
+        part_width = _middle_count(width, place.width, place.network_width)
+        size, left = round(part_width * place.width / width), (width - part_width) // 2
         place = replace(place, width=size, pad_x=-((size - place.network_width) // 2))
-        return pixels[:, begin : begin + count], place
-    if place.height > _MOST_SIDES * place.network_height:
-        count = _middle_count(height, place.height, place.network_height)
-        size, begin = round(count * place.height / height), (height - count) // 2
+    elif place.height > _MOST_SIDES * place.network_height:
+        part_height = _middle_count(height, place.height, place.network_height)
+        size, top = round(part_height * place.height / height), (height - part_height) // 2
         place = replace(place, height=size, pad_y=-((size - place.network_height) // 2))
-        return pixels[begin : begin + count], place
-    return pixels, place
+    network = (place.network_width, place.network_height)
+    return Part(left, top, part_width, part_height, place.width, place.height, *network, place.pad_x, place.pad_y)
 
 
 def _middle_count(length: int, resized: int, network: int) -> int:
