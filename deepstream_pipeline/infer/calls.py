@@ -52,14 +52,14 @@ class Loaded:
     lease: Held | None
 
 
-def calls_of(network: Network, rows: Sequence[Row], most_bytes: int) -> list[Call]:
-    """most_bytes: of one call; a single row may have more. Rows of unlike shapes, or in unlike memories, never share
-    one."""
+def calls_of(network: Network, rows: Sequence[Row], most_bytes: int, most_card_bytes: int = 0) -> list[Call]:
+    """most_bytes, most_card_bytes: of one call, by where its rows lie; a single row may have more. Rows of unlike
+    shapes, or in unlike memories, never share one."""
     calls: list[Call] = []
-    for is_on_card in (False, True):
+    for is_on_card, most in ((False, most_bytes), (True, most_card_bytes)):
         indices = [index for index, row in enumerate(rows) if isinstance(row, DeviceRow) is is_on_card]
         if indices:
-            calls += _calls_of(network, rows, indices, most_bytes)
+            calls += _calls_of(network, rows, indices, most)
     return calls
 
 

@@ -9,21 +9,27 @@ from dataclasses import dataclass, field
 import structlog
 import uvloop
 
-from deepstream_pipeline.errors import InferFailed, InferRefused
+from deepstream_pipeline.errors import GpuFailed, InferFailed, InferRefused
+from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.infer.answer import Answer, failed
 from deepstream_pipeline.infer.asking import ask_all, failure_of, find_network
-from deepstream_pipeline.infer.calls import Loaded, Row, calls_of, load
+from deepstream_pipeline.infer.calls import Call, Loaded, Row, calls_of, load
+from deepstream_pipeline.infer.card_line import CardLine
+from deepstream_pipeline.infer.gathering import gather_all, give_back
 from deepstream_pipeline.infer.guest_line import GuestLine
+from deepstream_pipeline.infer.hand_over import HandOver, HandOverChoice
 from deepstream_pipeline.infer.line import Line
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.outages import tell_outages
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.remote_line import RemoteLine
+from deepstream_pipeline.infer.trial import FIRST_S, TRIAL_S, memory_for, try_card, why_not
 from deepstream_pipeline.types import DeviceRow
 from server.core.errors import InferenceError
 
 MAX_SUBMITTED = 64  # at once: who submits has bounds of its own, well below
 MOST_BYTES = 32 << 20  # of one call; the gateway's limit of a message is twice that
+NO_CARD = "rows lie on the card, and none of its memory is shared with the engine"
 THREAD_S = 5.0  # what the thread gets to begin and to end
 
 log = structlog.get_logger(component="video")
@@ -44,11 +50,12 @@ class _Job:
 
 @dataclass(slots=True)
 class _Loop:
-    """What lives while the thread does. jobs: submitted and not answered."""
+    """What lives while the thread does. card: of rows on the card, once it was tried. jobs: submitted, not answered."""
 
     loop: asyncio.AbstractEventLoop
     line: Line
     stop: asyncio.Event
+    card: CardLine | None = None
     jobs: dict[_Job, None] = field(default_factory=dict)
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -65,8 +72,10 @@ class Engine:
     what is submitted later is answered; `is_up` tells.
     """
 
-    def __init__(self, place: EnginePlace, *, max_submitted: int = MAX_SUBMITTED) -> None:
+    def __init__(self, place: EnginePlace, *, device: Device | None = None, max_submitted: int = MAX_SUBMITTED) -> None:
+        """device: the card whose memory may be shared with the engine (`hand_over`); it outlives this."""
         self._place = place
+        self._device = device
         self._max_submitted = max_submitted
         self._lock = threading.Lock()
         self._life: _Loop | None = None
@@ -78,13 +87,15 @@ class Engine:
     def is_up(self) -> bool:
         """Whether the engine answers, as far as is known."""
         life = self._life
-        return life is not None and life.line.is_up
+        return life is not None and life.line.is_up and (life.card is None or life.card.is_up)
 
     @property
     def reason(self) -> str:
         """Why it does not; empty while it does."""
         life = self._life
-        return "it is closed, or was not started" if life is None else life.line.reason
+        if life is None:
+            return "it is closed, or was not started"
+        return life.line.reason or (life.card.reason if life.card is not None else "")
 
     def start(self, timeout_s: float) -> None:
         """Returns when the engine has answered. Raises InferFailed, and is closed, where it does not in time."""
@@ -118,6 +129,22 @@ class Engine:
         except TimeoutError as error:
             asked.cancel()
             raise InferFailed(f"the engine did not say within {timeout_s:g} s what model {name!r} is") from error
+
+    def hand_over(self, network: Network, wish: HandOver) -> HandOverChoice:
+        """Where the network's rows are to wait that a card makes; rows on the card are refused until it says so.
+
+        From any thread but its own; within seconds. Raises InferFailed, with the reason, where DEVICE is wished and
+        cannot be.
+        """
+        if wish is HandOver.HOST:
+            return HandOverChoice(HandOver.HOST, "the settings say host")
+        reason = self._why_not_on_card(network)
+        if reason and wish is HandOver.DEVICE:
+            raise InferFailed(f"rows cannot be handed over on the card: {reason}; or set gpu: hand-over: host")
+        choice = HandOverChoice(HandOver.HOST, reason) if reason else HandOverChoice(HandOver.DEVICE)
+        told = {"reason": reason} if reason else {}
+        log.info("rows that the card makes are handed over", model=network.name, memory=choice.kind.value, **told)
+        return choice
 
     def submit(
         self,
@@ -155,6 +182,23 @@ class Engine:
             if thread.is_alive():
                 log.error("the engine's thread does not end", seconds=timeout_s)
 
+    def _why_not_on_card(self, network: Network) -> str:
+        """What the trial says."""
+        life, device = self._life, self._device
+        if life is None:
+            return f"the engine {self.reason}"
+        if device is None:
+            return "no card is in use"
+        ruled_out = why_not(self._place, network)
+        if ruled_out:
+            return ruled_out
+        tried = asyncio.run_coroutine_threadsafe(self._try_card(life, device, network), life.loop)
+        try:
+            return tried.result(FIRST_S + TRIAL_S + THREAD_S)
+        except TimeoutError:
+            tried.cancel()
+            return "the trial did not end in time"
+
     # the engine's thread
 
     def _run(self) -> None:
@@ -183,6 +227,28 @@ class Engine:
                 self._life = None
             await self._end(life, (running, stopped))
 
+    async def _try_card(self, life: _Loop, device: Device, network: Network) -> str:
+        """See try_card. The line stays where it goes well."""
+        if life.card is not None:
+            return await try_card(life.line, life.card, network)
+        try:
+            card = CardLine(self._place, device, memory_for(network))
+        except (GpuFailed, InferenceError) as error:
+            return error.message
+        running = asyncio.create_task(card.run())
+        reason = "it was given up"
+        try:
+            reason = await try_card(life.line, card, network)
+        finally:
+            if reason:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                await card.aclose()
+            else:
+                life.card = card
+                life.tasks.add(running)
+        return reason
+
     async def _first_answer(self, life: _Loop) -> None:
         """From here on outages are told, also one that follows at once."""
         await life.line.until_up()
@@ -192,6 +258,8 @@ class Engine:
         for task in (*life.tasks, *tasks):
             task.cancel()
         await asyncio.gather(*life.tasks, *tasks, return_exceptions=True)
+        if life.card is not None:
+            await life.card.aclose()
         await life.line.aclose()
         for job in list(life.jobs):
             self._finish(life, job, failed(InferFailed("the engine was closed"), len(job.rows)))
@@ -199,32 +267,54 @@ class Engine:
     def _begin(self, life: _Loop, job: _Job) -> None:
         if job not in life.jobs:
             return
-        error = job.refusal or _refusal(job, life.line)
+        error = job.refusal or _refusal(job, life)
         if error is not None:
             self._finish(life, job, failed(error, len(job.rows)))
             return
         try:
-            calls = calls_of(job.network, job.rows, MOST_BYTES)
-            loaded = [load(job.network, job.rows, call, life.line, job.deadline) for call in calls]
+            calls = calls_of(job.network, job.rows, MOST_BYTES, life.card.most_bytes if life.card is not None else 0)
+            to_gather = [call for call in calls if call.is_on_card]
+            to_load = [call for call in calls if not call.is_on_card]
+            loaded = [load(job.network, job.rows, call, life.line, job.deadline) for call in to_load]
         except Exception as unexpected:  # a job's root
             log.exception("rows could not be copied")
             self._finish(life, job, failed(InferFailed(f"rows could not be copied: {unexpected}"), len(job.rows)))
             return
-        _take(job)
-        task = life.loop.create_task(self._serve(life, job, loaded))
+        if not to_gather:
+            _take(job)
+        task = life.loop.create_task(self._serve(life, job, loaded, to_gather))
         life.tasks.add(task)
         task.add_done_callback(life.tasks.discard)
 
-    async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded]) -> None:
+    async def _serve(self, life: _Loop, job: _Job, loaded: Sequence[Loaded], to_gather: Sequence[Call]) -> None:
         """The root of a job's task."""
         try:
+            if to_gather:
+                loaded = (*loaded, *await self._gathered(life, job, loaded, to_gather))
             answer = await ask_all(loaded)
+        except InferFailed as error:
+            answer = failed(error, len(job.rows))
         except asyncio.CancelledError:
             answer = failed(InferFailed("the engine was closed"), len(job.rows))
         except Exception as unexpected:  # a bug of ours
             log.exception("rows could not be inferred")
             answer = failed(failure_of(unexpected), len(job.rows))
         self._finish(life, job, answer)
+
+    @staticmethod
+    async def _gathered(
+        life: _Loop, job: _Job, loaded: Sequence[Loaded], to_gather: Sequence[Call]
+    ) -> Sequence[Loaded]:
+        """The rest of the job's calls; its rows are taken after it. Where it fails, what is loaded is given back."""
+        try:
+            if life.card is None:
+                raise InferFailed(NO_CARD)
+            gathered = await gather_all(job.network, job.rows, to_gather, life.card, job.deadline)
+        except BaseException:
+            give_back(loaded)
+            raise
+        _take(job)
+        return gathered
 
     def _finish(self, life: _Loop, job: _Job, answer: Answer) -> None:
         with self._lock:
@@ -234,14 +324,17 @@ class Engine:
         _call(job.done, answer)
 
 
-def _refusal(job: _Job, line: Line) -> InferFailed | None:
+def _refusal(job: _Job, life: _Loop) -> InferFailed | None:
     """Why the job is not worth beginning."""
-    if not line.is_up:
-        return InferFailed(f"the engine is not ready: {line.reason}")
+    if not life.line.is_up:
+        return InferFailed(f"the engine is not ready: {life.line.reason}")
+    if any(isinstance(row, DeviceRow) for row in job.rows):
+        if life.card is None:
+            return InferFailed(NO_CARD)
+        if not life.card.is_up:
+            return InferFailed(f"the engine is not ready: {life.card.reason}")
     if job.deadline <= time.monotonic():
         return InferRefused("the deadline had passed when the rows were submitted")
-    if any(isinstance(row, DeviceRow) for row in job.rows):
-        return InferFailed("rows lie on the card, and no memory there is shared with the engine")
     wrong = next((why for row in job.rows if (why := job.network.refusal_of(row))), "")
     return InferFailed(wrong or "no rows were submitted") if wrong or not job.rows else None
 

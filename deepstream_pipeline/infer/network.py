@@ -8,6 +8,7 @@ import numpy as np
 from deepstream_pipeline.errors import ModelUnusable
 from deepstream_pipeline.types import DeviceRow
 from server.batching.declared import read_options
+from server.core.batching import Owner
 from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
 from server.core.tensor import Datatype
@@ -25,7 +26,8 @@ class Network:
     where pictures keep their own size (`keeps_size`), the most that one may have. row_dtype: of a row's elements.
     max_batch_size: rows of one call, 0 where the model has no batch axis. labels: by class id, may be shorter.
     input_name, input_shape: without the batch axis, -1 where it varies. card: its facts, for the parser.
-    class_ids: of the objects that are wanted; empty for all.
+    class_ids: of the objects that are wanted; empty for all. is_batched_by_gateway: else the engine forms its batches,
+    or nobody does.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Network:
     input_shape: tuple[int, ...]
     card: VisionCard
     class_ids: frozenset[int] = frozenset()
+    is_batched_by_gateway: bool = False
 
     @property
     def is_classifier(self) -> bool:
@@ -85,7 +88,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
     """Raises ModelUnusable for a model that does not say how it sees images, or says it wrongly."""
     try:
         card = card_from_config(config)
-        most_rows = min(config.max_batch_size, read_options(config).max_batch_size)  # which may be the gateway's cap
+        options = read_options(config)
     except InvalidRequest as error:
         raise ModelUnusable(error.message) from error
     if card is None:
@@ -105,11 +108,12 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
         spec=spec.pack(),
         row_bytes=_row_bytes(spec),
         row_dtype=np.dtype(NUMPY_OF[spec.datatype]),
-        max_batch_size=most_rows,
+        max_batch_size=min(config.max_batch_size, options.max_batch_size),  # which may be the gateway's cap
         labels=card.labels,
         input_name=card.input_name,
         input_shape=config.inputs[0].shape,
         card=card,
+        is_batched_by_gateway=options.owner is Owner.GATEWAY,
     )
 
 

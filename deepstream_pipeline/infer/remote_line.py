@@ -1,7 +1,8 @@
-"""To a gateway by its ports: KServe's gRPC, every byte sent."""
+"""To a gateway by its ports: KServe's gRPC, every byte sent but for what lies in memory that was shared."""
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 import grpc
@@ -31,9 +32,10 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 class RemoteLine:
     """See Line. Make it inside the running loop."""
 
-    def __init__(self, place: EnginePlace) -> None:
-        """Raises InvalidRequest for an address that is none."""
+    def __init__(self, place: EnginePlace, *, regions: Collection[str] = ()) -> None:
+        """regions: names of memory that is shared by `share`. Raises InvalidRequest for an address that is none."""
         self._place = place
+        self._regions = regions
         self._metadata: GrpcMetadata = ((API_KEY, place.api_key),) if place.api_key else ()
         self._backend = TritonBackend(
             http_url=place.http_url, grpc_address=place.grpc_address, max_connections=CONNECTIONS
@@ -83,13 +85,25 @@ class RemoteLine:
             if deadline <= started:
                 raise DeadlineExceeded("the deadline had passed before the rows could be sent; allow more time")
             request = replace(request, parameters={"timeout": max(int((deadline - started) * 1e6), 1)})
-        call = GrpcCall(f"{SERVICE}ModelInfer", encode_request(request), self._metadata)
+        call = GrpcCall(f"{SERVICE}ModelInfer", encode_request(request, self._regions), self._metadata)
         try:
             answer = await self._backend.grpc(call, deadline=None if deadline is None else deadline + LATE_S)
         except BackendUnavailable:
             self._wake.set()
             raise
         return decode_response(self._message(answer), request, time.monotonic() - started)
+
+    async def share(self, name: str, handle: bytes, device_index: int, size_bytes: int) -> None:
+        """The engine opens memory of that card by its handle (CUDA IPC), and knows it by that name."""
+        message = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=handle, device_id=device_index, byte_size=size_bytes
+        )
+        await self._ask("CudaSharedMemoryRegister", message.SerializeToString())
+
+    async def unshare(self, name: str) -> None:
+        """It has let go of it when this returns."""
+        message = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
+        await self._ask("CudaSharedMemoryUnregister", message.SerializeToString())
 
     async def aclose(self) -> None:
         await self._backend.aclose()

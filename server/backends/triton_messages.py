@@ -36,7 +36,7 @@ def encode_request(request: InferRequest, regions: Container[str] = ()) -> bytes
         if tensor.place is None or tensor.place.region not in regions:
             sent.append(tensor)
         else:
-            _set_place(slot, tensor.place, tensor.data.nbytes)
+            _set_place(slot, tensor.place, tensor.data.nbytes or tensor.declared_bytes)
     for name in request.outputs:
         message.outputs.add(name=name)
     return with_raw_inputs(message, sent)

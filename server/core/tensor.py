@@ -86,7 +86,8 @@ class Tensor:
     """One named tensor: C order, little-endian; BYTES elements each behind a 4-byte little-endian length.
 
     The data is borrowed: it lives as long as the buffer behind the memoryview. place: where the same bytes can be read
-    by the engine without being sent; data is there in any case, but on the line between a front and its core.
+    by the engine without being sent; data is there in any case, but on the line between a front and its core, and of
+    what lies in a card's memory.
     """
 
     name: str
@@ -98,6 +99,11 @@ class Tensor:
     @property
     def element_count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def declared_bytes(self) -> int:
+        """What its datatype and shape come to; 0 for BYTES, whose elements say so themselves."""
+        return math.prod(self.shape) * (self.datatype.size_bytes or 0)
 
     def to_numpy(self) -> Array:
         """A view (BYTES: an object array of bytes; BF16: widened to float32), of this tensor's shape.
