@@ -18,10 +18,12 @@ from server.doctor import (
     ports,
     processor,
     shared_memory,
+    video,
 )
 from server.doctor.finding import Finding, Status
 from server.doctor.plan import Plan
 from server.gpu.nvml import READ_TIMEOUT_S
+from server.gpu.video_engines import READ_TIMEOUT_S as ENGINES_TIMEOUT_S
 
 QUICK_S = 5.0
 CHILD_S = 10.0  # what starts programs
@@ -39,14 +41,16 @@ class Examiner:
 def _examine_graphics(plan: Plan) -> list[Finding]:
     facts = graphics.probe()
     reading = facts.reading
-    return [*graphics.findings_of(facts), *image.findings_of(reading), *mps.findings_of(mps.probe(), reading)]
+    on_video = video.findings_of(video.probe(), reading) if reading.cards else video.no_card()
+    of_card = [*graphics.findings_of(facts), *image.findings_of(reading), *mps.findings_of(mps.probe(), reading)]
+    return [*of_card, *on_video]
 
 
 EXAMINERS = (
     Examiner(("host",), lambda plan: host.findings_of(host.probe(plan))),
     Examiner(("cpu",), lambda plan: processor.findings_of(processor.probe(plan))),
     Examiner(("memory",), lambda plan: memory.findings_of(memory.probe(plan))),
-    Examiner(("gpu", "image", "mps"), _examine_graphics, READ_TIMEOUT_S + QUICK_S),
+    Examiner(("gpu", "image", "mps", "video"), _examine_graphics, READ_TIMEOUT_S + ENGINES_TIMEOUT_S + QUICK_S),
     Examiner(("engine",), lambda plan: engine.findings_of(engine.probe(plan)), 2 * CHILD_S),
     Examiner(("shm",), lambda plan: shared_memory.findings_of(shared_memory.probe(plan))),
     Examiner(("limits",), lambda plan: limits.findings_of(limits.probe(plan))),
