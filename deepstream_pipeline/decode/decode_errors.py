@@ -1,0 +1,83 @@
+"""Which pictures NVDEC had to mend. Its library says so in one place only: a line on the process's C stdout.
+
+The process's descriptor 1 becomes a pipe that nobody waits for: whoever decoded takes the lines that name its pictures.
+Their numbers count a decoder's pictures, and say nothing of which decoder: where two cameras of one process have a
+picture of the same number in the same moment, and one is damaged, the other may be marked in its stead. A picture
+marked for nothing is what follows of that, until its next keyframe, and a damaged one without its mark.
+"""
+
+import ctypes
+import fcntl
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+
+_LINE = re.compile(rb"Decode Error occurred for picture (\d+)")
+_MOST_LINES = 1024  # that wait for who takes them
+_MOST_BYTES = 65536  # read at once: all that a pipe holds
+_KEPT_S = 1.0
+_UNBUFFERED = 2  # stdio's _IONBF
+
+
+class DecodeErrors:
+    """The lines that were written to a pipe. Every thread may use it."""
+
+    def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """descriptor: the end that is read, which does not block."""
+        self._descriptor, self._clock = descriptor, clock
+        self._lock = threading.Lock()
+        self._lines: deque[tuple[int, float]] = deque(maxlen=_MOST_LINES)
+        self._rest = b""
+        self.unclaimed = 0  # lines that nobody took
+
+    def take(self, numbers: Collection[int]) -> set[int]:
+        """Those of the numbers that lines name; each line is taken once."""
+        with self._lock:
+            self._read()
+            if not self._lines:
+                return set()
+            taken: set[int] = set()
+            kept: deque[tuple[int, float]] = deque(maxlen=_MOST_LINES)
+            oldest_s = self._clock() - _KEPT_S
+            for number, said_s in self._lines:
+                if number in numbers and number not in taken:  # the second is another camera's
+                    taken.add(number)
+                elif said_s >= oldest_s:
+                    kept.append((number, said_s))
+                else:
+                    self.unclaimed += 1
+            self._lines = kept
+            return taken
+
+    def _read(self) -> None:
+        try:
+            read = os.read(self._descriptor, _MOST_BYTES)
+        except BlockingIOError:
+            return
+        *lines, rest = (self._rest + read).split(b"\n")
+        self._rest = rest[-len(b"Decode Error occurred for picture ") - 20 :]
+        now = self._clock()
+        for line in lines:
+            found = _LINE.search(line)
+            if found:
+                self.unclaimed += len(self._lines) == _MOST_LINES
+                self._lines.append((int(found[1]), now))
+
+
+def watch_stdout() -> DecodeErrors:
+    """From now on all that this process writes to its standard output goes there, and is lost where nobody takes it.
+
+    For a process that writes nothing else; once. Neither end blocks: who writes into a full pipe loses its line.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    fcntl.fcntl(write_end, fcntl.F_SETFD, 0)
+    os.dup2(write_end, 1)
+    os.close(write_end)
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _UNBUFFERED, 0)
+    return DecodeErrors(read_end)

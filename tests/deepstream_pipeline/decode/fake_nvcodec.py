@@ -1,0 +1,138 @@
+"""A stand-in of PyNvVideoCodec's decoder where there is no card: FFmpeg underneath, NV12 in host memory.
+
+It has the library's manners, as they were measured on an H200: garbage and lost packets give nothing, in silence; a
+picture that was mended comes out, and a line on the standard output says so; pictures of a smaller size than its first
+are scaled to that in silence, larger ones are an error; a flushed decoder goes on at a keyframe; what it gave is over
+with its next call. It is no proof of what a card does: tests/gpu has the same tests on one.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.codec.context import Flags
+from av.error import FFmpegError
+from av.video.codeccontext import VideoCodecContext
+
+from deepstream_pipeline.decode.codec import PacketRefused
+from deepstream_pipeline.decode.nvcodec import NvCodec, Surface, refusal_of
+from deepstream_pipeline.errors import NeedsCpu
+from deepstream_pipeline.gpu.picture import DevicePicture
+
+LIMITS = {"width_min": 48, "height_min": 16, "width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
+_OVER = 0xEE  # in the memory of a picture that is over
+
+Plane = npt.NDArray[np.uint8]
+
+
+class FakeOpener:
+    """Opens stand-ins. said: called with each line that the library would print. opened: how many there were."""
+
+    def __init__(self, said: Callable[[str], None] = lambda line: None) -> None:
+        self.opened: list[FakeNvCodec] = []
+        self._said = said
+
+    def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+        """One more; NeedsCpu as a card's limits would have it."""
+        refusal = refusal_of(codec, size, LIMITS)
+        if refusal:
+            raise NeedsCpu(refusal)
+        self.opened.append(FakeNvCodec(codec, self._said))
+        return self.opened[-1]
+
+
+class FakeNvCodec:
+    """One decoder. fails: its next call raises, as the library does."""
+
+    def __init__(self, codec: str, said: Callable[[str], None]) -> None:
+        context = av.CodecContext.create(codec, "r")
+        assert isinstance(context, VideoCodecContext)
+        context.thread_count, context.flags = 1, context.flags | Flags.output_corrupt
+        self._context, self._said = context, said
+        self._decoded: list[int] = []  # the numbers of what was decoded, by their place
+        self._size: tuple[int, int] | None = None
+        self._memory: list[Plane] = []
+        self.fails = self.is_closed = False
+
+    def decode(self, data: bytes, index: int) -> list[Surface]:
+        """What comes out with it."""
+        self._let_go()
+        if self.fails:
+            raise PacketRefused("NVDEC: it fails", is_fatal=True)
+        packet = av.Packet(data)
+        packet.pts = index
+        self._decoded.append(index)
+        return self._surfaces(packet)
+
+    def flush(self) -> list[Surface]:
+        """What is left."""
+        self._let_go()
+        surfaces = self._surfaces(None)
+        self._context.flush_buffers()
+        return surfaces
+
+    def close(self) -> None:
+        """Its memory is over."""
+        self._let_go()
+        self.is_closed = True
+
+    def _surfaces(self, packet: "av.Packet[Any] | None") -> list[Surface]:
+        try:
+            frames = self._context.decode(packet)
+        except FFmpegError:
+            if packet is not None:
+                self._decoded.remove(packet.pts or 0)
+            return []
+        return [self._surface(frame) for frame in frames]
+
+    def _surface(self, frame: av.VideoFrame) -> Surface:
+        if self._size is None:
+            self._size = (frame.width, frame.height)
+        width, height = self._size
+        if frame.width > width or frame.height > height:
+            raise PacketRefused("NVDEC: Reconfigure Not supported when width/height > maxwidth", is_fatal=True)
+        if (frame.width, frame.height) != self._size:
+            frame = frame.reformat(width, height)
+        number = frame.pts or 0
+        if frame.is_corrupt:
+            self._said(f"Decode Error occurred for picture {self._decoded.index(number)}\n")
+        memory = nv12_of(frame)
+        self._memory.append(memory)
+        address = memory.ctypes.data
+        return Surface(number, address, address + width * height, width, width, height)
+
+    def _let_go(self) -> None:
+        assert not self.is_closed
+        for memory in self._memory:
+            memory[:] = _OVER
+        self._memory = self._memory[-64:]  # what is over may be read all the same, and is seen then
+
+
+def nv12_of(frame: av.VideoFrame) -> Plane:
+    """(H * 3 / 2, W) of a frame of 4:2:0, its numbers as they are."""
+    luma, first, second = (
+        np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]
+        for plane in frame.planes
+    )
+    return np.concatenate([luma, np.stack([first, second], axis=2).reshape(len(first), -1)])
+
+
+def frame_of(picture: DevicePicture, read: Callable[[int, int], bytes]) -> av.VideoFrame:
+    """The picture as FFmpeg would have it in host memory, NV12. read: so many bytes at an address of the card."""
+    frame = av.VideoFrame(picture.width, picture.height, "nv12")
+    lines = ((picture.luma, picture.height), (picture.chroma, picture.height // 2))
+    for plane, (address, count) in zip(frame.planes, lines, strict=True):
+        pixels = np.frombuffer(read(address, picture.pitch * count), np.uint8).reshape(count, picture.pitch)
+        padded = np.zeros((count, plane.line_size), np.uint8)
+        padded[:, : picture.width] = pixels[:, : picture.width]
+        plane.update(padded.tobytes())
+    frame.colorspace, frame.color_range = picture.matrix, 2 if picture.is_full_range else 1
+    return frame
+
+
+def read_host(address: int, size_bytes: int) -> bytes:
+    """Of host memory, as a stand-in's pictures lie in it."""
+    return ctypes.string_at(address, size_bytes)
