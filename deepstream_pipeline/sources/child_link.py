@@ -1,10 +1,15 @@
-"""The decode process's end of its socket: a thread hears the parent, whatever the decoding thread waits for."""
+"""A camera's end of its socket, in a process of its own or in one that several share.
+
+Alone, a thread of its own hears the parent, whatever the decoding thread waits for. Among others the decoding thread
+hears it by itself, with each packet: another thread would be woken for each frame, and take the others' turn.
+"""
 
 import os
 import select
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -33,13 +38,12 @@ class ParentGone(Exception):
     """The parent closed its end: nobody takes what comes, and the process is to end."""
 
 
-class Link:
+class Link(ABC):
     """What the parent said, and a way to tell it things. send and the waits are the decoding thread's."""
 
-    def __init__(self, link: socket.socket, start: Start, beat: Callable[[], Beat]) -> None:
-        """beat() is called by the link's own thread, each second, and sent."""
-        self._socket, self._beat = link, beat
-        self._changed = threading.Condition()
+    def __init__(self, link: socket.socket, start: Start) -> None:
+        self._socket = link
+        self._changed = threading.Condition()  # its lock may be taken twice by one thread
         self._slots = start.ring_frames
         self._free = list(range(start.ring_frames))
         self._rows: set[int] = set()
@@ -47,20 +51,15 @@ class Link:
         self._is_held = False
         self._cuts: list[Cut] = []
         self._is_closed = False
-        self._is_over = threading.Event()
-        self._listener = threading.Thread(target=self._listen, name="link", daemon=True)
 
-    def begin(self) -> None:
-        """Listen from now on."""
-        self._listener.start()
+    @abstractmethod
+    def begin(self, beat: Callable[[], Beat]) -> None:
+        """Listen from now on. beat() is sent each second."""
 
+    @abstractmethod
     def end(self) -> None:
         """The decoding thread is done. What the parent sent is read to its end: if it were not, closing the socket
         would be a reset, by which a parent loses what it has not read yet."""
-        self._is_over.set()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RD)
-        self._listener.join(_LAST_S)
 
     @property
     def wants_images(self) -> bool:
@@ -75,6 +74,7 @@ class Link:
 
     def cuts(self) -> list[Cut]:
         """The recordings that were asked for since the last call. Raises ParentGone."""
+        self._look()
         with self._changed:
             if self._is_closed:
                 raise ParentGone
@@ -84,6 +84,8 @@ class Link:
     def take_slot(self, most: int, most_rows: int | None = None) -> int | None:
         """A free slot of the ring; None where there is none, or so many are the parent's already. most_rows: it is for
         a row, and there are so many of those at most."""
+        if len(self._free) < self._slots:
+            self._look()
         with self._changed:
             if not self._has_room(most) or (most_rows is not None and len(self._rows) >= most_rows):
                 return None
@@ -95,7 +97,7 @@ class Link:
     def wait_for_slot(self, most: int, timeout_s: float) -> int | None:
         """As take_slot, waiting so long. Raises ParentGone."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._has_room(most), timeout_s)
+            self._wait_until(lambda: self._has_room(most), timeout_s)
             if self._is_closed:
                 raise ParentGone
             return self._free.pop() if self._has_room(most) else None
@@ -108,7 +110,7 @@ class Link:
     def wait_for_all_slots(self, timeout_s: float) -> bool:
         """Whether the parent has given back every slot, after so long at most. Raises ParentGone."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or len(self._free) == self._slots, timeout_s)
+            self._wait_until(lambda: len(self._free) == self._slots, timeout_s)
             if self._is_closed:
                 raise ParentGone
             return len(self._free) == self._slots
@@ -117,7 +119,7 @@ class Link:
         """Whether it is still held, after so long. Raises ParentGone."""
         with self._changed:
             if self._is_held and not self._cuts:
-                self._changed.wait_for(lambda: self._is_closed or not self._is_held or bool(self._cuts), timeout_s)
+                self._wait_until(lambda: not self._is_held or bool(self._cuts), timeout_s)
             if self._is_closed:
                 raise ParentGone
             return self._is_held
@@ -125,30 +127,21 @@ class Link:
     def _has_room(self, most: int) -> bool:
         return bool(self._free) and self._slots - len(self._free) < most
 
-    def _listen(self) -> None:
-        """Until the parent closes its end; then the process ends, soon in order, and late whatever holds it."""
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
-        due = time.monotonic() + _BEAT_S
-        is_there = True
-        while is_there:
-            has_message = poller.poll(max(due - time.monotonic(), 0.0) * 1000)
-            is_there = not has_message or self._hear()
-            if time.monotonic() >= due:
-                due = time.monotonic() + _BEAT_S
-                with suppress(OSError):  # a parent that takes nothing needs no beats
-                    self._socket.send(encode(self._beat()), socket.MSG_DONTWAIT)
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        if not self._is_over.wait(_LAST_S):
-            os._exit(1)
+    @abstractmethod
+    def _look(self) -> None:
+        """Take what the parent said so far, if nobody else does."""
 
-    def _hear(self) -> bool:
-        """One message; whether the parent is still there."""
+    @abstractmethod
+    def _wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        """With the lock, until it is so, the parent is gone, or the time is over."""
+
+    def _hear(self, flags: int = 0) -> bool:
+        """One message; whether the parent is still there. Raises BlockingIOError."""
         try:
-            message = self._socket.recv(MESSAGE_BYTES + 1)
+            message = self._socket.recv(MESSAGE_BYTES + 1, flags)
             record = decode_down(message) if message else None
+        except BlockingIOError:
+            raise
         except (OSError, msgspec.MsgspecError):
             return False
         if record is None:
@@ -157,6 +150,10 @@ class Link:
             self._apply(record)
             self._changed.notify_all()
         return True
+
+    def _tell_beat(self, beat: Beat) -> None:
+        with suppress(OSError):  # a parent that takes nothing needs no beats
+            self._socket.send(encode(beat), socket.MSG_DONTWAIT)
 
     def _apply(self, record: DOWN) -> None:
         if isinstance(record, Release):
@@ -168,3 +165,73 @@ class Link:
             self._is_held = record.is_held
         elif isinstance(record, Cut) and len(self._cuts) < _MOST_CUTS:
             self._cuts.append(record)
+
+
+class HeardLink(Link):
+    """Of a process with one camera, which ends where the parent closes its end: soon in order, and late whatever its
+    decoding thread does."""
+
+    def begin(self, beat: Callable[[], Beat]) -> None:
+        self._is_over = threading.Event()
+        self._listener = threading.Thread(target=self._listen, args=(beat,), name="link", daemon=True)
+        self._listener.start()
+
+    def end(self) -> None:
+        self._is_over.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+        self._listener.join(_LAST_S)
+
+    def _look(self) -> None:
+        """The listener does."""
+
+    def _wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        self._changed.wait_for(lambda: self._is_closed or is_so(), timeout_s)
+
+    def _listen(self, beat: Callable[[], Beat]) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        due = time.monotonic() + _BEAT_S
+        is_there = True
+        while is_there:
+            has_message = poller.poll(max(due - time.monotonic(), 0.0) * 1000)
+            is_there = not has_message or self._hear()
+            if time.monotonic() >= due:
+                due = time.monotonic() + _BEAT_S
+                self._tell_beat(beat())
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if not self._is_over.wait(_LAST_S):
+            os._exit(1)
+
+
+class PolledLink(Link):
+    """Of a camera among others. All of it is the decoding thread's; while that waits for its stream nothing is heard,
+    which its read timeout bounds."""
+
+    def begin(self, beat: Callable[[], Beat]) -> None:
+        self._beat = beat
+        self._beat_at = time.monotonic() + _BEAT_S
+        self._poller = select.poll()
+        self._poller.register(self._socket, select.POLLIN)
+
+    def end(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+        self._look()
+
+    def _look(self) -> None:
+        with suppress(BlockingIOError):
+            while not self._is_closed:
+                self._is_closed = not self._hear(socket.MSG_DONTWAIT)
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + _BEAT_S
+            self._tell_beat(self._beat())
+
+    def _wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        self._look()
+        while not self._is_closed and not is_so() and (left_s := until - time.monotonic()) > 0:
+            self._poller.poll(min(left_s, _BEAT_S) * 1000)
+            self._look()

@@ -1,20 +1,52 @@
 """What stands in a slot of the ring: the network's row, and behind it the picture, where it travels."""
 
+from typing import NamedTuple, Protocol, TypeAlias
+
 import av
 import numpy as np
 
+from deepstream_pipeline.decode.likeness import thumbnail_of
 from deepstream_pipeline.decode.pictures import Painter, Pixels
 from deepstream_pipeline.errors import DecodeError
 from deepstream_pipeline.gpu.picture import DevicePicture
 from deepstream_pipeline.preprocess.rows import PrepareSpec, prepare_row, row_bytes_of, wants_bgr
 from deepstream_pipeline.sources.messages import Start
-from deepstream_pipeline.sources.ring import Ring, image_offset
+from deepstream_pipeline.sources.ring import Ring, RingSize, image_offset
+
+Frame: TypeAlias = av.VideoFrame | DevicePicture
 
 _LEAST_SLOTS = 2  # one is written while the parent looks at another
 
 
+class Written(NamedTuple):
+    """row_shape: of the network's row, empty without one. thumbnail: for who compares pictures (decode.likeness)."""
+
+    row_shape: tuple[int, ...]
+    thumbnail: Pixels
+
+
+class Slots(Protocol):
+    """Who makes ready what was decoded. Of one thread. is_on_device: the rows lie on the card, not in the ring."""
+
+    is_on_device: bool
+
+    def most(self, width: int, height: int, has_image: bool) -> int:
+        """How many slots may be in use at once for pictures of that size. Raises DecodeError where none is enough."""
+        ...
+
+    def write(self, slot: int, frame: Frame, *, has_row: bool, has_image: bool) -> Written:
+        """Into a free slot, what is asked for of it; complete when it returns."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        ...
+
+
 class SlotWriter:
-    """Converts frames straight into slots."""
+    """Converts frames in host memory straight into slots."""
+
+    is_on_device = False
 
     def __init__(self, ring: Ring, start: Start) -> None:
         self._painter = Painter()
@@ -26,36 +58,38 @@ class SlotWriter:
         """How many slots may be in use at once for pictures of that size. Raises DecodeError where none is enough."""
         row_bytes = row_bytes_of(width, height, self._spec) if self._spec else 0
         needed = max(image_offset(row_bytes) + width * height * 3 * has_image, 1)
-        size = self._ring.size
-        if needed > size.slot_bytes:
-            raise DecodeError(f"a picture of {width}x{height} needs {needed} bytes, and has room for {size.slot_bytes}")
-        return max(min(size.frames, self._ring_bytes // needed), _LEAST_SLOTS)
+        return most_slots(self._ring.size, self._ring_bytes, needed, f"a picture of {width}x{height}")
 
-    def luma(self, frame: av.VideoFrame | DevicePicture) -> Pixels:
-        """(H, W) of a frame in host memory."""
-        return self._painter.luma(_on_host(frame))
-
-    def write(
-        self, slot: int, frame: av.VideoFrame | DevicePicture, *, has_row: bool, has_image: bool
-    ) -> tuple[int, ...]:
-        """Into a free slot, what is asked for of it; the row's shape, empty without one."""
+    def write(self, slot: int, frame: Frame, *, has_row: bool, has_image: bool) -> Written:
+        """Into a free slot, what is asked for of it."""
+        host = _on_host(frame)
+        thumbnail = thumbnail_of(self._painter.luma(host))
         spec = self._spec if has_row else None
         if spec is None and not has_image:
-            return ()
+            return Written((), thumbnail)
         is_bgr = not has_image and spec is not None and wants_bgr(spec)
-        host = _on_host(frame)
         pixels = self._painter.bgr(host) if is_bgr else self._painter.rgb(host)
         row_bytes, shape = (0, ()) if spec is None else self._write_row(slot, pixels, spec, is_bgr)
         if has_image:
             np.copyto(self._ring.array(slot, image_offset(row_bytes), pixels.shape, np.uint8), pixels)
-        return shape
+        return Written(shape, thumbnail)
+
+    def close(self) -> None:
+        """Nothing: the ring is its owner's."""
 
     def _write_row(self, slot: int, pixels: Pixels, spec: PrepareSpec, is_bgr: bool) -> tuple[int, tuple[int, ...]]:
         row = prepare_row(pixels, spec, lambda shape, dtype: self._ring.array(slot, 0, shape, dtype), is_bgr=is_bgr)
         return row.nbytes, row.shape
 
 
-def _on_host(frame: av.VideoFrame | DevicePicture) -> av.VideoFrame:
+def most_slots(size: RingSize, ring_bytes: int, needed: int, what: str) -> int:
+    """How many slots may be in use at once, where each takes so many bytes. Raises DecodeError where none is enough."""
+    if needed > size.slot_bytes:
+        raise DecodeError(f"{what} needs {needed} bytes, and has room for {size.slot_bytes}")
+    return max(min(size.frames, ring_bytes // needed), _LEAST_SLOTS)
+
+
+def _on_host(frame: Frame) -> av.VideoFrame:
     if isinstance(frame, DevicePicture):
         raise DecodeError("a picture in a GPU's memory is written by no painter")
     return frame

@@ -3,19 +3,27 @@
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import msgspec
 
+from deepstream_pipeline.decode.codec import MakeCodec
 from deepstream_pipeline.decode.decoder import Decoder, Picture, StreamFacts
-from deepstream_pipeline.decode.likeness import Likeness, thumbnail_of
+from deepstream_pipeline.decode.likeness import Likeness
 from deepstream_pipeline.decode.opening import DecodeOptions
+from deepstream_pipeline.decode.pictures import Pixels
 from deepstream_pipeline.decode.recording import Asked, Finished, Recorder, fits_mp4
+from deepstream_pipeline.decode.software import SoftwareCodec
 from deepstream_pipeline.decode.uri import redacted
 from deepstream_pipeline.errors import (
     DecodeError,
+    GpuFailed,
+    GpuUnavailable,
+    NeedsCpu,
     PipelineError,
     SourceNotAllowed,
     SourceRefused,
@@ -23,9 +31,9 @@ from deepstream_pipeline.errors import (
     StreamEnded,
 )
 from deepstream_pipeline.mux import MAX_PENDING
-from deepstream_pipeline.sources.child_link import Link, ParentGone
+from deepstream_pipeline.sources.child_link import HeardLink, Link, ParentGone
 from deepstream_pipeline.sources.child_moments import Moments
-from deepstream_pipeline.sources.child_slots import SlotWriter
+from deepstream_pipeline.sources.child_slots import Slots, SlotWriter
 from deepstream_pipeline.sources.messages import (
     MESSAGE_BYTES,
     Beat,
@@ -49,36 +57,56 @@ _REASONS: tuple[tuple[type[PipelineError], EndReason], ...] = (
     (SourceRefused, EndReason.AUTH_FAILED),
     (SourceUnavailable, EndReason.UNAVAILABLE),
     (SourceNotAllowed, EndReason.NOT_ALLOWED),
+    (NeedsCpu, EndReason.NEEDS_CPU),
+    (GpuUnavailable, EndReason.NEEDS_CPU),
     (DecodeError, EndReason.DECODE),
     (StreamEnded, EndReason.EOF),
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What decodes, and what makes ready. cpu_s: how much a run has used so far, with what it started."""
+
+    codecs: MakeCodec
+    make_slots: Callable[[Ring, Start], Slots]
+    cpu_s: Callable[[], float]
+
+
+ON_CPU = Tools(SoftwareCodec, SlotWriter, time.process_time)
+
+
 def serve(link: socket.socket, ring_descriptor: int) -> int:
     """Do what the first message says until the source or the parent is over. The exit status."""
     cv2.setNumThreads(1)
-    message = link.recv(MESSAGE_BYTES + 1)
-    try:
-        start = decode_down(message) if message else None
-    except msgspec.MsgspecError:
-        start = None
-    if not isinstance(start, Start):
+    start = read_start(link)
+    if start is None:
         return 2
     ring = Ring(ring_descriptor, RingSize(start.ring_frames, start.slot_bytes))
-    work = Work(link, ring, start)
     try:
-        return work.run()
+        return Work(HeardLink(link, start), ring, start, ON_CPU).run()
     finally:
         ring.close()
 
 
-class Work:
-    """One run of one source."""
+def read_start(link: socket.socket) -> Start | None:
+    """The first message; None where it is none, or another."""
+    message = link.recv(MESSAGE_BYTES + 1)
+    try:
+        start = decode_down(message) if message else None
+    except msgspec.MsgspecError:
+        return None
+    return start if isinstance(start, Start) else None
 
-    def __init__(self, link: socket.socket, ring: Ring, start: Start) -> None:
-        self._start = start
-        self._link = Link(link, start, self._beat)
-        self._slots = SlotWriter(ring, start)
+
+class Work:
+    """One run of one source. gpu_fault: what the card's driver said when it ended by that."""
+
+    def __init__(self, link: Link, ring: Ring, start: Start, tools: Tools) -> None:
+        self.gpu_fault: GpuFailed | None = None
+        self._start, self._ring, self._tools = start, ring, tools
+        self._link = link
+        self._slots: Slots | None = None
         self._policy = DropPolicy(start.policy)
         self._recorder, self._moments = Recorder(start.record_cache_s, self._tell_recorded), Moments()
         self._is_cached = start.record_cache_s > 0  # packets, for clips that may be asked for
@@ -91,17 +119,18 @@ class Work:
         self._lost: dict[str, int] = {}
         self._lost_at = 0.0
         self._plays_from: float | None = None
-        self._began_s = time.process_time()
+        self._began_s = tools.cpu_s()
         self._prepare_s = 0.0
 
     def run(self) -> int:
         """Until its end, which the parent is told of where it still listens."""
-        self._link.begin()
+        self._link.begin(self._beat)
         try:
             ended = self._run()
         except ParentGone:
             ended = None
         except PipelineError as error:
+            self.gpu_fault = error if isinstance(error, GpuFailed) else None
             ended = Ended(_reason_of(error), redacted(error.message))
         except Exception as error:  # noqa: BLE001 - the process's root: whatever it is, it ends this source and is told
             ended = Ended(EndReason.INTERNAL, _where(error))
@@ -117,6 +146,8 @@ class Work:
                 self._link.send(ended)
         if self._decoder is not None:
             self._decoder.close()
+        if self._slots is not None:
+            self._slots.close()
         self._link.end()
         return 1 if ended is not None and ended.reason is EndReason.INTERNAL else 0
 
@@ -129,11 +160,12 @@ class Work:
             threads=start.threads,
             max_pixels=start.max_pixels,
         )
-        decoder = self._decoder = Decoder(start.uri, options, start.first_pts_s)
+        slots = self._slots = self._tools.make_slots(self._ring, start)
+        decoder = self._decoder = Decoder(start.uri, options, start.first_pts_s, self._tools.codecs)
         self._tell_opened(decoder)
         while True:
             decoded = self._decoded
-            self._read(decoder)
+            self._read(decoder, slots)
             if self._decoded == decoded:
                 raise DecodeError(f"{redacted(start.uri)} has no picture in it that can be decoded")
             if not start.is_loop:
@@ -142,14 +174,14 @@ class Work:
                 return Ended(EndReason.PLAYED_OUT if is_whole else EndReason.EOF, f"{redacted(start.uri)} is over")
             decoder.rewind()
 
-    def _read(self, decoder: Decoder) -> None:
+    def _read(self, decoder: Decoder, slots: Slots) -> None:
         for packet in decoder.packets():
             self._errands()
             self._recorder.push(packet, self._moments.oldest(self._link.outside()) if self._is_cached else None)
             for picture in decoder.decode(packet):
-                self._take(decoder, picture)
+                self._take(decoder, slots, picture)
 
-    def _take(self, decoder: Decoder, picture: Picture) -> None:
+    def _take(self, decoder: Decoder, slots: Slots, picture: Picture) -> None:
         if self._start.is_realtime:
             self._wait_for(picture.pts_s)
         captured_at, captured_unix_s = time.monotonic(), time.time()
@@ -164,14 +196,14 @@ class Work:
         if picture.is_dropped:
             return self._lose(DropReason.CORRUPT)
         has_row = self._since_row > self._start.interval
-        slot = self._slot(decoder.facts, has_row=has_row)
+        slot = self._slot(slots, decoder.facts, has_row=has_row)
         if slot is None:
             return self._lose(DropReason.RING_FULL)
         self._moments.note(frame_num, slot, self._recorder.moment_of(picture.time_s))
         began_s = time.thread_time()
-        digest = self._look(decoder, picture)
         has_image = self._link.wants_images
-        row_shape = self._slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
+        written = slots.write(slot, picture.frame, has_row=has_row, has_image=has_image)
+        digest = self._look(decoder, picture, written.thumbnail)
         if has_row:
             self._since_row = 0
         self._prepare_s += time.thread_time() - began_s
@@ -185,11 +217,12 @@ class Work:
                 captured_unix_s=captured_unix_s,
                 width=decoder.facts.width,
                 height=decoder.facts.height,
-                row_shape=row_shape,
+                row_shape=written.row_shape,
                 has_image=has_image,
                 segment=self._segment,
                 is_corrupt=picture.is_corrupt,
                 digest=digest,
+                is_on_device=slots.is_on_device and bool(written.row_shape),
             )
         )
 
@@ -210,21 +243,21 @@ class Work:
             time.sleep(min(left_s, _ERRAND_S))
             self._errands()
 
-    def _look(self, decoder: Decoder, picture: Picture) -> int:
+    def _look(self, decoder: Decoder, picture: Picture, thumbnail: Pixels) -> int:
         """The picture's digest. A file's cut begins another segment; a camera has none, only a light that goes on."""
-        digest, is_cut = self._likeness.look(thumbnail_of(self._slots.luma(picture.frame)))
+        digest, is_cut = self._likeness.look(thumbnail)
         if is_cut and not decoder.facts.is_live and not picture.is_corrupt:
             self._segment += 1
         return digest
 
-    def _slot(self, facts: StreamFacts, *, has_row: bool) -> int | None:
+    def _slot(self, slots: Slots, facts: StreamFacts, *, has_row: bool) -> int | None:
         """One to write into; None where there is none and the policy is not to wait for it.
 
         A row alone is the parent's until the engine has read it. So many of a camera as may wait there: what came
         beyond them would be dropped there, and here it is lost before anything is made ready of it.
         """
         has_image = self._link.wants_images
-        most = self._slots.most(facts.width, facts.height, has_image)
+        most = slots.most(facts.width, facts.height, has_image)
         if self._policy is not DropPolicy.BLOCK:
             return self._link.take_slot(most, MAX_PENDING if has_row and not has_image else None)
         while True:
@@ -269,6 +302,7 @@ class Work:
                 frames_total=facts.frames_total,
                 duration_s=facts.duration_s,
                 is_recordable=fits_mp4(decoder.stream),
+                decoder=facts.decoder.value,
             )
         )
 
@@ -276,7 +310,7 @@ class Work:
         self._link.send(Recorded(over.path, over.error, over.before_s, over.after_s, over.is_unwritable))
 
     def _beat(self) -> Beat:
-        decode_s = max(time.process_time() - self._began_s - self._prepare_s, 0.0)
+        decode_s = max(self._tools.cpu_s() - self._began_s - self._prepare_s, 0.0)
         bad_packets = self._decoder.bad_packets if self._decoder is not None else 0
         return Beat(self._decoded, bad_packets, decode_s, self._prepare_s)
 
