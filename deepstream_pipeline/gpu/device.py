@@ -9,6 +9,8 @@ thread that was bound once (`Device.bind`); a block or stream is closed by whoev
 """
 
 import ctypes
+import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,6 +117,8 @@ class Device:
         self._driver = driver
         self._ok = driver.CUresult.CUDA_SUCCESS
         self.index = index
+        self._kernels: dict[str, Kernel] = {}
+        self._kernels_lock = threading.Lock()
         self.name: str = _text(self.call("ask the GPU's name", "cuDeviceGetName", 128, handle))
         attributes = driver.CUdevice_attribute
         major, minor = (
@@ -205,6 +209,13 @@ class Device:
         """The function `name` of a compiled module (a cubin for this card's capability)."""
         module = self.call(f"load the kernel {name}", "cuModuleLoadData", image)
         return _Loaded(name, module, self.call(f"find the kernel {name}", "cuModuleGetFunction", module, name.encode()))
+
+    def kernel(self, name: str, compiled: Callable[[tuple[int, int]], bytes]) -> Kernel:
+        """Loaded once, from what compiled(the card's capability) gives."""
+        with self._kernels_lock:
+            if name not in self._kernels:
+                self._kernels[name] = self.load(compiled(self.capability), name)
+            return self._kernels[name]
 
     def launch(
         self, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: int, stream: int

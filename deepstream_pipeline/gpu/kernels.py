@@ -1,0 +1,205 @@
+"""The kernels that make of a picture on the card a network's row, the whole picture as RGB, and its thumbnail.
+
+All read NV12 as NVDEC leaves it. A pixel's colours are swscale's, to the bit: 16-bit products of the brightness and the
+chroma, whose sample is that of its 2 x 2 pixels, as its converter of 4:2:0 takes it (of pictures of an even height;
+for an odd one swscale interpolates, and no H.264 or HEVC stream of 4:2:0 has such). A row's pixel is cv2.INTER_LINEAR's
+four neighbours, each converted first, with its fixed-point weights, and a look-up of what that value becomes: to the
+bit where the picture is made smaller; OpenCV enlarges with another arithmetic, one level apart at most. The thumbnail's
+means are cv2.INTER_AREA's, one level apart at most. Turning by quarters, cropping and the colours' order cost nothing.
+
+The source compiles as C++, too: so it is tested where there is no GPU. cubins.py compiles it for a card.
+"""
+
+import struct
+
+SOURCE = r"""
+struct Picture {                                              // NV12
+  unsigned long long luma, chroma;
+  int pitch, at_x, x_by_x, x_by_y, at_y, y_by_x, y_by_y;      // where an upright pixel is stored
+  int dark, y_factor, v_to_red, v_to_green, u_to_green, u_to_blue;
+  int unused;
+};
+
+struct Row {                                                  // steps in elements
+  unsigned long long values, out;
+  long long channel_step, row_step, column_step;
+  double scale_x, scale_y;                                    // source pixels in a resized one
+  int width, height, left, top, part_width, part_height, resized_width, resized_height, pad_x, pad_y;
+  int is_nearest, is_bgr, is_gray, unused;
+};
+
+struct Whole { unsigned long long out; int width, height; };
+
+struct Thumbnail { unsigned long long out; int width, lines, line_step, unused; };
+
+struct Colour { int red, green, blue; };
+
+struct Taps { int first, second, first_weight, second_weight; };
+
+static __device__ int product(int first, int second) { return (first * second) >> 16; }
+
+static __device__ int level(int value) { return value < 0 ? 0 : value > 255 ? 255 : value; }
+
+static __device__ Colour colour_at(const Picture& picture, int x, int y) {
+  int column = picture.at_x + x * picture.x_by_x + y * picture.x_by_y;
+  int line = picture.at_y + x * picture.y_by_x + y * picture.y_by_y;
+  const unsigned char* luma = (const unsigned char*)picture.luma + (long long)line * picture.pitch;
+  const unsigned char* chroma = (const unsigned char*)picture.chroma + (long long)(line >> 1) * picture.pitch;
+  int bright = product(luma[column] * 8 - picture.dark, picture.y_factor);
+  int u = chroma[column & ~1] * 8 - 1024, v = chroma[column | 1] * 8 - 1024;
+  Colour colour = {
+      level(bright + product(v, picture.v_to_red)),
+      level(bright + product(u, picture.u_to_green) + product(v, picture.v_to_green)),
+      level(bright + product(u, picture.u_to_blue))};
+  return colour;
+}
+
+// cv2.cvtColor's, so that it is made before the picture is resized, as on the CPU.
+static __device__ int gray_of(Colour colour) {
+  return (colour.red * 9798 + colour.green * 19235 + colour.blue * 3735 + 16384) >> 15;
+}
+
+// Where OpenCV's resize takes a resized pixel from: two source pixels and their weights, in 2048ths.
+static __device__ Taps taps(int at, double scale, int length, int is_nearest) {
+  if (is_nearest) {
+    int only = (int)floor(at * scale);
+    only = only < length - 1 ? only : length - 1;
+    Taps found = {only, only, 2048, 0};
+    return found;
+  }
+  float source = (float)((at + 0.5) * scale - 0.5);
+  int first = (int)floorf(source);
+  float fraction = source - first;
+  if (first < 0) { first = 0; fraction = 0.0f; }
+  if (first >= length - 1) { first = length - 1; fraction = 0.0f; }
+  int second = first + 1 < length ? first + 1 : first;
+  Taps found = {first, second, (int)rintf((1.0f - fraction) * 2048.0f), (int)rintf(fraction * 2048.0f)};
+  return found;
+}
+
+static __device__ int mixed(Taps across, Taps down, int a, int b, int c, int d) {
+  int above = a * across.first_weight + b * across.second_weight;
+  int below = c * across.first_weight + d * across.second_weight;
+  int value = product(down.first_weight, above >> 4) + product(down.second_weight, below >> 4);
+  return (value + 2) >> 2;
+}
+
+// values (channels, 256): what a pixel's value becomes. One thread makes one pixel of the network's.
+template <typename Word>
+static __device__ void make_row(const Picture& picture, const Row& row) {
+  int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+  if (x >= row.width || y >= row.height) return;
+  const Word* values = (const Word*)row.values;
+  Word* out = (Word*)row.out + y * row.row_step + x * row.column_step;
+  int at_x = x - row.pad_x, at_y = y - row.pad_y;
+  if (at_x < 0 || at_y < 0 || at_x >= row.resized_width || at_y >= row.resized_height) {
+    for (int channel = 0; channel < (row.is_gray ? 1 : 3); channel++)
+      out[channel * row.channel_step] = values[channel * 256];
+    return;
+  }
+  Taps across = taps(at_x, row.scale_x, row.part_width, row.is_nearest);
+  Taps down = taps(at_y, row.scale_y, row.part_height, row.is_nearest);
+  Colour a = colour_at(picture, row.left + across.first, row.top + down.first);
+  Colour b = colour_at(picture, row.left + across.second, row.top + down.first);
+  Colour c = colour_at(picture, row.left + across.first, row.top + down.second);
+  Colour d = colour_at(picture, row.left + across.second, row.top + down.second);
+  if (row.is_gray) {
+    out[0] = values[mixed(across, down, gray_of(a), gray_of(b), gray_of(c), gray_of(d))];
+    return;
+  }
+  int red = mixed(across, down, a.red, b.red, c.red, d.red);
+  int green = mixed(across, down, a.green, b.green, c.green, d.green);
+  int blue = mixed(across, down, a.blue, b.blue, c.blue, d.blue);
+  out[0] = values[row.is_bgr ? blue : red];
+  out[row.channel_step] = values[256 + green];
+  out[2 * row.channel_step] = values[512 + (row.is_bgr ? red : blue)];
+}
+
+extern "C" __global__ void row_of_1(Picture picture, Row row) { make_row<unsigned char>(picture, row); }
+extern "C" __global__ void row_of_2(Picture picture, Row row) { make_row<unsigned short>(picture, row); }
+extern "C" __global__ void row_of_4(Picture picture, Row row) { make_row<unsigned int>(picture, row); }
+
+// out (height, width, 3) RGB, upright. One thread makes one pixel.
+extern "C" __global__ void paint(Picture picture, Whole whole) {
+  int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+  if (x >= whole.width || y >= whole.height) return;
+  Colour colour = colour_at(picture, x, y);
+  unsigned char* out = (unsigned char*)whole.out + ((long long)y * whole.width + x) * 3;
+  out[0] = (unsigned char)colour.red;
+  out[1] = (unsigned char)colour.green;
+  out[2] = (unsigned char)colour.blue;
+}
+
+// The share of pixel `at` that lies between begin and end.
+static __device__ float share(int at, float begin, float end) {
+  float from = begin > at ? begin : (float)at, to = end < at + 1 ? end : (float)(at + 1);
+  return to > from ? to - from : 0.0f;
+}
+
+// out (18, 64): means of the luma as it is stored, of every line_step-th line. One thread makes one mean.
+extern "C" __global__ void thumbnail(Picture picture, Thumbnail small) {
+  int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+  if (x >= 64 || y >= 18) return;
+  float width = small.width / 64.0f, height = small.lines / 18.0f;
+  float left = x * width, right = left + width, top = y * height, bottom = top + height;
+  float sum = 0.0f;
+  for (int line = (int)top; line < small.lines && line < bottom; line++) {
+    const unsigned char* luma = (const unsigned char*)picture.luma + (long long)line * small.line_step * picture.pitch;
+    float of_line = 0.0f;
+    for (int column = (int)left; column < small.width && column < right; column++)
+      of_line += luma[column] * share(column, left, right);
+    sum += of_line * share(line, top, bottom);
+  }
+  ((unsigned char*)small.out)[y * 64 + x] = (unsigned char)level((int)rintf(sum / (width * height)));
+}
+"""
+
+PICTURE = struct.Struct("<2Q14i")
+ROW = struct.Struct("<2Q3q2d14i")
+WHOLE = struct.Struct("<Q2i")
+THUMBNAIL = struct.Struct("<Q4i")
+ADDRESS, ADDRESSES = struct.Struct("<Q"), struct.Struct("<2Q")  # of an output; of a picture's luma and chroma
+ROW_VALUES_AT, ROW_OUT_AT = 0, 8  # in a ROW
+ROW_KERNELS = {1: "row_of_1", 2: "row_of_2", 4: "row_of_4"}  # by the bytes of an element
+PAINT_KERNEL, THUMBNAIL_KERNEL = "paint", "thumbnail"
+THUMBNAIL_SIZE = (64, 18)  # decode/likeness.py's
+_THUMBNAIL_LINES = 36
+
+# swscale's, by AVCOL_SPC, of limited range, in 65,536ths: V to red, U to blue, U and V to green. Others are BT.601.
+_BT_601 = (104597, 132201, -25675, -53279)
+_MATRICES = {
+    1: (117489, 138438, -13975, -34925),  # BT.709
+    4: (104448, 132798, -24759, -53109),  # FCC
+    7: (117579, 136230, -16907, -35559),  # SMPTE 240M
+    9: (110013, 140363, -12277, -42626),  # BT.2020
+}
+
+
+def picture_words(pitch: int, stored_size: tuple[int, int], rotation: int) -> tuple[int, ...]:
+    """PICTURE's words from pitch to y_by_y, of a picture (width, height) that a rotation makes upright.
+
+    rotation: degrees counter-clockwise; one that is no multiple of 90 is none.
+    """
+    right, bottom = stored_size[0] - 1, stored_size[1] - 1
+    walks = {90: (right, 0, -1, 0, 1, 0), 180: (right, -1, 0, bottom, 0, -1), 270: (0, 0, 1, bottom, -1, 0)}
+    return (pitch, *walks.get(rotation % 360, (0, 1, 0, 0, 0, 1)))
+
+
+def colour_words(matrix: int, *, is_full_range: bool) -> tuple[int, ...]:
+    """PICTURE's words from dark to u_to_blue: swscale's 16-bit factors, in 8,192ths.
+
+    matrix: AVCOL_SPC.
+    """
+    factors: tuple[int, ...] = _MATRICES.get(matrix, _BT_601)
+    y_factor, dark = 255 * 65536 // 219, 16 * 8
+    if is_full_range:
+        y_factor, dark = 65536, 0
+        factors = tuple(abs(factor) * 224 // 255 * (1 if factor > 0 else -1) for factor in factors)
+    y, red, blue, green_of_u, green_of_v = ((factor * 8192 + 32768) >> 16 for factor in (y_factor, *factors))
+    return (dark, y, red, green_of_v, green_of_u, blue)
+
+
+def thumbnail_words(width: int, height: int) -> tuple[int, int, int]:
+    """THUMBNAIL's words from width to line_step, of a stored picture."""
+    step = max(height // _THUMBNAIL_LINES, 1)
+    return (width, -(-height // step), step)
