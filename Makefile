@@ -28,7 +28,7 @@ help:  ## what can be made here
 up: $(VENV)/.base $(TRITON)  ## the whole stack on this machine: engine, gateway, metrics (ARGS="--http-port 8080 …")
 	@exec $(BIN)/penstock up $(ARGS)
 
-gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, beside Triton (5 GB; CUDA 13: driver 580, Turing or newer)
+gpu: $(if $(RUNS_TRITON),$(TRITON_VENV)/.gpu $(VENV)/.gpu,no-triton)  ## PyTorch for models on a GPU, and what decodes video there (5 GB; CUDA 13: driver 580, Turing or newer)
 
 test: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## every test that this machine can run (ARGS="-k image")
 	@$(BIN)/python -m pytest -n 4 -p tests.work_units --reruns 1 -rR -p tests.second_tries -m "not long and not gpu" $(ARGS)
@@ -84,6 +84,10 @@ $(TRITON_VENV)/.ready: $(VENV)/.uv $(TRITON_LOCKS)
 
 $(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
 	@echo "adding PyTorch to $(TRITON_VENV)" && $(call install,$(TRITON_VENV),-r requirements/triton-gpu.txt)
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.base requirements/video-gpu.txt
+	@echo "adding NVDEC to $(VENV)" && $(call install,$(VENV),-r requirements/video-gpu.txt)
 	@touch $@
 
 $(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)

@@ -3,12 +3,12 @@
 import re
 from urllib.parse import urlsplit
 
+from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.settings.records import (
     ApiSettings,
     EngineChoice,
     EngineSettings,
     GpuSettings,
-    HandOver,
     MuxSettings,
     PrimarySettings,
     SecondarySettings,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.mux import MuxOptions
 from deepstream_pipeline.settings.section import Plain
 from deepstream_pipeline.settings.sinks import SinkOptions
@@ -21,15 +22,6 @@ class EngineChoice(StrEnum):
     AUTO = "auto"
     TRITON = "triton"
     EMBEDDED = "embedded"
-
-
-class HandOver(StrEnum):
-    """Where the rows of a source that a card decodes wait for the engine. device: in the card's memory. host: in the
-    ring, as all others. auto: device where a trial at start finds that the engine takes them so, else host."""
-
-    AUTO = "auto"
-    DEVICE = "device"
-    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from deepstream_pipeline.sinks.schemas import Schema
 from deepstream_pipeline.types import AnalyticsKind
 
 if TYPE_CHECKING:
+    from deepstream_pipeline.sinks.encoder import EncoderKind
     from deepstream_pipeline.sinks.hls import HlsOptions
     from deepstream_pipeline.sinks.kafka import KafkaOptions
     from deepstream_pipeline.sinks.mqtt import MqttOptions
@@ -67,7 +68,7 @@ def _jsonl(section: Section, out: Path | None) -> SinkOptions:
 def _annotated(section: Section, out: Path | None) -> SinkOptions:
     from deepstream_pipeline.sinks.video_file import AnnotatedOptions
 
-    return AnnotatedOptions(_folder(section, out), crf=section.whole("crf", 23, 0, 51))
+    return AnnotatedOptions(_folder(section, out), crf=section.whole("crf", 23, 0, 51), encoder=_encoder(section))
 
 
 def _hls(section: Section, out: Path | None) -> SinkOptions:
@@ -78,19 +79,31 @@ def _hls(section: Section, out: Path | None) -> SinkOptions:
         segment_s=section.number("segment-duration", 2.0, 0.5, 60),
         list_size=section.whole("list-size", 6, 2, 10_000),
         crf=section.whole("crf", 25, 0, 51),
+        encoder=_encoder(section),
     )
 
 
 def _rtsp(section: Section, out: Path | None) -> SinkOptions:
     from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions
 
-    return RtspOutOptions(_address(section, "url", ("rtsp", "rtsps")))
+    return RtspOutOptions(_address(section, "url", ("rtsp", "rtsps")), encoder=_encoder(section))
+
+
+def _encoder(section: Section) -> EncoderKind:
+    from deepstream_pipeline.sinks.encoder import EncoderKind
+
+    return section.choice("encoder", EncoderKind, EncoderKind.AUTO)
 
 
 def _preview(section: Section, out: Path | None) -> SinkOptions:
+    from deepstream_pipeline.sinks.jpeg import JpegKind
     from deepstream_pipeline.sinks.preview import PreviewOptions
 
-    return PreviewOptions(max_fps=section.number("max-fps", 5.0, 0.1, 60), width=section.whole("width", 640, 16, 7680))
+    return PreviewOptions(
+        max_fps=section.number("max-fps", 5.0, 0.1, 60),
+        width=section.whole("width", 640, 16, 7680),
+        jpeg=section.choice("jpeg", JpegKind, JpegKind.AUTO),
+    )
 
 
 def _record(section: Section, out: Path | None) -> SinkOptions:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.settings.records import (
     ApiSettings,
     EngineChoice,
     EngineSettings,
     GpuSettings,
-    HandOver,
     MuxSettings,
     PrimarySettings,
     SecondarySettings,
