@@ -1,12 +1,21 @@
-"""H.264 of pictures: even sizes, true times, one thread. libx264 of PyAV's wheel."""
+"""H.264 of pictures: even sizes, true times, one thread. libx264 of PyAV's wheel, or its h264_nvenc: a card's NVENC.
+
+What NVENC makes of a picture was never seen by who wrote this: no machine of theirs has a card with one. Its options
+are those that FFmpeg's nvenc.c reads, and nvenc.py tries them on the card before any sink relies on them. FFmpeg opens
+each of its encoders with a CUDA context of its own, with Python's lock held: some 0.1 s a stream, at its first picture.
+"""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
 import cv2
 import numpy as np
 from av import VideoFrame
+from av.codec import CodecContext
+from av.container import OutputContainer
+from av.error import FFmpegError
 from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import PictureType
@@ -20,7 +29,25 @@ TIME_BASE = Fraction(1, 90_000)
 KEY_EVERY_S = 2.0
 _TICKS_PER_S = 90_000
 _GOP_FRAMES = 600  # at most, where there is no picture for long
-_PRESET = "veryfast"
+
+
+class EncoderKind(StrEnum):
+    """What a sink of video is told to encode with. auto: NVENC where the card has one and it opens, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    NVENC = "nvenc"
+
+
+class H264(StrEnum):
+    """What encodes, as FFmpeg calls it."""
+
+    X264 = "libx264"
+    NVENC = "h264_nvenc"
+
+
+class EncoderRefused(Exception):
+    """NVENC does not open, or broke off. The text is FFmpeg's word for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +58,18 @@ class Quality:
     is_live: bool = False
     key_every_s: float = KEY_EVERY_S
 
-    def options(self) -> dict[str, str]:
-        """For libx264. Without B-frames a file begins at 0 and the order of packets is that of the pictures."""
-        options = {"preset": _PRESET, "crf": str(self.crf), "bf": "0", "g": str(_GOP_FRAMES), "forced-idr": "1"}
-        return options | ({"tune": "zerolatency"} if self.is_live else {})
+    def options(self, codec: H264 = H264.X264) -> dict[str, str]:
+        """Without B-frames a file begins at 0 and the order of packets is that of the pictures."""
+        options = {"bf": "0", "g": str(_GOP_FRAMES), "forced-idr": "1"}
+        return options | (self._nvenc() if codec is H264.NVENC else self._x264())
+
+    def _x264(self) -> dict[str, str]:
+        return {"preset": "veryfast", "crf": str(self.crf)} | ({"tune": "zerolatency"} if self.is_live else {})
+
+    def _nvenc(self) -> dict[str, str]:
+        """The same number as crf for its constant quality (0 would mean automatic); a picture's packet at once."""
+        kept = {"preset": "p4", "profile": "high", "rc": "vbr", "cq": str(max(self.crf, 1)), "spatial-aq": "1"}
+        return kept | {"delay": "0", "zerolatency": "1", "tune": "ll" if self.is_live else "hq"}
 
 
 def even(width: int, height: int) -> tuple[int, int]:
@@ -51,6 +86,61 @@ def set_up(context: VideoCodecContext, size: tuple[int, int]) -> None:
     context.thread_count = 1
     context.colorspace = _BT601
     context.color_range = _LIMITED
+
+
+class Encoder:
+    """Pictures in, packets out; open from its first moment. `pictures` knows their times."""
+
+    def __init__(self, codec: H264, coder: "VideoStream | VideoCodecContext", pictures: "Pictures") -> None:
+        """coder: set up. Raises EncoderRefused where NVENC does not open."""
+        self.pictures = pictures
+        self._is_nvenc = codec is H264.NVENC
+        self._coder = coder
+        context = coder.codec_context if isinstance(coder, VideoStream) else coder
+        try:
+            context.open()
+        except FFmpegError as error:
+            self._refuse(error)
+            raise
+
+    def encode(self, picture: ByteArray, pts_s: float) -> Packets:
+        """The packets that are done with this picture, timed. Raises EncoderRefused where NVENC breaks off."""
+        frame = self.pictures.frame(picture, pts_s)
+        try:
+            return self.pictures.timed(self._coder.encode(frame))
+        except FFmpegError as error:
+            self._refuse(error)
+            raise
+
+    def flush(self) -> Packets:
+        """What waits in it; nothing where NVENC broke off. Then it takes no more."""
+        try:
+            return self.pictures.timed(self._coder.encode(None))
+        except FFmpegError:
+            if self._is_nvenc:
+                return []
+            raise
+
+    def _refuse(self, error: FFmpegError) -> None:
+        """NVENC's errors are no errors of a file, which some of them would be taken for by their class."""
+        if self._is_nvenc:
+            raise EncoderRefused(error.strerror or type(error).__name__) from error
+
+
+def stream_encoder(container: OutputContainer, size: tuple[int, int], quality: Quality, codec: H264) -> Encoder:
+    """The encoder of a container's one stream, of even sides. Raises EncoderRefused: the container is spoilt then."""
+    stream: VideoStream = container.add_stream(codec.value, options=quality.options(codec))
+    set_up(stream.codec_context, size)
+    return Encoder(codec, stream, Pictures(size, key_every_s=quality.key_every_s))
+
+
+def lone_encoder(size: tuple[int, int], quality: Quality, codec: H264) -> Encoder:
+    """An encoder of no container: its key frames carry their parameter sets. Raises EncoderRefused."""
+    context = CodecContext.create(codec.value, "w")
+    assert isinstance(context, VideoCodecContext)
+    context.options = quality.options(codec)
+    set_up(context, size)
+    return Encoder(codec, context, Pictures(size, key_every_s=quality.key_every_s))
 
 
 class Pictures:

@@ -14,10 +14,10 @@ from pathlib import Path
 import av
 import structlog
 from av.container import OutputContainer
-from av.video.stream import VideoStream
 
 from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.encoder import Packets, Pictures, Quality, even, set_up
+from deepstream_pipeline.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, stream_encoder
+from deepstream_pipeline.sinks.encoders import Encoders
 from deepstream_pipeline.sinks.folders import SourceFolders, made_folder
 from deepstream_pipeline.sinks.hls_playlist import Playlist, Segment
 from deepstream_pipeline.sinks.osd import Osd
@@ -35,19 +35,24 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class HlsOptions:
-    """folder: of the playlists' folders. segment_s: how long a segment is; list_size: how many a playlist names."""
+    """folder: of the playlists' folders. segment_s: how long a segment is; list_size: how many a playlist names.
+
+    crf: of x264, less is better; NVENC's cq.
+    """
 
     folder: Path
     segment_s: float = 2.0
     list_size: int = 6
     crf: int = 25
+    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class HlsSink:
     """A playlist in folder/hls of one source, folder/SOURCE_ID/hls of each of several.
 
-    Raises SinkFailed at once where the folder cannot be written to. When the disk is full, write raises SinkFailed
-    once, counts lost segments in `lost` and tries again after RETRY_S. Frames without a picture are passed over.
+    Raises SinkFailed at once where the folder cannot be written to, or where NVENC is wanted and there is none. When
+    the disk is full, write raises SinkFailed once, counts lost segments in `lost` and tries again after RETRY_S. Where
+    NVENC breaks off, x264 goes on behind a discontinuity. Frames without a picture are passed over.
     """
 
     def __init__(
@@ -58,12 +63,13 @@ class HlsSink:
         self._clock = clock
         self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
         self._streams: dict[str, LiveStream] = {}
+        self._encoders = Encoders(options.encoder, "hls", clock=clock)
         self._lost_of_ended = 0
 
     @property
     def lost(self) -> int:
-        """Segments that are in no playlist."""
-        return self._lost_of_ended + sum(stream.lost for stream in self._streams.values())
+        """Segments that are in no playlist, and pictures for which there was no NVENC where it must be."""
+        return self._lost_of_ended + self._encoders.lost + sum(stream.lost for stream in self._streams.values())
 
     def write(self, result: FrameResult) -> None:
         """Add the frame's picture to its source's stream."""
@@ -73,7 +79,7 @@ class HlsSink:
         source_id = result.frame.source_id
         stream = self._streams.get(source_id)
         if stream is None:
-            stream = LiveStream(self._folders.of(source_id) / "hls", self._options)
+            stream = LiveStream(self._folders.of(source_id) / "hls", self._options, self._encoders)
             self._streams[source_id] = stream
         stream.write(picture, result.frame, self._clock())
 
@@ -103,9 +109,10 @@ class HlsSink:
 class LiveStream:
     """One source's stream. What an earlier one left in the folder is deleted. Raises SinkFailed when that is news."""
 
-    def __init__(self, folder: Path, options: HlsOptions) -> None:
+    def __init__(self, folder: Path, options: HlsOptions, encoders: Encoders) -> None:
         self.folder = folder
         self._options = options
+        self._encoders = encoders
         self._playlist = Playlist(segment_s=options.segment_s, list_size=options.list_size)
         self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
         self._is_clean = False
@@ -124,10 +131,13 @@ class LiveStream:
         if coder is not None and not coder.takes(frame, self._options.segment_s):
             self._end_coder(now)
             self._has_gap = True
-            coder = None
-        if coder is None:
-            coder = self._coder = _Coder(frame, self._options)
-        segment = coder.write(picture, frame)
+        try:
+            segment = self._coder_for(frame).write(picture, frame)
+        except EncoderRefused as refused:
+            self._end_coder(now)
+            self._has_gap = True
+            self._encoders.broke(refused)
+            segment = self._coder_for(frame).write(picture, frame)
         if segment is not None:
             self._store(segment, now)
 
@@ -136,10 +146,16 @@ class LiveStream:
         self._end_coder(now)
         self._keep(now, lambda: self._put(INDEX, self._playlist.text(is_over=True).encode()))
 
+    def _coder_for(self, frame: Frame) -> "_Coder":
+        if self._coder is None:
+            self._coder = self._encoders.open(lambda codec: _Coder(frame, self._options, codec))
+        return self._coder
+
     def _end_coder(self, now: float) -> None:
         coder, self._coder = self._coder, None
-        if coder is not None:
-            self._store(coder.close(), now)
+        made = coder.close() if coder is not None else None
+        if made is not None and made.content:
+            self._store(made, now)
 
     def _store(self, made: "_Made", now: float) -> None:
         segment = Segment(self._number, made.duration_s, made.time, self._has_gap)
@@ -195,17 +211,18 @@ class _Made:
 
 
 class _Coder:
-    """Pictures of one size in, whole segments out."""
+    """Pictures of one size in, whole segments out. Raises EncoderRefused."""
 
-    def __init__(self, frame: Frame, options: HlsOptions) -> None:
+    def __init__(self, frame: Frame, options: HlsOptions, codec: H264) -> None:
         self._shape = (frame.width, frame.height)
-        size = even(*self._shape)
-        self._pictures = Pictures(size, key_every_s=options.segment_s)
         self._block = _Block()
-        quality = Quality(options.crf, is_live=True)
+        quality = Quality(options.crf, is_live=True, key_every_s=options.segment_s)
         self._container: OutputContainer = av.open(self._block, "w", format="mpegts", container_options=_MUXER)
-        self._stream: VideoStream = self._container.add_stream("libx264", options=quality.options())
-        set_up(self._stream.codec_context, size)
+        try:
+            self._encoder = stream_encoder(self._container, even(*self._shape), quality, codec)
+        except EncoderRefused:
+            self._container.close()
+            raise
         self._first, self._last = frame, frame
 
     def takes(self, frame: Frame, segment_s: float) -> bool:
@@ -215,7 +232,7 @@ class _Coder:
 
     def write(self, picture: ByteArray, frame: Frame) -> _Made | None:
         """Take the picture in. The segment before it, where it begins one."""
-        packets = self._encode(picture, frame)
+        packets = self._encoder.encode(picture, frame.pts_s)
         made = None
         if any(packet.is_keyframe for packet in packets) and self._block.has_content:
             made = _Made(self._block.take(), frame.pts_s - self._first.pts_s, iso_time(self._first.captured_unix_s))
@@ -225,14 +242,11 @@ class _Coder:
         return made
 
     def close(self) -> _Made:
-        """The last segment."""
-        self._container.mux(self._stream.encode(None))
+        """The last segment; without content where nothing was encoded."""
+        self._container.mux(self._encoder.flush())
         self._container.close()
-        duration_s = self._last.pts_s - self._first.pts_s + self._pictures.step_s
+        duration_s = self._last.pts_s - self._first.pts_s + self._encoder.pictures.step_s
         return _Made(self._block.take(), duration_s, iso_time(self._first.captured_unix_s))
-
-    def _encode(self, picture: ByteArray, frame: Frame) -> Packets:
-        return self._pictures.timed(self._stream.encode(self._pictures.frame(picture, frame.pts_s)))
 
 
 class _Block:

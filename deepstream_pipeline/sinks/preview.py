@@ -5,22 +5,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import simplejpeg
-
+from deepstream_pipeline.sinks.jpeg import JpegEncoder, JpegKind, jpeg_encoder
 from deepstream_pipeline.sinks.osd import Osd
 from deepstream_pipeline.types import FrameResult
 
 LINGER_S = 3.0  # a viewer counts as looking so long after its last question
-_QUALITY = 80
 _MAX_WATCHED = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class PreviewOptions:
-    """max_fps: pictures a second of a source, at most. width: of the pictures, pixels, at most."""
+    """max_fps: pictures a second of a source, at most. width: of the pictures, pixels, at most. jpeg: who encodes."""
 
     max_fps: float = 5.0
     width: int = 640
+    jpeg: JpegKind = JpegKind.AUTO
 
 
 def _nobody_cares(source_id: str, is_watched: bool) -> None:
@@ -33,6 +32,8 @@ class PreviewBoard:
     on_watch(source_id, is_watched) is called when the first viewer comes to a source, and when the last one, or the
     source, has gone: from a viewer's thread or the sink's, one at a time; it must neither block nor ask the board. A
     source that nobody looks at costs nothing.
+
+    jpeg: closed with the board; by default what the options make of no card. Raises SinkFailed where that cannot be.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class PreviewBoard:
         *,
         on_watch: Callable[[str, bool], None] = _nobody_cares,
         clock: Callable[[], float] = time.monotonic,
+        jpeg: JpegEncoder | None = None,
     ) -> None:
         self._options = options
+        self._jpeg = jpeg or jpeg_encoder(options.jpeg, None)
         self._osd = osd
         self._on_watch = on_watch
         self._clock = clock
@@ -94,7 +97,7 @@ class PreviewBoard:
         picture = self._osd.draw(result, max_width=self._options.width)
         if picture is None:
             return
-        jpeg = simplejpeg.encode_jpeg(picture, quality=_QUALITY, colorspace="RGB", colorsubsampling="420", fastdct=True)
+        jpeg = self._jpeg.encode(picture)
         with self._changed:
             self._number += 1
             board.newest = (self._number, jpeg)
@@ -118,6 +121,7 @@ class PreviewBoard:
             self._is_closed = True
             self._boards.clear()
             self._changed.notify_all()
+        self._jpeg.close()
 
     def _watched_board(self, source_id: str) -> "_Board | None":
         now = self._clock()

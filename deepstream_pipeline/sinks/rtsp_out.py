@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import structlog
-from av.codec import CodecContext
-from av.video.codeccontext import VideoCodecContext
 
 from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.encoder import Pictures, Quality, even, set_up
+from deepstream_pipeline.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, lone_encoder
+from deepstream_pipeline.sinks.encoders import Encoders
 from deepstream_pipeline.sinks.osd import Osd
 from deepstream_pipeline.sinks.outage import Outage
 from deepstream_pipeline.sinks.rtsp_push import CONNECTED, Begin, Coded, packed
@@ -41,19 +40,21 @@ class RtspOutOptions:
     """url: rtsp:// or rtsps://, may hold user and password; of several sources each goes to url/SOURCE_ID, and so does
     each that is added to a single one.
 
-    timeout_s: the server may take so long for an answer, or for taking a packet.
+    timeout_s: the server may take so long for an answer, or for taking a packet. crf: of x264; NVENC's cq.
     """
 
     url: str = field(repr=False)
     timeout_s: float = 5.0
     crf: int = 25
+    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class RtspOutSink:
     """Pushes each source's stream; waits for the server only at a stream's end, CLOSE_S at most.
 
     A server that refuses, hangs or goes is told once by SinkFailed, and tried again with pauses that grow from 1 to
-    30 s. `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars.
+    30 s. `lost` counts the pictures that were not sent. Another resolution is scaled into the first, with bars. Where
+    NVENC breaks off, x264 begins the stream again. Raises SinkFailed at once where NVENC is wanted and there is none.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class RtspOutSink:
         self._clock = clock
         self._command = command
         self._ways: dict[str, _Way] = {}
+        self._encoders = Encoders(options.encoder, "rtsp", clock=clock)
         self._lost_of_ended = 0
 
     @property
     def lost(self) -> int:
         """Pictures that were not sent."""
-        return self._lost_of_ended + sum(way.outage.lost for way in self._ways.values())
+        return self._lost_of_ended + self._encoders.lost + sum(way.outage.lost for way in self._ways.values())
 
     def write(self, result: FrameResult) -> None:
         """Encode the frame's picture and give it to its source's process."""
@@ -89,14 +91,17 @@ class RtspOutSink:
             way = self._ways[source_id] = _Way(self._url(source_id))
         try:
             if way.push is None and way.outage.may_try(now):
-                size = even(result.frame.width, result.frame.height)
-                way.push = _Push(self._command, way.url, size, self._options)
+                way.push = self._new_push(way.url, even(result.frame.width, result.frame.height))
             if way.push is None or not way.push.write(picture, result.frame.pts_s, now):
                 way.outage.lost += 1
             if way.push is not None and way.push.is_connected:
                 way.tell_that_it_works()
         except (OSError, _PushFailed) as error:
             way.fail(error, now)
+        except EncoderRefused as refused:
+            way.drop()
+            self._encoders.broke(refused)
+            way.outage.lost += 1
 
     def end_source(self, source_id: str) -> None:
         """The server is told that the stream is over."""
@@ -116,6 +121,9 @@ class RtspOutSink:
                 way.push.end_input(until)
         for way in ways:
             way.close(until)
+
+    def _new_push(self, url: str, size: tuple[int, int]) -> "_Push":
+        return self._encoders.open(lambda codec: _Push(self._command, url, size, self._options, codec))
 
     def _url(self, source_id: str) -> str:
         if self._has_room_for_one:
@@ -137,12 +145,16 @@ class _Way:
 
     def fail(self, error: Exception, now: float) -> None:
         """Raises SinkFailed where that is news."""
-        if self.push is not None:
-            self.push.kill()
-            self.push = None
+        self.drop()
         self.outage.lost += 1
         if self.outage.failed(now, jitter=random.random()):
             raise SinkFailed(f"{shown(self.url)}: {error}; tried again with growing pauses") from error
+
+    def drop(self) -> None:
+        """Its process ends."""
+        if self.push is not None:
+            self.push.kill()
+            self.push = None
 
     def tell_that_it_works(self) -> None:
         lost = self.outage.worked()
@@ -157,13 +169,15 @@ class _Way:
 
 
 class _Push:
-    """A process that pushes, with the encoder that feeds it. Raises OSError where it cannot be started."""
+    """A process that pushes, with the encoder that feeds it. Raises OSError where it cannot be started, and
+    EncoderRefused before it is."""
 
-    def __init__(self, command: tuple[str, ...], url: str, size: tuple[int, int], options: RtspOutOptions) -> None:
+    def __init__(
+        self, command: tuple[str, ...], url: str, size: tuple[int, int], options: RtspOutOptions, codec: H264
+    ) -> None:
         self.is_connected = False
         self._timeout_s = options.timeout_s
-        self._pictures = Pictures(size)
-        self._encoder = _encoder(size, options.crf)
+        self._encoder = lone_encoder(size, Quality(options.crf, is_live=True), codec)
         self._pending = bytearray(packed(Begin(url, *size, options.timeout_s)))
         self._moved_at: float | None = None
         self._skips_to_key = False
@@ -185,9 +199,9 @@ class _Push:
             fcntl.fcntl(self._input.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def write(self, picture: ByteArray, pts_s: float, now: float) -> bool:
-        """Whether the picture is on its way. Raises _PushFailed."""
+        """Whether the picture is on its way. Raises _PushFailed, EncoderRefused."""
         is_taken = True
-        for packet in self._pictures.timed(self._encoder.encode(self._pictures.frame(picture, pts_s))):
+        for packet in self._encoder.encode(picture, pts_s):
             is_key = packet.is_keyframe
             if len(self._pending) > _MAX_PENDING_BYTES or (self._skips_to_key and not is_key):
                 self._skips_to_key, is_taken = True, False
@@ -265,11 +279,3 @@ def shown(url: str) -> str:
     except ValueError:
         port = ""
     return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
-
-
-def _encoder(size: tuple[int, int], crf: int) -> VideoCodecContext:
-    context = CodecContext.create("libx264", "w")
-    assert isinstance(context, VideoCodecContext)
-    context.options = Quality(crf, is_live=True).options()
-    set_up(context, size)
-    return context

@@ -16,10 +16,10 @@ import av
 import structlog
 from av.container import OutputContainer
 from av.error import FFmpegError
-from av.video.stream import VideoStream
 
 from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.encoder import Pictures, Quality, even, set_up
+from deepstream_pipeline.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, stream_encoder
+from deepstream_pipeline.sinks.encoders import Encoders
 from deepstream_pipeline.sinks.folders import SourceFolders, made_folder
 from deepstream_pipeline.sinks.osd import Osd
 from deepstream_pipeline.sinks.outage import Outage
@@ -35,17 +35,20 @@ log = structlog.get_logger(component="video")
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedOptions:
-    """folder: of the files, or of the sources' folders. crf: of x264, less is better."""
+    """folder: of the files, or of the sources' folders. crf: of x264, less is better; NVENC's cq."""
 
     folder: Path
     crf: int = 23
+    encoder: EncoderKind = EncoderKind.AUTO
 
 
 class AnnotatedSink:
-    """A video file for each source. Raises SinkFailed at once where the folder cannot be written to.
+    """A video file for each source. Raises SinkFailed at once where the folder cannot be written to, or where NVENC is
+    wanted and there is none.
 
     When a disk is full, write raises SinkFailed once; what was written plays, and another file is begun when there is
-    room again. `lost` counts the pictures that are in none. Frames without a picture are passed over.
+    room again. Where NVENC breaks off, x264 begins another. `lost` counts the pictures that are in none. Frames without
+    a picture are passed over.
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class AnnotatedSink:
         self._folders = SourceFolders(made_folder(options.folder), is_single=is_single)
         self._began_unix_s = time.time() - 0.05  # a file system's clock may be a tick behind
         self._files: dict[str, VideoFile] = {}
+        self._encoders = Encoders(options.encoder, "mp4", clock=clock)
         self._outage = Outage(first_s=RETRY_S, longest_s=RETRY_S)
 
     @property
     def lost(self) -> int:
         """Pictures that are in no file."""
-        return self._outage.lost
+        return self._outage.lost + self._encoders.lost
 
     def write(self, result: FrameResult) -> None:
         """Add the frame's picture to its source's file."""
@@ -79,7 +83,7 @@ class AnnotatedSink:
             if not self._may_write(now):
                 self._outage.lost += 1
                 return
-            self._file_for(result).write(picture, result.frame.pts_s)
+            self._put(result, picture)
         except (OSError, FFmpegError) as error:
             self._failed(result.frame.source_id, error, now)
             return
@@ -108,6 +112,14 @@ class AnnotatedSink:
             return True
         return self._outage.may_try(now) and _free_bytes(self._folders.folder) >= MIN_FREE_BYTES
 
+    def _put(self, result: FrameResult, picture: ByteArray) -> None:
+        try:
+            self._file_for(result).write(picture, result.frame.pts_s)
+        except EncoderRefused as refused:
+            self._files.pop(result.frame.source_id).discard()
+            self._encoders.broke(refused)
+            self._file_for(result).write(picture, result.frame.pts_s)
+
     def _file_for(self, result: FrameResult) -> "VideoFile":
         source_id, size = result.frame.source_id, (result.frame.width, result.frame.height)
         file = self._files.get(source_id)
@@ -116,7 +128,8 @@ class AnnotatedSink:
         self._finish(source_id)
         folder = self._folders.of(source_id)
         folder.mkdir(parents=True, exist_ok=True)
-        file = VideoFile(_free_path(folder, self._began_unix_s), size, self._quality)
+        path = _free_path(folder, self._began_unix_s)
+        file = self._encoders.open(lambda codec: VideoFile(path, size, self._quality, codec))
         self._files[source_id] = file
         return file
 
@@ -141,19 +154,20 @@ class AnnotatedSink:
 
 
 class VideoFile:
-    """One MP4 in the making. Raises OSError and FFmpegError; then only `abandon` may be called."""
+    """One MP4 in the making. Raises OSError, FFmpegError and EncoderRefused; then only `abandon` may be called."""
 
-    def __init__(self, path: Path, size: tuple[int, int], quality: Quality) -> None:
+    def __init__(self, path: Path, size: tuple[int, int], quality: Quality, codec: H264 = H264.X264) -> None:
         self.path = path
         self._size = size
         self._frames = 0
-        self._pictures = Pictures(even(*size), key_every_s=quality.key_every_s)
         self._file = _Output(path)
         try:
             container = av.open(self._file, "w", format="mp4", container_options={"movflags": _MOVFLAGS})
             self._container: OutputContainer = container
-            self._stream: VideoStream = container.add_stream("libx264", options=quality.options())
-            set_up(self._stream.codec_context, self._pictures.size)
+            self._encoder = stream_encoder(container, even(*size), quality, codec)
+        except EncoderRefused:
+            self.discard()
+            raise
         except (OSError, FFmpegError):
             self._file.close()
             raise
@@ -164,14 +178,20 @@ class VideoFile:
 
     def write(self, picture: ByteArray, pts_s: float) -> None:
         """Encode and add a picture."""
-        self._container.mux(self._pictures.timed(self._stream.encode(self._pictures.frame(picture, pts_s))))
+        self._container.mux(self._encoder.encode(picture, pts_s))
         self._frames += 1
 
     def close(self) -> None:
         """What waits in the encoder is written, and the file becomes a plain MP4."""
-        self._container.mux(self._pictures.timed(self._stream.encode(None)))
+        self._container.mux(self._encoder.flush())
         self._container.close()
         self._file.close()
+
+    def discard(self) -> None:
+        """Abandon it; one without a frame is gone."""
+        self.abandon()
+        if not self._frames:
+            self.path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Leave on the disk what is there: whole fragments, which play."""

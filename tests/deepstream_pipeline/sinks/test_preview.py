@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import simplejpeg
 
-from deepstream_pipeline.sinks import preview
+from deepstream_pipeline.sinks import jpeg
 from deepstream_pipeline.sinks.osd import Osd
 from deepstream_pipeline.sinks.preview import LINGER_S, PreviewBoard, PreviewOptions
 from tests.deepstream_pipeline.sinks.results import result
@@ -49,7 +49,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         widths.append(picture.shape[1])  # type: ignore[attr-defined]
         return encode(picture, **options)
 
-    monkeypatch.setattr(preview.simplejpeg, "encode_jpeg", count)  # type: ignore[attr-defined]
+    monkeypatch.setattr(jpeg.simplejpeg, "encode_jpeg", count)  # type: ignore[attr-defined]
     return widths
 
 

@@ -1,0 +1,145 @@
+"""JPEG by nvJPEG, called through ctypes: a picture of host memory in, the file's bytes out.
+
+libnvjpeg comes with CUDA's toolkit (/usr/local/cuda) or with pip's nvidia-nvjpeg (CUDA 13), nvidia-nvjpeg-cu12 (12).
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
+from deepstream_pipeline.gpu.device import Device, zeros_pinned
+
+_VERSIONS = (13, 12)
+_TOOLKITS = Path("/usr/local")
+_CHROMA_420 = 2  # NVJPEG_CSS_420
+_RGB_INTERLEAVED = 5  # NVJPEG_INPUT_RGBI
+_STATUS = {
+    1: "NOT_INITIALIZED", 2: "INVALID_PARAMETER", 3: "BAD_JPEG", 4: "JPEG_NOT_SUPPORTED", 5: "ALLOCATOR_FAILURE",
+    6: "EXECUTION_FAILED", 7: "ARCH_MISMATCH", 8: "INTERNAL_ERROR", 9: "IMPLEMENTATION_NOT_SUPPORTED",
+}  # fmt: skip
+
+
+class _Image(ctypes.Structure):
+    """nvjpegImage_t: the planes' addresses and the bytes from line to line."""
+
+    _fields_ = (("channel", ctypes.c_void_p * 4), ("pitch", ctypes.c_size_t * 4))
+
+
+class NvJpeg:
+    """One encoder with its stream and its memory, which grows to the largest picture. One thread at a time, any."""
+
+    def __init__(self, device: Device, *, quality: int, library: Any = None) -> None:
+        """quality: 1 to 100, as libjpeg counts it. library: libnvjpeg, looked for by default.
+
+        Raises GpuUnavailable where there is none, GpuFailed where it does not start.
+        """
+        self._library = _found_library() if library is None else library
+        self._device = device
+        self._handle, self._state, self._parameters = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._room_bytes = 0
+        self._jpeg: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        device.bind()
+        with ExitStack() as half_made:
+            self._stream = device.new_stream()
+            half_made.callback(self._stream.close)
+            self._make("nvjpegCreateSimple", "nvjpegDestroy", self._handle, half_made)
+            self._make("nvjpegEncoderStateCreate", "nvjpegEncoderStateDestroy", self._state, half_made)
+            self._make("nvjpegEncoderParamsCreate", "nvjpegEncoderParamsDestroy", self._parameters, half_made)
+            stream = ctypes.c_void_p(self._stream.handle)
+            self._call("nvjpegEncoderParamsSetQuality", self._parameters, quality, stream)
+            self._call("nvjpegEncoderParamsSetSamplingFactors", self._parameters, _CHROMA_420, stream)
+            self._stream.synchronize()
+            self._held = half_made.pop_all()
+        self._memory = ExitStack()  # the block and the staging, of one size
+
+    def encode(self, picture: npt.NDArray[np.uint8]) -> bytes:
+        """The JPEG, 4:2:0, of an RGB picture (H, W, 3); waits for the card. Raises GpuFailed."""
+        height, width = picture.shape[:2]
+        self._device.bind()
+        if picture.nbytes > self._room_bytes:
+            self._make_room(picture.nbytes)
+        np.copyto(self._staging[: picture.nbytes].reshape(picture.shape), picture)
+        self._device.copy(self._block.address, self._staging.ctypes.data, picture.nbytes, self._stream.handle)
+        image = _Image()
+        image.channel[0], image.pitch[0] = self._block.address, width * 3
+        stream = ctypes.c_void_p(self._stream.handle)
+        self._call(
+            "nvjpegEncodeImage", self._handle, self._state, self._parameters, ctypes.byref(image),
+            _RGB_INTERLEAVED, width, height, stream,
+        )  # fmt: skip
+        return self._file(stream)
+
+    def close(self) -> None:
+        """Gives back what it holds. A second call does nothing."""
+        self._device.bind()
+        try:
+            self._memory.close()
+        finally:
+            self._held.close()
+
+    def _file(self, stream: ctypes.c_void_p) -> bytes:
+        """Asked for its length and then for its bytes, as nvJPEG's manual has it."""
+        length = ctypes.c_size_t()
+        retrieve, of = "nvjpegEncodeRetrieveBitstream", (self._handle, self._state)
+        self._call(retrieve, *of, None, ctypes.byref(length), stream)
+        self._stream.synchronize()
+        if length.value > self._jpeg.size:
+            self._jpeg = np.zeros(length.value, np.uint8)
+        self._call(retrieve, *of, ctypes.c_void_p(self._jpeg.ctypes.data), ctypes.byref(length), stream)
+        self._stream.synchronize()
+        return self._jpeg[: length.value].tobytes()
+
+    def _make_room(self, size_bytes: int) -> None:
+        self._room_bytes = 0
+        self._memory.close()
+        with ExitStack() as half_made:
+            self._block = self._device.allocate(size_bytes)
+            half_made.callback(self._block.close)
+            self._staging, pinned = zeros_pinned(self._device, (size_bytes,), np.uint8)
+            half_made.callback(pinned.close)
+            self._memory = half_made.pop_all()
+        self._room_bytes = size_bytes
+
+    def _make(self, create: str, destroy: str, what: ctypes.c_void_p, held: ExitStack) -> None:
+        """A handle of the library; state and parameters are made of the first one, on the stream."""
+        of = () if what is self._handle else (self._handle,)
+        on = () if what is self._handle else (ctypes.c_void_p(self._stream.handle),)
+        self._call(create, *of, ctypes.byref(what), *on)
+        held.callback(self._call, destroy, what)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status:
+            raise GpuFailed(f"{function}: nvJPEG answers {_STATUS.get(status, status)}")
+
+
+def _found_library() -> Any:
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise GpuUnavailable(
+        "libnvjpeg is not here: install pip's nvidia-nvjpeg (nvidia-nvjpeg-cu12 for a driver of CUDA 12), or say cpu"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Where the linker looks, where pip puts it (the folder changed with CUDA 13), and CUDA's toolkits."""
+    package = find_spec("nvidia")
+    roots = list(package.submodule_search_locations or ()) if package else []
+    for version in _VERSIONS:
+        name = f"libnvjpeg.so.{version}"
+        yield name
+        for root in roots:
+            yield f"{root}/{'cu13' if version == 13 else 'nvjpeg'}/lib/{name}"
+        for pattern in (f"cuda-{version}*", "cuda"):
+            for place in ("lib64", "targets/*/lib"):
+                yield from sorted(map(str, _TOOLKITS.glob(f"{pattern}/{place}/{name}")), reverse=True)
