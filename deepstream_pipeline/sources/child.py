@@ -25,15 +25,20 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or not all(word.isdecimal() for word in arguments):
         sys.stderr.write("this is a part of `penstock video`, which starts it with two descriptors\n")
         return 2
+    settle()
+    from deepstream_pipeline.sources.child_work import serve  # after the variable: this imports numpy
+
+    with socket.socket(fileno=int(arguments[0])) as link:
+        return serve(link, int(arguments[1]))
+
+
+def settle() -> None:
+    """Of a decode process, before it imports numpy: whose child it is, and how it uses its machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
     library = ctypes.CDLL(None)
     library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _keep_memory(library)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start a thread for each core, and use none
-    from deepstream_pipeline.sources.child_work import serve  # after the variable: this imports numpy
-
-    with socket.socket(fileno=int(arguments[0])) as link:
-        return serve(link, int(arguments[1]))
 
 
 def _keep_memory(library: ctypes.CDLL) -> None:

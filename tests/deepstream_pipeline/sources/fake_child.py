@@ -38,7 +38,8 @@ WIDTH, HEIGHT, ROW_BYTES = 32, 16, 16
 class FakeChild:
     """One process' life."""
 
-    def __init__(self, socket_fd: int, ring_fd: int) -> None:
+    def __init__(self, socket_fd: int, ring_fd: int, *, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
         self.socket = socket.socket(fileno=socket_fd)
         start = decode_down(self.socket.recv(65536))
         assert isinstance(start, Start)
@@ -62,7 +63,7 @@ class FakeChild:
 
     def open(self) -> None:
         fps = self.wish("says", self.wish("fps", 50))
-        self.say(Opened(width=WIDTH, height=HEIGHT, fps=fps, codec="fake", is_live=self.is_live))
+        self.say(Opened(width=WIDTH, height=HEIGHT, fps=fps, codec="fake", is_live=self.is_live, decoder=self.start.decoder))
 
     def hear(self, timeout_s: float) -> None:
         """What the parent says within the time."""
@@ -127,7 +128,10 @@ class FakeChild:
                 self.frame()
 
     def wait_for_ever(self) -> None:
-        while True:
+        """For a signal; a thread among others waits for its socket's end."""
+        while self.is_shared and not self.is_over:
+            self.hear(1.0)
+        while not self.is_shared:
             time.sleep(3600)
 
     def run(self) -> None:
@@ -136,6 +140,9 @@ class FakeChild:
             self.wait_for_ever()
         if self.mode in ("unavailable", "auth_failed", "not_allowed"):
             self.say(Ended(EndReason(self.mode), f"{self.start.uri} said no"))
+            return
+        if self.mode == "needs_cpu" and self.start.decoder == "nvdec":
+            self.say(Ended(EndReason.NEEDS_CPU, "10 bit"))
             return
         if self.mode == "dies_early":
             sys.stderr.write("Traceback\nModuleNotFoundError: av\n")
@@ -148,6 +155,15 @@ class FakeChild:
         self.say(Beat(self.sent, 0, 0.5, 0.25))
         if not self.is_over:
             self.say(Ended(EndReason.EOF, ""))
+
+    def do_hangs(self, frames: float) -> None:
+        self.play(frames)
+        while True:
+            time.sleep(3600)
+
+    def do_on_device(self, frames: float) -> None:
+        self.frame(is_on_device=True, row_shape=(int(self.wish("row", ROW_BYTES)),))
+        self.wait_for_ever()
 
     def do_silent(self, frames: float) -> None:
         self.play(frames)

@@ -1,0 +1,83 @@
+"""What a camera's thread does in a process that several share: the card decodes, and makes ready."""
+
+import os
+import socket
+import sys
+import threading
+import time
+
+import cv2
+
+from deepstream_pipeline.decode.decode_errors import watch_stdout
+from deepstream_pipeline.decode.nvcodec import NvdecOpener
+from deepstream_pipeline.decode.nvdec import NvdecCodecs
+from deepstream_pipeline.errors import GpuFailed, GpuUnavailable, NeedsCpu
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.sources.child_link import PolledLink
+from deepstream_pipeline.sources.child_work import Tools, Work, read_start
+from deepstream_pipeline.sources.device_slots import DeviceSlotWriter
+from deepstream_pipeline.sources.messages import Ended, EndReason, Start, encode
+from deepstream_pipeline.sources.ring import Ring, RingSize
+
+
+class Card:
+    """The process's card, opened with the first camera. Where it cannot be, each is told that it needs the CPU."""
+
+    def __init__(self, index: int) -> None:
+        cv2.setNumThreads(1)
+        self._index = index
+        self._lock = threading.Lock()
+        self._device: Device | None = None
+        self._opener: NvdecOpener | None = None
+        self._errors = watch_stdout()
+
+    def run(self, link: socket.socket, ring_descriptor: int) -> int:
+        """One camera, in a thread of its own, until it or its parent is over."""
+        start = read_start(link)
+        if start is None:
+            os.close(ring_descriptor)
+            return 2
+        ring = Ring(ring_descriptor, RingSize(start.ring_frames, start.slot_bytes))
+        ring.close()  # it is mapped
+        try:
+            device, opener = self._opened()
+        except (GpuUnavailable, NeedsCpu) as error:
+            return _refuse(link, error.message)
+        device.bind()
+        stream = device.new_stream()
+        try:
+            codecs = NvdecCodecs(opener, stream.handle, self._errors)
+            tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
+            status = self._work(device, link, ring, start, tools)
+        finally:
+            stream.close()
+        return status
+
+    def _work(self, device: Device, link: socket.socket, ring: Ring, start: Start, tools: Tools) -> int:
+        work = Work(PolledLink(link, start), ring, start, tools)
+        status = work.run()
+        if work.gpu_fault is not None:
+            _end_where_broken(device, work.gpu_fault)
+        return status
+
+    def _opened(self) -> tuple[Device, NvdecOpener]:
+        with self._lock:
+            if self._device is None or self._opener is None:
+                self._device, self._opener = Device.open(self._index), NvdecOpener(self._index)
+            return self._device, self._opener
+
+
+def _refuse(link: socket.socket, reason: str) -> int:
+    link.send(encode(Ended(EndReason.NEEDS_CPU, reason)))
+    return 0
+
+
+def _end_where_broken(device: Device, fault: GpuFailed) -> None:
+    """What failed for one camera may have been its own (no memory is left), or the end of all: a context that is broken
+    stays so, and its process begins anew."""
+    try:
+        device.call("go on after a failure", "cuCtxSynchronize")
+    except GpuFailed:
+        sys.stderr.write(f"the card does nothing more for this process: {fault.message}\n")
+        sys.stderr.flush()
+        os._exit(1)
