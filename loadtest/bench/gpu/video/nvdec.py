@@ -1,0 +1,81 @@
+"""NVDEC alone: how many frames a second the card decodes when nobody does anything with them."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.gpu.raw import CHECKOUT
+from loadtest.bench.gpu.video.card import CardMeter
+from loadtest.bench.wire import BadAnswer
+
+SHAPES = ((4, 4), (8, 2), (8, 4), (12, 2), (16, 2))  # processes, threads of each
+READY_S, STOP_S, AHEAD_S = 60.0, 5.0, 0.3
+Program = tuple[str, ...]
+WORKER: Program = (sys.executable, "-m", "loadtest.bench.gpu.video.nvdec_worker")
+
+
+def decode_alone(
+    clip: Path, shape: tuple[int, int], seconds: float, card: CardMeter, program: Program = WORKER
+) -> dict[str, Any]:
+    """rate, cores and what the card said. Raises BadAnswer with a worker's own last words."""
+    processes, threads = shape
+    command = [*program, str(clip), str(threads)]
+    with ExitStack() as stack:
+        workers = [stack.enter_context(_worker(command)) for _ in range(processes)]
+        stack.callback(_end, workers)
+        timer = threading.Timer(READY_S + seconds + STOP_S, _end, [workers])  # then a line is empty
+        stack.callback(timer.cancel)
+        timer.start()
+        for worker in workers:
+            if _line(worker) != "ready":
+                raise BadAnswer(f"NVDEC alone: {_last_words(worker)}")
+        begin_s = time.monotonic() + AHEAD_S
+        end_s = begin_s + seconds
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{begin_s} {end_s}\n")
+            worker.stdin.flush()
+        time.sleep(AHEAD_S)
+        told = card.during(seconds)
+        found = [json.loads(_line(worker) or "{}") for worker in workers]
+    if not all(found):
+        raise BadAnswer("NVDEC alone: a process ended before its time")
+    rate = sum(one["frames"] / one["seconds"] for one in found)
+    cores = sum(one["cpu_s"] / one["seconds"] for one in found)
+    return {"processes": processes, "threads": threads, "rate": rate, "cores": cores, "card": told}
+
+
+def best_of(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one with the highest rate."""
+    return max(tries, key=lambda one: float(one["rate"]))
+
+
+def _worker(command: Sequence[str]) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=CHECKOUT)
+
+
+def _line(worker: "subprocess.Popen[str]") -> str:
+    """The next line that is ours, empty at the end: the library writes to standard output, too."""
+    assert worker.stdout is not None
+    while line := worker.stdout.readline():
+        if line.strip() == "ready" or line.startswith("{"):
+            return line.strip()
+    return ""
+
+
+def _last_words(worker: "subprocess.Popen[str]") -> str:
+    worker.kill()
+    _, words = worker.communicate()
+    return words.strip()[-500:] or "a process said nothing"
+
+
+def _end(workers: Sequence["subprocess.Popen[str]"]) -> None:
+    for worker in workers:
+        worker.kill()

@@ -1,0 +1,223 @@
+"""How each piece is measured. One stack stays up from piece to piece; video programs are started anew for each."""
+
+import argparse
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.gpu.penstock_up import PenstockUp
+from loadtest.bench.gpu.raw import CHECKOUT
+from loadtest.bench.gpu.video.card import CardMeter
+from loadtest.bench.gpu.video.clips import CAMERAS, FPS, clip_path, make_rubbish
+from loadtest.bench.gpu.video.faults import judged, read_results, run_faults
+from loadtest.bench.gpu.video.fleet import Fleet, Setup
+from loadtest.bench.gpu.video.nvdec import SHAPES, best_of, decode_alone
+from loadtest.bench.gpu.video.options import MODEL
+from loadtest.bench.gpu.video.pieces import Folder, Piece
+from loadtest.bench.gpu.video.windows import Pacing, measure, search, try_count
+from loadtest.bench.wire import BadAnswer
+
+SHARE_WANTED, MOST_OF_ALONE = 0.95, 1.03  # of NVDEC alone
+HAND_OVERS = ("device", "host")
+HAND_OVER_SHARE = 0.9  # of what is held
+CORE_STREAMS = (5, 14)  # 720p streams of a core that are tried first, and at most
+_EXPORT_S = 300.0
+
+
+class Bench:
+    """What every piece uses. Raises BadAnswer from whatever it is asked."""
+
+    def __init__(
+        self, options: argparse.Namespace, work: Path, folder: Folder, card: CardMeter, environment: Path
+    ) -> None:
+        self.folder = folder
+        self._options, self._work, self._card, self._environment = options, work, card, environment
+        self._pacing = Pacing(options.seconds, options.bound_ms, options.settle, options.start_s)
+        self._up: PenstockUp | None = None
+
+    def measure(self, piece: Piece) -> dict[str, Any]:
+        """What the piece found."""
+        return _PARTS[piece.part](self, piece)
+
+    def close(self) -> None:
+        """The stack ends."""
+        up, self._up = self._up, None
+        if up is not None:
+            up.__exit__(None, None, None)
+
+    @staticmethod
+    def in_words(piece: Piece, found: dict[str, Any]) -> str:
+        """For people who wait."""
+        if piece.part == "nvdec":
+            return f"{found['best']['rate']:,.0f} frames/s"
+        if piece.part in ("streams", "cpu"):
+            return f"{found['held']} streams held, {found['missed'] or 'none'} missed"
+        return "see its file"
+
+    def nvdec(self, piece: Piece) -> dict[str, Any]:
+        """All shapes in the first round of a folder, then the two that were best."""
+        earlier, clip = self.folder.found("nvdec", piece.camera, piece.number), self._clip(piece)
+        shapes = list(SHAPES)
+        if earlier:
+            ranked = sorted(earlier["tries"], key=lambda one: -float(one["rate"]))
+            shapes = [(int(one["processes"]), int(one["threads"])) for one in ranked[:2]]
+        tries = [decode_alone(clip, shape, self._options.nvdec_seconds, self._card) for shape in shapes]
+        return {"best": best_of(tries), "tries": tries}
+
+    def streams(self, piece: Piece) -> dict[str, Any]:
+        """The search, by NVDEC alone of the same round where that was measured."""
+        alone = self.folder.found("nvdec", piece.camera, piece.number)
+        streams_alone = alone["best"]["rate"] / FPS if alone else CAMERAS[piece.camera].goal / SHARE_WANTED
+        wanted = max(math.ceil(SHARE_WANTED * streams_alone), CAMERAS[piece.camera].goal)
+        firsts = self._options.streams or self._firsts(piece, wanted, streams_alone)
+        most = self._options.most or max(math.ceil(MOST_OF_ALONE * streams_alone), *firsts)
+        found = self._search(self._setup(piece, self._options.decoder), firsts, most, piece)
+        return found | {"alone_per_s": alone["best"]["rate"] if alone else 0.0}
+
+    def _firsts(self, piece: Piece, wanted: int, streams_alone: float) -> list[int]:
+        earlier = self.folder.found("streams", piece.camera, piece.number)
+        if earlier and earlier["held"]:
+            return [int(earlier["held"]), wanted]
+        return [wanted, math.floor(streams_alone)]
+
+    def cpu(self, piece: Piece) -> dict[str, Any]:
+        """Every stream by the CPU, in a decode process of its own."""
+        cores = len(os.sched_getaffinity(0))
+        earlier = self.folder.found("cpu", piece.camera, piece.number)
+        firsts = self._options.streams or [int(earlier["held"]) if earlier else 0, CORE_STREAMS[0] * cores]
+        most = self._options.most or CORE_STREAMS[1] * cores
+        return self._search(self._setup(piece, "cpu"), firsts, most, piece) | {"machine_cores": cores}
+
+    def hand_over(self, piece: Piece) -> dict[str, Any]:
+        """Rows in either memory at the same load, in an order drawn."""
+        count = (self._options.streams or [self._load(piece, HAND_OVER_SHARE)])[0]
+        ways = list(HAND_OVERS)
+        random.Random(piece.number).shuffle(ways)
+        tries: dict[str, Any] = {}
+        for way in ways:
+            with self._fleet(self._setup(piece, self._options.decoder, way), count, f"{piece.name}-{way}") as fleet:
+                tries[way] = try_count(fleet, count, self._window(fleet), self._pacing)
+        return {"streams": count, "ways": tries}
+
+    def faults(self, piece: Piece) -> dict[str, Any]:
+        """At half load, every result written."""
+        count = (self._options.streams or [self._load(piece, 0.5)])[0]
+        results = self._work / "results"
+        shutil.rmtree(results, ignore_errors=True)
+        setup = self._setup(piece, self._options.decoder, results=results)
+        rubbish = make_rubbish(self._work, self._clip(piece))
+        with self._fleet(setup, count, piece.name) as fleet:
+            spans = run_faults(fleet, results, rubbish, self._pacing.start_s)
+        frames = read_results(results)
+        shutil.rmtree(results, ignore_errors=True)
+        return {"streams": count, "faults": [judged(span, frames) for span in spans]}
+
+    def _search(self, setup: Setup, firsts: list[int], most: int, piece: Piece) -> dict[str, Any]:
+        """The programs run on from number to number; streams come and go."""
+        begin = next(count for count in [*firsts, 1] if count)
+        with ExitStack() as stack:
+            fleet = self._fleet(setup, min(begin, most), piece.name)
+            stack.enter_context(fleet)
+            first_s = fleet.wait(self._pacing.start_s)
+
+            def attempt(count: int) -> dict[str, Any]:
+                found = try_count(fleet, count, self._window(fleet), self._pacing)
+                self._tell(f"{piece.name}: {count} streams: {found['complaint'] or 'held'}, p99 {found['p99_ms']:.0f}")
+                return found
+
+            found = search(firsts, most, self._options.tries, attempt)
+        return found | {"first_streams_after_s": round(first_s, 1), "decoder": setup.decoder}
+
+    def _window(self, fleet: Fleet) -> Callable[[], dict[str, Any]]:
+        up = self._stack()
+        return lambda: measure(fleet, up, self._card, self._pacing)
+
+    def _load(self, piece: Piece, share: float) -> int:
+        """Of what was held, else of the target."""
+        streams = self.folder.found("streams", piece.camera, piece.number)
+        held = int(streams["held"]) if streams else 0
+        return max(1, math.floor(share * (held or CAMERAS[piece.camera].goal)))
+
+    def _setup(self, piece: Piece, decoder: str, hand_over: str = "", results: Path | None = None) -> Setup:
+        options = self._options
+        mux = {"batch-size": options.batch_size, "batched-push-timeout": options.push_timeout_us}
+        said = {key: value for key, value in mux.items() if value is not None}
+        return Setup(
+            model=options.model,
+            clip=self._clip(piece),
+            decoder=decoder,
+            programs=options.programs,
+            hand_over=hand_over or options.hand_over,
+            cameras_per_process=options.cameras_per_process,
+            sections={"streammux": said} if said else {},
+            results=results,
+        )
+
+    def _fleet(self, setup: Setup, count: int, name: str) -> Fleet:
+        self._stack()
+        return Fleet(setup, self._work / "logs" / name, count)
+
+    def _clip(self, piece: Piece) -> Path:
+        return clip_path(self._work, CAMERAS[piece.camera])
+
+    def _stack(self) -> PenstockUp:
+        """`penstock up`, started where it does not run."""
+        if self._up is not None and self._up.process.poll() is None:
+            return self._up
+        self.close()
+        options, home = self._options, self._work / "home"
+        if options.model == MODEL:
+            self._export(home)
+        flags = ("--mps", options.mps) if options.is_gpu else ("--engine", "embedded")
+        up = PenstockUp(home, [options.model], *flags, *options.up_flags, environment=self._environment)
+        self._up = up.__enter__()
+        began_s = time.monotonic()
+        up.wait(began_s + options.load_s)
+        self._tell(f"penstock up is ready after {time.monotonic() - began_s:.0f} s")
+        return up
+
+    def _export(self, home: Path) -> None:
+        """The model, by an interpreter that has torch; what lies there stays."""
+        options = self._options
+        if (home / "models" / MODEL / "config.pbtxt").is_file():
+            return
+        python = options.torch_python or _with_torch(self._environment)
+        words = ["--home", str(home), "--instances", str(options.instances)]
+        words += ["--batching", str(options.batching), "--max-batch", str(options.max_batch)]
+        command = [python, "-m", "deploy.models.googlenet_torch", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, timeout=_EXPORT_S)
+        if done.returncode:
+            raise BadAnswer(f"{' '.join(command[1:])} made no model: {done.stderr.strip()[-500:]}")
+
+    @staticmethod
+    def _tell(sentence: str) -> None:
+        print(f"gpu.video: {sentence}", file=sys.stderr, flush=True)
+
+
+_PARTS: dict[str, Callable[[Bench, Piece], dict[str, Any]]] = {
+    "nvdec": Bench.nvdec,
+    "streams": Bench.streams,
+    "hand-over": Bench.hand_over,
+    "cpu": Bench.cpu,
+    "faults": Bench.faults,
+}
+
+
+def _with_torch(environment: Path) -> str:
+    """The first interpreter that has it; this one where none has, which then says so."""
+    for python in (sys.executable, str(environment / "bin" / "python")):
+        try:
+            done = subprocess.run([python, "-c", "import torch"], capture_output=True)
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return python
+    return sys.executable

@@ -1,0 +1,91 @@
+"""A window of a fleet: what was answered, what it cost, what the card did; and the search for what is held."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtest.bench.gpu.penstock_up import PenstockUp
+from loadtest.bench.gpu.video.card import CardMeter
+from loadtest.bench.gpu.video.clips import FPS
+from loadtest.bench.gpu.video.fleet import Fleet
+from loadtest.bench.gpu.video.page import latency_between
+from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
+from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint
+
+SECOND_WINDOWS = 2  # that a number gets before it counts as missed: one moment of the machine's is not to decide
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """bound_ms: of the p99. settle_s: after a change, before a window. start_s: that streams may take to be there."""
+
+    seconds: float
+    bound_ms: float
+    settle_s: float
+    start_s: float
+
+
+def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> dict[str, Any]:
+    """One window's figures, `complaint` empty where it was held. Raises BadAnswer."""
+    stack = up.process.pid
+    used, before = usage_of(fleet.pids, stack), fleet.look()
+    told = card.during(pacing.seconds)
+    after, spent = fleet.look(), usage_of(fleet.pids, stack)
+    seconds = after.at_s - before.at_s
+    ids = fleet.ids
+    window = Window(
+        seconds=seconds,
+        fps=FPS,
+        answered=tuple(after.page.answered.get(one, 0) - before.page.answered.get(one, 0) for one in ids),
+        dropped={why: n - before.page.dropped.get(why, 0) for why, n in after.page.dropped.items()},
+        latency=latency_between(before.page, after.page),
+    )
+    batches = after.page.batches - before.page.batches
+    frames = max(sum(window.answered), 1)
+    cores = cores_by_kind(used, spent, seconds)
+    return {
+        "streams": len(ids),
+        "complaint": complaint(window, pacing.bound_ms),
+        "seconds": seconds,
+        "rate": window.rate,
+        "played": window.played,
+        "least_frames": min(window.answered, default=0),
+        "dropped_share": window.dropped_share,
+        "dropped": {why: n for why, n in window.dropped.items() if n},
+        "p50_ms": window.latency.percentile_ms(0.5),
+        "p99_ms": window.latency.percentile_ms(0.99),
+        "in_time": window.in_time(pacing.bound_ms),
+        "frames_a_batch": (after.page.batched - before.page.batched) / max(batches, 1),
+        "infer_ms_a_batch": 1000 * (after.page.infer_s - before.page.infer_s) / max(batches, 1),
+        "rows": {how: n - before.page.hand_over.get(how, 0) for how, n in after.page.hand_over.items()},
+        "decode_processes": dict(after.page.processes),
+        "restarts": sum(after.page.restarts.values()) - sum(before.page.restarts.values()),
+        "cores": cores,
+        "cpu_ms_a_frame": {kind: 1000 * one * seconds / frames for kind, one in cores.items()},
+        "card": told,
+        **busiest(used, spent, seconds),
+    }  # fmt: skip
+
+
+def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pacing: Pacing) -> dict[str, Any]:
+    """The fleet with so many streams: the first window that was held, else the last of two. Raises BadAnswer."""
+    fleet.resize(count)
+    fleet.wait(pacing.start_s)
+    time.sleep(pacing.settle_s)
+    found: dict[str, Any] = {}
+    for _ in range(SECOND_WINDOWS):
+        found = window()
+        if not found["complaint"]:
+            break
+    return found
+
+
+def search(firsts: Sequence[int], most: int, tries: int, attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """held, missed (0 where nothing was), and every try."""
+    finding, tried = HeldSearch(firsts, most, tries), []
+    while (count := finding.next_count()) is not None:
+        tried.append(attempt(count))
+        finding.record(count, is_held=not tried[-1]["complaint"])
+    missed = [one["streams"] for one in tried if one["complaint"]]
+    return {"held": finding.held, "missed": min(missed, default=0), "tries": tried}
