@@ -87,7 +87,7 @@ $(TRITON_VENV)/.gpu: $(TRITON_VENV)/.ready requirements/triton-gpu.txt
 	@touch $@
 
 $(VENV)/.gpu: $(VENV)/.base requirements/video-gpu.txt
-	@echo "adding NVDEC to $(VENV)" && $(call install,$(VENV),-r requirements/video-gpu.txt)
+	@echo "adding what decodes video on a GPU to $(VENV)" && $(call install,$(VENV),-r requirements/video-gpu.txt)
 	@touch $@
 
 $(CLIENTS_VENV)/.ready: $(VENV)/.uv $(CLIENTS_LOCKS)
