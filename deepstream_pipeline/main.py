@@ -15,6 +15,7 @@ from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
 from deepstream_pipeline.api.listening import check_address
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
+from deepstream_pipeline.card import open_card
 from deepstream_pipeline.decode.uri import is_live
 from deepstream_pipeline.errors import ModelUnusable, PipelineError, TooManySources
 from deepstream_pipeline.infer.crops import SecondaryOptions
@@ -30,9 +31,9 @@ from deepstream_pipeline.runner.secondary import SecondaryModel
 from deepstream_pipeline.settings.complaints import Complaint, SettingsRefused, close_to
 from deepstream_pipeline.settings.records import PrimarySettings, SecondarySettings, VideoSettings
 from deepstream_pipeline.settings.rules import check_classes
-from deepstream_pipeline.sources.options import SourcesOptions
+from deepstream_pipeline.sources.options import GpuSources, SourcesOptions
 from deepstream_pipeline.track.options import new_tracker
-from deepstream_pipeline.types import SourceConfig, SourceStatistics
+from deepstream_pipeline.types import DecoderKind, SourceConfig, SourceStatistics
 
 log = structlog.get_logger(component="video")
 ENGINE_TIMEOUT_S = 60.0
@@ -48,6 +49,8 @@ class _Models:
 
     network: Network
     secondaries: tuple[SecondaryModel, ...]
+    gpu: GpuSources | None
+    gpu_absence: str
 
 
 class Program:
@@ -55,7 +58,8 @@ class Program:
 
     def __init__(self, settings: VideoSettings, place: EnginePlace) -> None:
         self._settings = settings
-        self._engine = Engine(place)
+        self._card = open_card(settings.gpu, _decoders(settings))
+        self._engine = Engine(place, device=self._card.device)
         self._metrics = VideoMetrics()
         self._models: _Models | None = None
         self._outlets: Outlets | None = None
@@ -105,13 +109,16 @@ class Program:
         self._engine.start(ENGINE_TIMEOUT_S)
         network = _primary(self._engine, settings.primary)
         check_classes(settings.rules_sections, network.labels)
-        return _Models(network, tuple(_secondary(self._engine, network, row) for row in settings.secondaries))
+        secondaries = tuple(_secondary(self._engine, network, row) for row in settings.secondaries)
+        return _Models(network, secondaries, *self._card.sources(settings.gpu, self._engine, network))
 
     def _start(self, models: _Models) -> None:
         settings, network = self._settings, models.network
         rules_of = partial(rules_from, labels=network.labels)
         is_single = len(settings.sources) == 1
-        self._outlets = compose_outlets(settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single)
+        self._outlets = compose_outlets(
+            settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single, device=self._card.device
+        )
         osd = self._outlets.osd
 
         def analytics_of(source: SourceConfig, section: object, former: Analytics | None) -> Analytics:
@@ -134,7 +141,7 @@ class Program:
             forget_drawing=osd.forget,
             metrics=self._metrics,
         )
-        self._pipeline = Pipeline(parts, _options(settings, network))
+        self._pipeline = Pipeline(parts, _options(settings, models))
         self._pipeline.start()
         for source in settings.sources:
             self._pipeline.take_in(source.config, settings.rules_section(source))
@@ -237,14 +244,20 @@ def _class_ids(network: Network, settings: PrimarySettings | SecondarySettings, 
     return frozenset(network.labels.index(name) if isinstance(name, str) else name for name in names)
 
 
-def _options(settings: VideoSettings, network: Network) -> PipelineOptions:
-    sources = max(len(settings.sources), 1)
+def _decoders(settings: VideoSettings) -> set[DecoderKind]:
+    """Of the sources that there are, or may be: the API adds what it is asked to."""
+    wishes = {source.config.decoder for source in settings.sources}
+    return wishes if wishes and not settings.api.is_enabled else wishes | {DecoderKind.AUTO}
+
+
+def _options(settings: VideoSettings, models: _Models) -> PipelineOptions:
+    sources, network = max(len(settings.sources), 1), models.network
     mux = settings.mux.options(min(max(network.max_batch_size, 1), max(FITTING_BATCH, sources)))
     dispatch = DispatchOptions()
     frames = math.ceil(mux.batch_size * dispatch.max_batches / sources) + SPARE_SLOTS
     return PipelineOptions(
         mux=mux,
         dispatch=dispatch,
-        sources=SourcesOptions(ring_frames=max(frames, LEAST_SLOTS)),
+        sources=SourcesOptions(ring_frames=max(frames, LEAST_SLOTS), gpu=models.gpu, gpu_absence=models.gpu_absence),
         interval=settings.primary.interval,
     )

@@ -5,6 +5,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from deepstream_pipeline.errors import SinkFailed
+from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.interfaces import Sink
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.outlet import Outlet, OutletOptions
@@ -12,6 +13,7 @@ from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.settings.sinks import SinkOptions
 from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink
 from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
+from deepstream_pipeline.sinks.jpeg import jpeg_encoder
 from deepstream_pipeline.sinks.jsonl import JsonlOptions, JsonlSink
 from deepstream_pipeline.sinks.osd import Osd, OsdOptions
 from deepstream_pipeline.sinks.preview import PreviewBoard, PreviewOptions
@@ -57,12 +59,15 @@ def compose_outlets(
     drawing: OsdOptions,
     *,
     is_single: bool,
+    device: Device | None = None,
 ) -> Outlets:
     """on_watch: told of a source whether anybody looks at its preview. is_single: there is one source, whose files need
-    no folder of their own. Raises SinkFailed for a folder that cannot be written to; then no sink is left open."""
+    no folder of their own. device: the card that the program has open, for previews. Raises SinkFailed for a folder
+    that cannot be written to; then no sink is left open."""
     osd = Osd(drawing)
     preview_options = next((one for one in options if isinstance(one, PreviewOptions)), PreviewOptions())
-    previews = PreviewBoard(preview_options, osd, on_watch=on_watch)
+    jpeg = jpeg_encoder(preview_options.jpeg, device)
+    previews = PreviewBoard(preview_options, osd, on_watch=on_watch, jpeg=jpeg)
     record = next((one for one in options if isinstance(one, RecordOptions)), None)
     rows: list[tuple[Sink, OutletOptions]] = [(previews, OutletOptions("preview", capacity=2, draws=True))]
     names: set[str] = set()

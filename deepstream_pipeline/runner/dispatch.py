@@ -20,7 +20,7 @@ from deepstream_pipeline.mux import Drop, MuxOptions, StreamMux
 from deepstream_pipeline.order import END
 from deepstream_pipeline.runner.allowance import Allowance
 from deepstream_pipeline.runner.way import Outcome, SourceWay
-from deepstream_pipeline.types import DropPolicy, DropReason, FrameBatch, PreparedFrame
+from deepstream_pipeline.types import DeviceRow, DropPolicy, DropReason, FrameBatch, PreparedFrame
 
 RETRY_AFTER_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 LONG_S = 60.0  # what may be waited for a frame that must not be lost
@@ -194,6 +194,10 @@ class Dispatcher:
     def _submit(self, network: Network, sent: _Sent) -> None:
         sent.tries += 1
         rows = [prepared.row for prepared in sent.batch.frames if prepared.row is not None]
+        on_device = sum(isinstance(row, DeviceRow) for row in rows)
+        for count, is_on_device in ((on_device, True), (len(rows) - on_device, False)):
+            if count:
+                self._metrics.rows(count, on_device=is_on_device)
         self._engine.submit(
             network,
             rows,

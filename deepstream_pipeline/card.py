@@ -1,0 +1,87 @@
+"""The card that the program decodes with, where there is one: found before a camera is opened, and why not."""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import structlog
+
+from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.gpu.ring import DeviceRing
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.preprocess import device_rows
+from deepstream_pipeline.settings.records import GpuSettings
+from deepstream_pipeline.sources.options import GpuSources
+from deepstream_pipeline.types import DecoderKind
+
+log = structlog.get_logger(component="video")
+_VIDEO_LIBRARY = "libnvcuvid.so.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """device: None where sources are decoded by the CPU alone; absence says why, empty where there is a card."""
+
+    device: Device | None
+    absence: str = ""
+
+    def sources(self, settings: GpuSettings, engine: Engine, network: Network) -> tuple[GpuSources | None, str]:
+        """(how sources are decoded by the card, None where they are not; why not).
+
+        Tries how rows get to the engine. Raises InferFailed where the settings wish for a way that there is not.
+        """
+        if self.device is None:
+            return None, self.absence
+        why = device_rows.why_not(network.prepare_spec)
+        if why:
+            log.info("sources are decoded by the cpu", model=network.name, reason=why)
+            return None, f"model {network.name!r}: {why}"
+        choice = engine.hand_over(network, settings.hand_over)
+        found = GpuSources(cameras_per_process=settings.cameras_per_process, device=settings.device)
+        if not choice.is_on_card:
+            return found, ""
+        return replace(found, new_device_ring=_Rings(self.device).new), ""
+
+
+def open_card(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> Card:
+    """wishes: of the sources that there may be. The card is looked for where one of them may have it."""
+    if all(wish is DecoderKind.CPU for wish in wishes):
+        return Card(None, "every source of this run was to be decoded by the cpu, and no card was opened")
+    absence = _what_is_missing()
+    if absence:
+        return Card(None, absence)
+    try:
+        device = Device.open(settings.device)
+    except (GpuUnavailable, GpuFailed) as error:
+        return Card(None, error.message)
+    log.info("the card decodes", gpu=settings.device, name=device.name)
+    return Card(device)
+
+
+def _what_is_missing() -> str:
+    """Before the driver is asked for anything: what decoding on a card wants and this machine has not."""
+    for module in ("PyNvVideoCodec", "cuda"):
+        if find_spec(module) is None:
+            return f"the package {'cuda-bindings' if module == 'cuda' else module} is not here (make gpu installs it)"
+    try:
+        ctypes.CDLL(_VIDEO_LIBRARY)
+    except OSError:
+        return (
+            f"NVIDIA's {_VIDEO_LIBRARY} is not here: it comes with the driver, and into a container with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+        )
+    return ""
+
+
+class _Rings:
+    """Memory of the card for sources' rows; of a card that failed there is none, and rows go through the host."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def new(self, frames: int, row_bytes: int) -> DeviceRing:
+        """Raises GpuFailed where the card has no room."""
+        return DeviceRing(self._device, frames, row_bytes)

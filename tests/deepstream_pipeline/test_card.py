@@ -1,0 +1,90 @@
+"""The card that a program decodes with: whether there is one is known before a camera is opened, and told in words."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from deepstream_pipeline import card
+from deepstream_pipeline.card import Card, open_card
+from deepstream_pipeline.errors import GpuUnavailable
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.hand_over import HandOver, HandOverChoice
+from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.settings.records import GpuSettings
+from deepstream_pipeline.types import DecoderKind
+from server.vision.spec import PrepareSpec, ScalingFilter
+
+AUTO = (DecoderKind.AUTO,)
+DEVICE = cast(Device, SimpleNamespace(name="a card"))
+
+
+class StandInEngine:
+    """Answers the trial as it is told."""
+
+    def __init__(self, kind: HandOver) -> None:
+        self.kind = kind
+
+    def hand_over(self, network: Network, wish: HandOver) -> HandOverChoice:
+        return HandOverChoice(self.kind, "" if self.kind is HandOver.DEVICE else "the engine has no card")
+
+
+def a_network(scaling_filter: ScalingFilter = ScalingFilter.BILINEAR) -> Network:
+    return cast(Network, SimpleNamespace(name="net", prepare_spec=PrepareSpec(8, 8, filter=scaling_filter)))
+
+
+def asked(kind: HandOver) -> Engine:
+    return cast(Engine, StandInEngine(kind))
+
+
+def test_no_card_is_looked_for_where_no_source_may_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context costs a card hundreds of megabytes: sources that are all the CPU's leave it alone."""
+    monkeypatch.setattr(card, "find_spec", None)
+    found = open_card(GpuSettings(), [DecoderKind.CPU, DecoderKind.CPU])
+    assert found.device is None
+    assert "decoded by the cpu" in found.absence
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the driver is asked; with what installs them."""
+    monkeypatch.setattr(card, "find_spec", lambda name: None)
+    assert open_card(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here (make gpu installs it)"
+    monkeypatch.setattr(card, "find_spec", lambda name: None if name == "cuda" else object())
+    assert open_card(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here (make gpu installs it)"
+
+
+def test_driver_without_its_video_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container that was given compute and no video."""
+    monkeypatch.setattr(card, "find_spec", lambda name: object())
+    monkeypatch.setattr(card, "_VIDEO_LIBRARY", "libnvcuvid-of-nobody.so.1")
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in open_card(GpuSettings(), AUTO).absence
+
+
+def test_card_that_cannot_be_opened_leaves_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the driver's own reason; the program runs."""
+
+    def refuse(index: int) -> Device:
+        raise GpuUnavailable(f"there is no GPU {index}")
+
+    monkeypatch.setattr(card, "_what_is_missing", lambda: "")
+    monkeypatch.setattr(Device, "open", refuse)
+    found = open_card(GpuSettings(device=3), AUTO)
+    assert (found.device, found.absence) == (None, "there is no GPU 3")
+    assert found.sources(GpuSettings(), asked(HandOver.HOST), a_network()) == (None, "there is no GPU 3")
+
+
+def test_rows_that_the_card_cannot_make_are_made_by_the_cpu() -> None:
+    """A network whose pictures are resized otherwise: its sources are decoded by the CPU, and it is said why."""
+    gpu, absence = Card(DEVICE).sources(GpuSettings(), asked(HandOver.DEVICE), a_network(ScalingFilter.AREA))
+    assert gpu is None
+    assert absence.startswith("model 'net': its pictures are resized by area")
+
+
+def test_rows_stay_on_the_card_where_the_trial_says_so() -> None:
+    """Else they go through the host's memory; decoded by the card they are either way."""
+    for kind, has_rings in ((HandOver.DEVICE, True), (HandOver.HOST, False)):
+        gpu, absence = Card(DEVICE).sources(GpuSettings(cameras_per_process=4, device=1), asked(kind), a_network())
+        assert gpu is not None
+        assert absence == ""
+        assert (gpu.cameras_per_process, gpu.device, gpu.new_device_ring is not None) == (4, 1, has_rings)
