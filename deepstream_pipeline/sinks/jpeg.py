@@ -1,8 +1,8 @@
 """JPEG of drawn pictures: libjpeg-turbo on the CPU, or nvJPEG on a card that the program has open.
 
 A picture lies in host memory when it is drawn, so that nvJPEG costs a copy to the card and one of the JPEG back. A
-preview of 640x360 costs libjpeg-turbo 0.5 ms of a core, one of 1280x720 1.9 ms (a virtual CPU of 2026; a picture of
-smooth noise); `python -m loadtest.bench.gpu.previews` measures both ways where there is a card.
+preview of 640x360 costs libjpeg-turbo 0.4 ms of a core, one of 1280x720 1.6 ms (medians, a cloud's virtual CPU);
+`python -m loadtest.bench.gpu.previews` measures both ways where there is a card. Which is less was not measured yet.
 """
 
 from enum import StrEnum

@@ -15,10 +15,16 @@ from deepstream_pipeline.settings.records import (
     SecondarySettings,
 )
 from deepstream_pipeline.shards import Shard, owner
+from deepstream_pipeline.sinks.encoder import EncoderKind
+from deepstream_pipeline.sinks.hls import HlsOptions
+from deepstream_pipeline.sinks.jpeg import JpegKind
 from deepstream_pipeline.sinks.jsonl import JsonlOptions
 from deepstream_pipeline.sinks.kafka import KafkaOptions
 from deepstream_pipeline.sinks.mqtt import MqttOptions
+from deepstream_pipeline.sinks.preview import PreviewOptions
 from deepstream_pipeline.sinks.redis_stream import RedisOptions
+from deepstream_pipeline.sinks.rtsp_out import RtspOutOptions
+from deepstream_pipeline.sinks.video_file import AnnotatedOptions
 from deepstream_pipeline.sinks.webhook import WebhookOptions
 from deepstream_pipeline.track.options import TrackerOptions, TrackerType
 from deepstream_pipeline.types import DecoderKind, DropPolicy, SourceConfig
@@ -121,6 +127,24 @@ def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
     assert settings.engine == EngineSettings(EngineChoice.AUTO, *address)
     assert settings.api == ApiSettings("0.0.0.0", 0)
     assert settings.gpu == GpuSettings(4, HandOver.HOST, 1)
+
+
+PICTURES = """
+sink:
+  - {type: mp4, folder: a, encoder: nvenc}
+  - {type: hls, folder: b, encoder: cpu}
+  - {type: rtsp, url: "rtsp://server/live"}
+  - {type: preview, jpeg: nvjpeg}
+"""
+
+
+def test_sinks_of_pictures_say_who_encodes(tmp_path: Path) -> None:
+    """A card's encoder, the CPU's, or auto where nothing is said."""
+    mp4, hls, rtsp, preview = read(LEAST + PICTURES, tmp_path).sinks
+    assert mp4 == AnnotatedOptions(tmp_path / "a", encoder=EncoderKind.NVENC)
+    assert hls == HlsOptions(tmp_path / "b", encoder=EncoderKind.CPU)
+    assert rtsp == RtspOutOptions("rtsp://server/live", encoder=EncoderKind.AUTO)
+    assert preview == PreviewOptions(jpeg=JpegKind.NVJPEG)
 
 
 SINKS = """

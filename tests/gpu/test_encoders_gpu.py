@@ -1,0 +1,106 @@
+"""On a real card: previews by nvJPEG against libjpeg-turbo's, and NVENC where the card has one.
+
+Stated tolerance of a preview, in levels of 255 of a photo-like picture: nvJPEG's JPEG, decoded, is no further from the
+picture than libjpeg-turbo's of the same quality by more than 0.5 in the mean; the two differ by 1.5 in the mean and by
+no more than 8 at 99 of 100 values. `python -m loadtest.bench.gpu.previews` says what each costs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from deepstream_pipeline.errors import GpuUnavailable, SinkFailed
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.gpu.nvjpeg import NvJpeg
+from deepstream_pipeline.sinks.encoder import EncoderKind
+from deepstream_pipeline.sinks.hls import HlsOptions, HlsSink
+from deepstream_pipeline.sinks.jpeg import QUALITY, SoftwareJpeg
+from deepstream_pipeline.sinks.nvenc import nvenc_here
+from deepstream_pipeline.sinks.osd import Osd, OsdOptions
+from deepstream_pipeline.sinks.video_file import AnnotatedOptions, AnnotatedSink
+from deepstream_pipeline.types import FrameResult
+from loadtest.bench.gpu.previews import photo
+from tests.deepstream_pipeline.clips import number_of, numbered_picture
+from tests.deepstream_pipeline.sinks.results import result
+from tests.deepstream_pipeline.sinks.videos import read_video
+
+pytestmark = pytest.mark.gpu
+MEAN_FURTHER, MEAN_APART, P99_APART = 0.5, 1.5, 8.0
+FRAMES = 45
+PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
+
+
+@pytest.fixture
+def nvjpeg() -> Iterator[NvJpeg]:
+    """nvJPEG on the first card."""
+    try:
+        encoder = NvJpeg(Device.open(), quality=QUALITY)
+    except GpuUnavailable as error:
+        pytest.skip(error.message)
+    yield encoder
+    encoder.close()
+
+
+@pytest.mark.parametrize("size", [(640, 360), (1280, 720), (641, 361), (200, 150)])
+def test_nvjpeg_shows_the_picture_as_libjpeg_turbo_does(nvjpeg: NvJpeg, size: tuple[int, int]) -> None:
+    """Within the stated tolerance, for even and odd sizes."""
+    picture = photo(*size)
+    by_card = simplejpeg.decode_jpeg(nvjpeg.encode(picture)).astype(int)
+    by_cpu = simplejpeg.decode_jpeg(SoftwareJpeg().encode(picture)).astype(int)
+    assert by_card.shape == picture.shape
+    apart = np.abs(by_card - by_cpu)
+    further = np.abs(by_card - picture).mean() - np.abs(by_cpu - picture).mean()
+    assert further <= MEAN_FURTHER
+    assert (apart.mean() <= MEAN_APART, np.percentile(apart, 99) <= P99_APART) == (True, True), apart.mean()
+
+
+def test_nvjpeg_takes_pictures_of_changing_sizes(nvjpeg: NvJpeg) -> None:
+    """Larger and smaller ones in turn, tiny ones, and one whose lines have gaps."""
+    for width, height in [(320, 180), (1920, 1080), (1, 1), (17, 33), (640, 360)]:
+        assert simplejpeg.decode_jpeg(nvjpeg.encode(photo(width, height))).shape == (height, width, 3)
+    part = photo(640, 360)[::2, ::2]
+    assert np.abs(simplejpeg.decode_jpeg(nvjpeg.encode(part)).astype(int) - part).mean() < 12
+
+
+def numbered(number: int) -> FrameResult:
+    """A result whose picture tells its number."""
+    told = result(number, size=(320, 240))
+    return replace(told, frame=replace(told.frame, image=numbered_picture(number, 320, 240)))
+
+
+def test_nvenc_that_is_not_there_is_told_with_the_card(tmp_path: Path) -> None:
+    """auto encodes on the CPU; nvenc is refused at start, with the card's name."""
+    answer = nvenc_here()
+    if not answer.why_not:
+        pytest.skip(f"{answer.card} has NVENC")
+    assert answer.card
+    with pytest.raises(SinkFailed, match=f"does not open on {answer.card}: "):
+        AnnotatedSink(AnnotatedOptions(tmp_path, encoder=EncoderKind.NVENC), Osd(PLAIN), is_single=True)
+    sink = AnnotatedSink(AnnotatedOptions(tmp_path), Osd(PLAIN), is_single=True)
+    sink.write(numbered(0))
+    sink.close()
+    assert read_video(tmp_path / "annotated.mp4").frames == 1
+
+
+def test_nvenc_writes_what_x264_writes(tmp_path: Path) -> None:
+    """Every picture at its time, in a file and in a playlist cut at its key frames. On a card that has NVENC."""
+    answer = nvenc_here()
+    if answer.why_not:
+        pytest.skip(f"no NVENC on {answer.card or 'this machine'}: {answer.why_not}")
+    file = AnnotatedSink(AnnotatedOptions(tmp_path, encoder=EncoderKind.NVENC), Osd(PLAIN), is_single=True)
+    options = HlsOptions(tmp_path, segment_s=1.0, list_size=10, encoder=EncoderKind.NVENC)
+    live = HlsSink(options, Osd(PLAIN), is_single=True)
+    for number in range(FRAMES):
+        file.write(numbered(number))
+        live.write(numbered(number))
+    file.close()
+    live.close()
+    for path in (tmp_path / "annotated.mp4", tmp_path / "hls" / "index.m3u8"):
+        read = read_video(path)
+        assert [number_of(picture) for picture in read.pictures] == list(range(FRAMES))
+        assert np.diff(read.times) == pytest.approx([0.1] * (FRAMES - 1), abs=0.001)
+    assert (tmp_path / "hls" / "index.m3u8").read_text().count("segment-") == 5
