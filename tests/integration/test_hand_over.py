@@ -1,0 +1,78 @@
+"""Rows on a card, at real stacks of a machine that has none: why they go through the host. NVIDIA's driver is a
+stand-in; tests/gpu has a real card."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.errors import InferFailed
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.hand_over import HandOver
+from deepstream_pipeline.infer.place import EnginePlace
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
+from tests.deepstream_pipeline.infer.fake_core import submit
+from tests.integration.guests import figures, local, remote, row_of
+from tests.integration.test_slab import BRIGHTNESS, BRIGHTNESS_CONFIG
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.xdist_group("hand_over")
+PLAIN_CONFIG = "".join(line for line in BRIGHTNESS_CONFIG.splitlines(keepends=True) if "batch_owner" not in line)
+Way = Callable[[RunningStack], EnginePlace]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    return install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """A stack on which clients may share memory, with the real Triton, which finds no card."""
+    folder = tmp_path_factory.mktemp("hand_over")
+    write_model(folder / "models", "plain", BRIGHTNESS, PLAIN_CONFIG)
+    write_model(folder / "models", "batched", BRIGHTNESS, BRIGHTNESS_CONFIG)
+    arguments = ("--model-repository", str(folder / "models"), "--models", "plain,batched")
+    stack = start_stack(folder / "home", "--allow-client-shm", *arguments)
+    yield stack
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def tried(place: EnginePlace, model: str, wish: HandOver) -> str:
+    """Why the model's rows go through the host; a row that does is answered all the same."""
+    engine = Engine(place, device=Device.open())
+    engine.start(20)
+    try:
+        network = engine.network(model, 20)
+        choice = engine.hand_over(network, wish)
+        assert not choice.is_on_card
+        picture = np.full((128, 128, 3), 128, np.uint8)
+        assert submit(engine, network, [row_of(network, picture)]).answer().error is None
+        return choice.reason
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("way", [local, remote])
+def test_triton_without_a_card_takes_no_rows_there_and_says_so(
+    sharing: RunningStack, driver: FakeDriver, way: Way
+) -> None:
+    """In Triton's own words, whether the program is the stack's guest or comes by its ports; nothing stays."""
+    assert "shared memory" in tried(way(sharing), "plain", HandOver.AUTO)
+    with pytest.raises(InferFailed, match="or set gpu: hand-over: host"):
+        tried(way(sharing), "plain", HandOver.DEVICE)
+    assert driver.is_all_given_back
+    assert figures(sharing)["shared_memory_regions",] == 0
+
+
+def test_model_whose_batches_the_gateway_forms_takes_no_rows_there(sharing: RunningStack, driver: FakeDriver) -> None:
+    """By the sentence that says what to change."""
+    assert "batch_owner gateway" in tried(local(sharing), "batched", HandOver.AUTO)
+
+
+def test_stack_that_shares_no_memory_says_how_it_would(stack: RunningStack, driver: FakeDriver) -> None:
+    """As `penstock up` runs unless it is told otherwise."""
+    assert "start the gateway with --allow-client-shm" in tried(local(stack), "people", HandOver.AUTO)
