@@ -154,6 +154,14 @@ def test_slim_images_hold_no_triton() -> None:
     assert "triton-server" not in " ".join(stages()["build-gateway"]["RUN"])
 
 
+def test_video_image_decodes_on_a_card_where_it_is_asked_to() -> None:
+    """By a build argument that is empty by default; the driver's video part is asked for either way."""
+    stage = stages()["build-video"]
+    assert stage["ARG"] == ["VIDEO_GPU"]
+    assert "${VIDEO_GPU:+-r requirements/video-gpu.txt}" in " ".join(stage["RUN"])
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in " ".join(stages()["video"]["ENV"])
+
+
 def test_bases_are_arguments_with_the_newest_image_that_doctor_advises() -> None:
     """Both may be given by digest; without, Triton's is the one for cards since Turing."""
     defaults = dict(words.split("=", 1) for words in instructions("ARG") if "=" in words)

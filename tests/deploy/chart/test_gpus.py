@@ -42,6 +42,7 @@ def test_triton_asks_for_one_card_or_share_and_nobody_else_does(name: str) -> No
     pods, triton = triton_of(name)
     assert extended(triton) == ({} if has_own_daemon(name) else wanted)
     others = [each for any_pods in pods_of(rendered(name)) for each in any_pods.containers if each["name"] != "triton"]
+    others = [each for each in others if (name, each["name"]) != ("video-gpu", "video")]
     assert all(extended(each) == {} for each in others if "limits" in each["resources"])
     tolerated = {each["key"] for each in pods.spec["tolerations"]}
     assert "nvidia.com/gpu" in tolerated
@@ -51,6 +52,21 @@ def test_triton_asks_for_one_card_or_share_and_nobody_else_does(name: str) -> No
 def test_release_without_cards_says_nothing_of_gpus(name: str) -> None:
     """On CPUs nothing asks for, selects or tolerates what belongs to cards."""
     assert "nvidia" not in str([each for each in rendered(name).objects if each["kind"] != "ConfigMap"])
+
+
+def test_video_shard_gets_a_card_with_its_video_engines() -> None:
+    """One each, by the plugin, on nodes that may have it; the driver's video part is asked for; without it nothing is."""
+    pods = component(rendered("video-gpu"), "video")
+    container = pods.container("video")
+    assert extended(container) == {"nvidia.com/gpu": 1}
+    assert container["resources"]["limits"]["memory"] == "4Gi"
+    assert set(variables(container)["NVIDIA_DRIVER_CAPABILITIES"].split(",")) == {"compute", "utility", "video"}
+    assert pods.spec["runtimeClassName"] == "nvidia"
+    assert [each["key"] for each in pods.spec["tolerations"]] == ["nvidia.com/gpu", "cameras"]
+    assert pods.spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    without = component(rendered("video-shards"), "video")
+    assert extended(without.container("video")) == {}
+    assert not {"runtimeClassName", "tolerations"} & set(without.spec)
 
 
 def plugin_config(name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@
 {{- range $kind, $amounts := get (get $.Values $component) "resources" -}}
 {{- range $name, $amount := $amounts -}}
 {{- if or (hasPrefix "nvidia.com/" $name) (eq $name $.Values.gpu.resourceName) -}}
-{{- fail (printf "%s.resources.%s has %s: cards are Triton's, as gpu says; set gpu.generation and gpu.count (gpu.mig.profile for a slice) and leave it out" $component $kind $name) -}}
+{{- fail (printf "%s.resources.%s has %s: cards are Triton's, as gpu says, and the video program's, as video.gpu does; set gpu.generation and gpu.count (gpu.mig.profile for a slice), or video.gpu.enabled, and leave it out" $component $kind $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

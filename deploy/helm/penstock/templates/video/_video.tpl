@@ -17,6 +17,25 @@
 {{- toYaml (merge (dict "api" $api "engine" $engine) .Values.video.config) -}}
 {{- end -}}
 
+{{/* What a card adds to the container's resources, and to the pod. */}}
+{{- define "penstock.video.resources" -}}
+{{- $resources := deepCopy .Values.video.resources -}}
+{{- if .Values.video.gpu.enabled -}}
+{{- $limits := merge (dict .Values.video.gpu.resourceName 1) (get $resources "limits" | default dict) -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "penstock.video.runtimeClassName" -}}
+{{- if .Values.video.gpu.enabled }}{{ .Values.video.gpu.runtimeClassName }}{{ end -}}
+{{- end -}}
+
+{{- define "penstock.video.tolerations" -}}
+{{- $ofCards := .Values.video.gpu.enabled | ternary .Values.gpu.tolerations list -}}
+{{- toYaml (concat ($ofCards | default list) .Values.video.tolerations) -}}
+{{- end -}}
+
 {{/* Fails with one sentence where video asks for what cannot run. */}}
 {{- define "penstock.video.validate" -}}
 {{- $video := .Values.video -}}
@@ -35,8 +54,22 @@
 {{- if lt (int $video.graceSeconds) 20 -}}
 {{- fail (printf "video.graceSeconds is %d, but the program takes up to 15 s to finish what was decoded and then closes its sinks: set it to 20 or more" (int $video.graceSeconds)) -}}
 {{- end -}}
+{{- include "penstock.video.validateCard" . -}}
 {{- include "penstock.video.validateAccess" . -}}
 {{- include "penstock.video.validateVariables" . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Pods share no memory of a card, and no card is there unless it was asked for. */}}
+{{- define "penstock.video.validateCard" -}}
+{{- $video := .Values.video -}}
+{{- if eq (dig "gpu" "hand-over" "auto" $video.config | toString) "device" -}}
+{{- fail "video.config.gpu.hand-over is device, but the engine is in another pod, and CUDA shares a card's memory inside one pod only: leave it at auto, or set host" -}}
+{{- end -}}
+{{- range $source := kindIs "slice" $video.config.source | ternary $video.config.source (list $video.config.source) -}}
+{{- if and (kindIs "map" $source) (not $video.gpu.enabled) (eq (get $source "decoder" | toString) "nvdec") -}}
+{{- fail (printf "video.config has the decoder nvdec for %s and video.gpu.enabled is false, so that no card is in the pod: set it to true, or the decoder to auto" (get $source "camera_id" | default "a source")) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
