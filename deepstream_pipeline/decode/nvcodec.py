@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.errors import NeedsCpu
 
+_CHROMA_420 = 1  # cudaVideoChromaFormat_420 of cuviddec.h: the library gives it no name of its own
 _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 
 
@@ -94,7 +95,7 @@ class NvdecOpener:
             library = self._library
             self._limits[codec] = dict(
                 library.GetDecoderCaps(
-                    gpuid=self._gpu, codec=codec_id, chromaformat=library.cudaVideoChromaFormat.YUV420, bitdepth=8
+                    gpuid=self._gpu, codec=codec_id, chromaformat=library.cudaVideoChromaFormat(_CHROMA_420), bitdepth=8
                 )
             )
         return self._limits[codec]
