@@ -10,6 +10,7 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 
+from deepstream_pipeline.sources.choice import ALONE, LOSSES_WITHIN_S
 from deepstream_pipeline.sources.line import Line
 from deepstream_pipeline.sources.messages import Start
 from deepstream_pipeline.sources.options import SourcesOptions
@@ -29,8 +30,9 @@ class DecodeHost:
     seats: of which something is left, here or there. is_open: whether another may be taken in it.
     """
 
-    def __init__(self, command: tuple[str, ...], places: int) -> None:
+    def __init__(self, command: tuple[str, ...], places: int, company: str) -> None:
         self.places = places
+        self._company, self._began_at = company, time.monotonic()
         self.seats: set[Seat] = set()
         self.idle_since = time.monotonic()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -54,6 +56,16 @@ class DecodeHost:
     @property
     def is_open(self) -> bool:
         return not self._fault and self._asked_at is None and self.exit_text() is None
+
+    @property
+    def company(self) -> str:
+        """Of whom cameras may be in it. One that lives on after another's death is as any other."""
+        is_past = self._company != ALONE and time.monotonic() - self._began_at >= LOSSES_WITHIN_S
+        return "" if is_past else self._company
+
+    def has_room(self, places: int, company: str) -> bool:
+        """Whether a camera may be taken in it that wants such a one."""
+        return self.places == places and len(self.seats) < places and self.company == company and self.is_open
 
     def exit_text(self) -> str | None:
         """How it ended, and with how many; None while it runs."""
@@ -176,17 +188,17 @@ class DecodeHosts:
         self.options = options
         self._hosts: list[DecodeHost] = []
 
-    def line(self, start: Start, name: str, *, is_alone: bool) -> Line:
-        """A run of it, as start.decoder says. is_alone: with no other camera. Raises OSError where none begins."""
+    def line(self, start: Start, name: str, *, company: str) -> Line:
+        """A run of it, as start.decoder says. company: as DecoderChoice has it. Raises OSError where none begins."""
         gpu = self.options.gpu
         if start.decoder == "cpu" or gpu is None:
             return DecodeProcess(self.options.command, start, name)
-        places = 1 if is_alone else gpu.cameras_per_process
+        places = 1 if company == ALONE else gpu.cameras_per_process
         for host in self._hosts:
-            if host.places == places and len(host.seats) < places and host.is_open:
+            if host.has_room(places, company):
                 with suppress(BrokenPipeError):  # it died a moment ago
                     return Seat(host, start, name)
-        host = DecodeHost((*gpu.command, str(gpu.device)), places)
+        host = DecodeHost((*gpu.command, str(gpu.device)), places, company)
         self._hosts.append(host)
         return Seat(host, start, name)
 

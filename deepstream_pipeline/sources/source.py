@@ -187,7 +187,7 @@ class Source:
         """Its process is over, reaped and closed. how: as Line.exit_text says."""
         process, feed, self.process, self._feed = self.process, self._feed, None, None
         if process is not None and process.is_lost:
-            self._choice.lost_process(now)
+            self._choice.lost_process(now, f"after {process.pid}")
         if feed is not None and feed.device_ring is not None:
             self._rings.leave(process, feed)
         for path in sorted(self._recordings):
@@ -319,7 +319,7 @@ class Source:
         device_ring = self._rings.take() if is_on_device and self._needs.row_bytes else None
         try:
             start = self._start_record(now, device_ring)
-            return self._hosts.line(start, self.source_id, is_alone=self._choice.is_alone(now)), device_ring
+            return self._hosts.line(start, self.source_id, company=self._choice.company(now)), device_ring
         except BaseException:
             if device_ring is not None:
                 self._rings.put_back(device_ring)

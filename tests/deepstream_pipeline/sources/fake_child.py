@@ -63,7 +63,9 @@ class FakeChild:
 
     def open(self) -> None:
         fps = self.wish("says", self.wish("fps", 50))
-        self.say(Opened(width=WIDTH, height=HEIGHT, fps=fps, codec="fake", is_live=self.is_live, decoder=self.start.decoder))
+        self.say(
+            Opened(width=WIDTH, height=HEIGHT, fps=fps, codec="fake", is_live=self.is_live, decoder=self.start.decoder)
+        )
 
     def hear(self, timeout_s: float) -> None:
         """What the parent says within the time."""

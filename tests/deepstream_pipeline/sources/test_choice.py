@@ -1,0 +1,63 @@
+"""Which decoder a source is given, and with whom it shares a process."""
+
+import pytest
+
+from deepstream_pipeline.sources.choice import ALONE, ALONE_FOR_S, CPU_FOR_S, LOSSES_WITHIN_S, DecoderChoice
+from deepstream_pipeline.types import DecoderKind
+
+AUTO, CPU, NVDEC = DecoderKind.AUTO, DecoderKind.CPU, DecoderKind.NVDEC
+
+
+@pytest.mark.parametrize(
+    ("wish", "absence", "kind", "is_refused"),
+    [
+        (AUTO, None, NVDEC, False),
+        (AUTO, "no card", CPU, False),
+        (CPU, None, CPU, False),
+        (CPU, "no card", CPU, False),
+        (NVDEC, None, NVDEC, False),
+        (NVDEC, "no card", CPU, True),
+    ],
+)
+def test_decoder_follows_from_the_wish_and_the_card(
+    wish: DecoderKind, absence: str | None, kind: DecoderKind, is_refused: bool
+) -> None:
+    """auto takes the card where there is one; nvdec without one is refused, with why."""
+    choice = DecoderChoice(wish, absence)
+    assert (choice.kind(0.0), bool(choice.refusal)) == (kind, is_refused)
+    assert choice.may_use_cpu is (wish is not NVDEC)
+
+
+def test_stream_that_needs_the_cpu_is_shown_to_the_card_again_after_an_hour() -> None:
+    """Until then it is the CPU's, however often it is opened."""
+    choice = DecoderChoice(AUTO, None)
+    choice.needs_cpu(100.0)
+    assert choice.kind(100.0 + CPU_FOR_S - 1) is CPU
+    assert choice.kind(100.0 + CPU_FOR_S) is NVDEC
+
+
+def test_who_lost_a_process_sits_with_those_who_lost_it_for_a_while() -> None:
+    """And then with anybody again."""
+    choice = DecoderChoice(AUTO, None)
+    assert choice.company(0.0) == ""
+    choice.lost_process(10.0, "after 7")
+    assert choice.company(10.0) == "after 7"
+    assert choice.company(10.0 + LOSSES_WITHIN_S) == ""
+
+
+def test_who_loses_two_processes_soon_sits_alone_for_ten_minutes() -> None:
+    """Two that lie further apart count once each."""
+    choice = DecoderChoice(AUTO, None)
+    choice.lost_process(0.0, "after 7")
+    choice.lost_process(LOSSES_WITHIN_S + 1, "after 8")
+    assert choice.company(LOSSES_WITHIN_S + 1) == "after 8"
+    choice.lost_process(LOSSES_WITHIN_S + 2, "after 9")
+    assert choice.company(LOSSES_WITHIN_S + 2) == ALONE
+    assert choice.company(LOSSES_WITHIN_S + 2 + ALONE_FOR_S) == ""
+
+
+def test_who_broke_a_promise_sits_alone_at_once() -> None:
+    """Its fault is known."""
+    choice = DecoderChoice(AUTO, None)
+    choice.broke_promise(5.0)
+    assert choice.company(5.0) == ALONE
