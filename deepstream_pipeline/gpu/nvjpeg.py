@@ -1,6 +1,6 @@
 """JPEG by nvJPEG, called through ctypes: a picture of host memory in, the file's bytes out.
 
-libnvjpeg comes with CUDA's toolkit (/usr/local/cuda) or with pip's nvidia-nvjpeg (CUDA 13), nvidia-nvjpeg-cu12 (12).
+libnvjpeg comes with pip's nvidia-nvjpeg-cu12 (`make gpu`) or nvidia-nvjpeg (CUDA 13), or with CUDA's toolkit.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
 from deepstream_pipeline.gpu.device import Device, zeros_pinned
 
+_NAME = "libnvjpeg.so"
 _VERSIONS = (13, 12)
 _TOOLKITS = Path("/usr/local")
 _CHROMA_420 = 2  # NVJPEG_CSS_420
@@ -23,6 +24,7 @@ _RGB_INTERLEAVED = 5  # NVJPEG_INPUT_RGBI
 _STATUS = {
     1: "NOT_INITIALIZED", 2: "INVALID_PARAMETER", 3: "BAD_JPEG", 4: "JPEG_NOT_SUPPORTED", 5: "ALLOCATOR_FAILURE",
     6: "EXECUTION_FAILED", 7: "ARCH_MISMATCH", 8: "INTERNAL_ERROR", 9: "IMPLEMENTATION_NOT_SUPPORTED",
+    10: "INCOMPLETE_BITSTREAM",
 }  # fmt: skip
 
 
@@ -126,20 +128,18 @@ def _found_library() -> Any:
             return ctypes.CDLL(path)
         except OSError:
             continue
-    raise GpuUnavailable(
-        "libnvjpeg is not here: install pip's nvidia-nvjpeg (nvidia-nvjpeg-cu12 for a driver of CUDA 12), or say cpu"
-    )
+    raise GpuUnavailable("libnvjpeg is not here: run make gpu, or pip install nvidia-nvjpeg-cu12; or say cpu")
 
 
 def _candidates() -> Iterator[str]:
-    """Where the linker looks, where pip puts it (the folder changed with CUDA 13), and CUDA's toolkits."""
+    """Where pip puts it (the folder changed with CUDA 13), as what `make gpu` chose fits more drivers than the newest;
+    then where the linker looks, and CUDA's toolkits."""
     package = find_spec("nvidia")
-    roots = list(package.submodule_search_locations or ()) if package else []
+    for root in list(package.submodule_search_locations or ()) if package else []:
+        yield f"{root}/cu13/lib/{_NAME}.13"
+        yield f"{root}/nvjpeg/lib/{_NAME}.12"
+    yield from (f"{_NAME}.{version}" for version in _VERSIONS)
     for version in _VERSIONS:
-        name = f"libnvjpeg.so.{version}"
-        yield name
-        for root in roots:
-            yield f"{root}/{'cu13' if version == 13 else 'nvjpeg'}/lib/{name}"
         for pattern in (f"cuda-{version}*", "cuda"):
             for place in ("lib64", "targets/*/lib"):
-                yield from sorted(map(str, _TOOLKITS.glob(f"{pattern}/{place}/{name}")), reverse=True)
+                yield from sorted(map(str, _TOOLKITS.glob(f"{pattern}/{place}/{_NAME}.{version}")), reverse=True)

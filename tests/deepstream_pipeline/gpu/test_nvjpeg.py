@@ -168,15 +168,15 @@ def test_nvjpeg_that_fails_says_so_and_can_be_closed(driver: FakeDriver, library
 
 
 def test_nvjpeg_without_the_library_says_how_to_get_it(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence names pip's packages."""
+    """The sentence names what installs it."""
     monkeypatch.setattr(nvjpeg, "_candidates", lambda: iter(["/no/such/libnvjpeg.so.13"]))
-    with pytest.raises(GpuUnavailable, match="libnvjpeg is not here: install pip's nvidia-nvjpeg"):
+    with pytest.raises(GpuUnavailable, match="libnvjpeg is not here: run make gpu"):
         NvJpeg(Device.open(), quality=80)
     assert driver.is_all_given_back
 
 
-def test_nvjpeg_is_looked_for_with_the_linker_pip_and_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In that order, CUDA 13's before 12's; of several toolkits the newest."""
+def test_nvjpeg_is_looked_for_at_pip_the_linker_and_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In that order, CUDA 13's before 12's."""
     package = ModuleType("nvidia")
     folders = [tmp_path / "cuda-13.0" / "targets" / "x86_64-linux" / "lib", tmp_path / "cuda-12.8" / "lib64"]
     for folder, version in zip(folders, (13, 12), strict=True):
@@ -187,10 +187,10 @@ def test_nvjpeg_is_looked_for_with_the_linker_pip_and_cuda(tmp_path: Path, monke
     monkeypatch.setattr(nvjpeg, "find_spec", spec)
     monkeypatch.setattr(nvjpeg, "_TOOLKITS", tmp_path)
     assert list(nvjpeg._candidates()) == [
-        "libnvjpeg.so.13",
         "/pip/nvidia/cu13/lib/libnvjpeg.so.13",
-        f"{folders[0]}/libnvjpeg.so.13",
-        "libnvjpeg.so.12",
         "/pip/nvidia/nvjpeg/lib/libnvjpeg.so.12",
+        "libnvjpeg.so.13",
+        "libnvjpeg.so.12",
+        f"{folders[0]}/libnvjpeg.so.13",
         f"{folders[1]}/libnvjpeg.so.12",
     ]
