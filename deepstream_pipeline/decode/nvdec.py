@@ -75,7 +75,7 @@ class NvdecCodec:
         context.flags |= Flags.output_corrupt  # a damaged keyframe tells its size, too
         extradata = context.extradata
         has_lengths = not is_annex_b(extradata)
-        self._filter = BitStreamFilterContext(f"{name}_mp4toannexb", stream) if has_lengths else None
+        self._filter = _filter_of(name, stream) if has_lengths else None
         self._held = Headers() if has_lengths or not extradata else headers_of(extradata, name)  # the newest sets
         self._sequence = b""  # of the pictures that its decoder is for
         self._look: _Look | None = None
@@ -250,6 +250,13 @@ class NvdecCodec:
         if self._retired is not None:
             self._retired.close()
             self._retired = None
+
+
+def _filter_of(name: str, stream: VideoStream) -> BitStreamFilterContext:
+    try:
+        return BitStreamFilterContext(f"{name}_mp4toannexb", stream)
+    except FFmpegError as error:
+        raise NeedsCpu(f"NVDEC is told nothing by this stream's damaged parameters ({error.strerror})") from None
 
 
 def _look_of(frame: av.VideoFrame) -> _Look:

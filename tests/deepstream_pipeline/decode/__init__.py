@@ -1,0 +1,3 @@
+import pytest
+
+pytest.register_assert_rewrite("tests.deepstream_pipeline.decode.decoder_contract")

@@ -7,6 +7,7 @@ with its next call. It is no proof of what a card does: tests/gpu has the same t
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from av.error import FFmpegError
 from av.video.codeccontext import VideoCodecContext
 
 from deepstream_pipeline.decode.codec import PacketRefused
+from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.nvcodec import NvCodec, Surface, refusal_of
 from deepstream_pipeline.errors import NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
@@ -26,6 +28,19 @@ LIMITS = {"width_min": 48, "height_min": 16, "width_max": 4096, "height_max": 40
 _OVER = 0xEE  # in the memory of a picture that is over
 
 Plane = npt.NDArray[np.uint8]
+
+
+class Said:
+    """What the library would print, and who reads it: a pipe of its own, not this process's standard output."""
+
+    def __init__(self) -> None:
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self.errors = DecodeErrors(read_end)
+
+    def line(self, text: str) -> None:
+        """It prints."""
+        os.write(self._write_end, text.encode())
 
 
 class FakeOpener:
@@ -112,22 +127,26 @@ class FakeNvCodec:
 
 
 def nv12_of(frame: av.VideoFrame) -> Plane:
-    """(H * 3 / 2, W) of a frame of 4:2:0, its numbers as they are."""
-    luma, first, second = (
-        np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]
-        for plane in frame.planes
+    """(H * 3 / 2, W) of a frame of 4:2:0 with even sides, its numbers as they are."""
+    luma, *chroma = (
+        np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: frame.height >> (i > 0)]
+        for i, plane in enumerate(frame.planes)
     )
-    return np.concatenate([luma, np.stack([first, second], axis=2).reshape(len(first), -1)])
+    half = frame.width // 2
+    both = chroma[0] if len(chroma) == 1 else np.stack([one[:, :half] for one in chroma], axis=2).reshape(-1, half * 2)
+    return np.concatenate([luma[:, : frame.width], both[:, : frame.width]])
 
 
 def frame_of(picture: DevicePicture, read: Callable[[int, int], bytes]) -> av.VideoFrame:
-    """The picture as FFmpeg would have it in host memory, NV12. read: so many bytes at an address of the card."""
-    frame = av.VideoFrame(picture.width, picture.height, "nv12")
-    lines = ((picture.luma, picture.height), (picture.chroma, picture.height // 2))
-    for plane, (address, count) in zip(frame.planes, lines, strict=True):
-        pixels = np.frombuffer(read(address, picture.pitch * count), np.uint8).reshape(count, picture.pitch)
-        padded = np.zeros((count, plane.line_size), np.uint8)
-        padded[:, : picture.width] = pixels[:, : picture.width]
+    """The picture as FFmpeg would have it in host memory, planar. read: so many bytes at an address of the card."""
+    frame = av.VideoFrame(picture.width, picture.height, "yuv420p")
+    luma, both = (
+        np.frombuffer(read(address, picture.pitch * count), np.uint8).reshape(count, -1)[:, : picture.width]
+        for address, count in ((picture.luma, picture.height), (picture.chroma, picture.height // 2))
+    )
+    for plane, pixels in zip(frame.planes, (luma, both[:, ::2], both[:, 1::2]), strict=True):
+        padded = np.zeros((plane.height, plane.line_size), np.uint8)
+        padded[:, : pixels.shape[1]] = pixels
         plane.update(padded.tobytes())
     frame.colorspace, frame.color_range = picture.matrix, 2 if picture.is_full_range else 1
     return frame
