@@ -1,0 +1,121 @@
+"""Real cameras' threads in one process, with FFmpeg in NVDEC's place: files, as a process of their own plays them."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.sources.messages import Cut
+from deepstream_pipeline.sources.options import GpuSources, SourcesOptions
+from deepstream_pipeline.sources.sources import SourceNeeds
+from deepstream_pipeline.types import Frame, SourceConfig, SourceState
+from tests.deepstream_pipeline.clips import number_of, write_clip
+from tests.deepstream_pipeline.sources.parent import Told, one, running
+
+STAND_IN = (sys.executable, "-m", "tests.deepstream_pipeline.sources.standin_shared_child")
+OPTIONS = SourcesOptions(gpu=GpuSources(cameras_per_process=8, command=STAND_IN))
+PICTURES = SourceNeeds(b"", 0, np.uint8, 0, True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A clip of 40 numbered pictures."""
+    return write_clip(tmp_path / "clip.mp4", frames=40, fps=10, size=(320, 240), codec="libx264")
+
+
+def numbers(told: Told, name: str) -> list[int]:
+    """Of the frames that came."""
+    return [frame.frame_num for frame in told.of("frame", name) if isinstance(frame, Frame)]
+
+
+def test_clips_come_whole_with_their_pictures_beside_rubbish(path: Path, tmp_path: Path) -> None:
+    """Four files in one process: each picture once, in order, at its time; what is no clip fails alone."""
+    (tmp_path / "noise.mp4").write_bytes(bytes(range(256)) * 64)
+    told = Told()
+    seen: dict[str, list[tuple[int, int, float]]] = {name: [] for name in "abcd"}
+    told.on_frame_call = lambda prepared: seen[prepared.frame.source_id].append(
+        (prepared.frame.frame_num, number_of(prepared.frame.image), prepared.frame.pts_s)
+    )
+    with running(told, OPTIONS) as sources:
+        for name in "abcd":
+            sources.add(SourceConfig(str(path), name), PICTURES)
+        sources.add(SourceConfig(str(tmp_path / "noise.mp4"), "noise"), PICTURES)
+        for name in "abcd":
+            told.wait_for("ended", source_id=name)
+        told.wait_for("ended", source_id="noise")
+        assert [(process.decoder, process.cameras) for process in sources.processes()] == [("nvdec", 0)]
+        assert [(one(sources, name).state, one(sources, name).restarts) for name in "abcd"] == [
+            (SourceState.ENDED, 0)
+        ] * 4
+        assert (one(sources, "noise").state, one(sources, "a").decoder) == (SourceState.FAILED, "nvdec")
+    for name in "abcd":
+        assert [(number, picture) for number, picture, _ in seen[name]] == [(number, number) for number in range(40)]
+        assert [pts_s for _, _, pts_s in seen[name]] == pytest.approx([number / 10 for number in range(40)])
+
+
+def test_file_waits_for_its_slots_and_its_pause_while_its_neighbour_plays(path: Path) -> None:
+    """What is held loses nothing, says its beats, and goes on where it was."""
+    told = Told(is_keeping=True, keeps_only="held")
+    with running(told, OPTIONS) as sources:
+        sources.add(SourceConfig(str(path), "held", reconnect_interval_s=1.0), PICTURES)
+        sources.add(SourceConfig(str(path), "other"), PICTURES)
+        told.wait_for("ended", source_id="other")
+        told.wait_for("frame", OPTIONS.ring_frames, "held")
+        sources.pause("held")
+        told.wait_for_state(SourceState.PAUSED, "held")
+        told.is_keeping = False
+        while told.frames:
+            told.frames.pop().release()
+        told.wait_for("beat", told.count("beat", "held") + 2, "held")
+        paused_at = told.count("frame", "held")
+        assert paused_at <= OPTIONS.ring_frames + 1
+        sources.resume("held")
+        told.wait_for("ended", source_id="held")
+        assert one(sources, "held").restarts == 0
+    assert numbers(told, "held") == list(range(40)) == numbers(told, "other")
+
+
+def test_looped_clip_is_taken_out_and_its_neighbour_goes_on(path: Path) -> None:
+    """It ends soon after it was asked to, in the middle of its pictures."""
+    told = Told()
+    with running(told, OPTIONS) as sources:
+        for name in "ab":
+            sources.add(SourceConfig(str(path), name, is_loop=True, is_realtime=True), PICTURES)
+        told.wait_for("frame", 10, "a")
+        began = time.monotonic()
+        sources.remove("a")
+        told.wait_for("ended", source_id="a")
+        assert time.monotonic() - began < 1.5
+        told.wait_for("frame", told.count("frame", "b") + 45, "b")
+        assert (one(sources, "b").restarts, one(sources, "b").state) == (0, SourceState.RUNNING)
+        beat = one(sources, "b")
+        assert 0.0 < beat.decode_s < 5.0
+
+
+def test_recording_is_cut_among_others(path: Path, tmp_path: Path) -> None:
+    """Asked for while it plays, it is written by the camera's own thread."""
+    told = Told()
+    with running(told, OPTIONS) as sources:
+        for name in "ab":
+            sources.add(SourceConfig(str(path), name, is_loop=True, is_realtime=True, record_cache_s=3.0), PICTURES)
+        told.wait_for("frame", 10, "a")
+        sources.record("a", Cut(str(tmp_path / "cut.mp4"), 0.5, 0.5))
+        assert told.wait_for("recorded", 1, "a") == [(str(tmp_path / "cut.mp4"), "")]
+        assert (tmp_path / "cut.mp4").stat().st_size > 0
+
+
+def test_pictures_travel_from_when_they_are_wanted(path: Path) -> None:
+    """And no longer than they are."""
+    told = Told()
+    has_image: list[bool] = []
+    told.on_frame_call = lambda prepared: has_image.append(prepared.frame.image is not None)
+    with running(told, OPTIONS) as sources:
+        sources.add(SourceConfig(str(path), "a", is_loop=True, is_realtime=True), SourceNeeds())
+        told.wait_for("frame", 3)
+        sources.want_images("a", True)
+        told.wait(lambda: True in has_image)
+        sources.want_images("a", False)
+        told.wait(lambda: not has_image[-1])
+    assert not has_image[0]
