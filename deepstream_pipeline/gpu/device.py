@@ -199,6 +199,12 @@ class Device:
         if error != self._ok:
             raise _failed(f"copy {size_bytes} B", error)
 
+    def copy_within(self, to: int, from_: int, size_bytes: int, stream: int) -> None:
+        """The same, between two places of the card: an address that is none of it is refused, and not read."""
+        (error,) = self._driver.cuMemcpyDtoDAsync(to, from_, size_bytes, stream)
+        if error != self._ok:
+            raise _failed(f"copy {size_bytes} B within the GPU", error)
+
     def wait(self, stream: int) -> None:
         """Returns when all that was asked of the stream is done; an error of what ran on it comes out here."""
         (error,) = self._driver.cuStreamSynchronize(stream)

@@ -92,7 +92,7 @@ class DeviceSlab:
         Raises GpuFailed, and ValueError where they have no room.
         """
         device, to, stream = self._device, lease.address, self._stream
-        handle, copy = stream.handle, device.copy
+        handle, copy = stream.handle, device.copy_within
         if sum(row.nbytes for row in rows) > lease.size_bytes:
             raise ValueError(f"{len(rows)} rows of {rows[0].nbytes} B do not fit into {lease!r}")
         device.bind()

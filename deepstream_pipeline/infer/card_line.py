@@ -13,7 +13,7 @@ from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.remote_line import RemoteLine
 from deepstream_pipeline.types import DeviceRow, RowArray
 from server.backends.triton import REGION_UNKNOWN
-from server.core.errors import InferenceError
+from server.core.errors import BackendFailed, InferenceError, InvalidRequest
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig
 from server.core.slab import Slab
@@ -155,9 +155,13 @@ class CardLine:
         slab = self._slab
         try:
             await self._remote.share(slab.name, slab.handle, slab.device_index, slab.size_bytes)
-        except InferenceError as error:
-            if _TAKEN not in error.message:  # else it is of ours: nobody waited for the answer
-                raise
+        except (InvalidRequest, BackendFailed) as error:
+            if _TAKEN in error.message:  # by ours: nobody waited for the answer
+                return
+            raise type(error)(
+                f"the engine cannot open memory of GPU {slab.device_index} ({error.message}): it must run on "
+                "that card, on this host, and see it by that number"
+            ) from error
 
     async def _unregister(self) -> None:
         """As well as it can be done in time: what is left goes with the connection."""

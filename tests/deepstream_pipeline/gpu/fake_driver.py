@@ -2,8 +2,8 @@
 
 `install(monkeypatch)` puts it in the place of the package, for whoever opens a Device. What it holds is counted, so
 that a test can say that all was given back; `fail("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")` makes a call fail. A
-handle for other processes opens in this process only. Kernels are Python functions: `kernels["name"] = function(grid, block,
-arguments)`, arguments as the driver gets them.
+handle for other processes opens in this process only. Kernels are Python functions: `kernels["name"] = function(grid,
+block, arguments)`, arguments as the driver gets them.
 """
 
 import ctypes
@@ -170,6 +170,21 @@ class FakeDriver(ModuleType):
         if told[0] == CUresult.CUDA_SUCCESS:
             ctypes.memmove(to, from_, size_bytes)
         return told
+
+    def cuMemcpyDtoDAsync(self, to: int, from_: int, size_bytes: int, stream: int) -> tuple[Any, ...]:
+        told = self._told("cuMemcpyDtoDAsync")
+        if told[0] != CUresult.CUDA_SUCCESS:
+            return told
+        if not (self._is_of_the_card(to, size_bytes) and self._is_of_the_card(from_, size_bytes)):
+            return self._refused(is_right=False)
+        ctypes.memmove(to, from_, size_bytes)
+        return told
+
+    def _is_of_the_card(self, address: int, size_bytes: int) -> bool:
+        return any(
+            begin <= address and address + size_bytes <= begin + room.nbytes - 512
+            for begin, room in self.blocks.items()
+        )
 
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
         return self._told("cuModuleLoadData", image)

@@ -193,10 +193,10 @@ def test_card_that_fails_is_told_and_costs_those_rows_alone(driver: FakeDriver, 
     """CUDA's word is in the answer, and nothing stays leased."""
     rig.engine.hand_over(rig.network, HandOver.AUTO)
     rows = rig.on_card([0.1])
-    driver.fail("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE")
+    driver.fail("cuMemcpyDtoDAsync", "CUDA_ERROR_INVALID_VALUE")
     answer = rig.submit([*rows, row(0.5)]).answer()
     assert "CUDA_ERROR_INVALID_VALUE" in str(answer.error)
-    driver.fail("cuMemcpyAsync", None)
+    driver.fail("cuMemcpyDtoDAsync", None)
     assert rig.submit(rows).answer().error is None
     until(lambda: len(rig.line._slab) == 0)
 
