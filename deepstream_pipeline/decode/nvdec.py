@@ -97,7 +97,7 @@ class NvdecCodec:
             return self._drained()
         data = self._annex_b(packet)
         headers = headers_of(data, self._name)
-        if not headers.has_picture:
+        if not headers.has_picture or (packet.is_keyframe and not headers.may_be_key):
             raise PacketRefused(f"a packet without a picture of {self._name}")
         is_other = bool(headers.sequence) and headers.sequence != self._sequence
         if self._nvdec is None and not packet.is_keyframe and not is_other:
@@ -181,6 +181,7 @@ class NvdecCodec:
             surfaces = nvdec.decode(data, number)
         except PacketRefused:
             self._numbers.lose_all()
+            self._numbers.told_lost()  # this one
             self._retire()
             raise
         decoded = self._decoded(surfaces)

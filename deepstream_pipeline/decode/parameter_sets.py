@@ -10,17 +10,20 @@ _MOST_UNITS = 64  # before the first slice; a packet with more of them is none
 _START = b"\x00\x00\x01"
 _H264_SPS, _H264_PPS = 7, 8
 _HEVC_SPS, _HEVC_SETS = 33, (32, 33, 34)
-_HEVC_SLICES = (*range(10), *range(16, 22))
+_HEVC_KEYS = range(16, 22)
+_HEVC_SLICES = (*range(10), *_HEVC_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
     """sequence: its sequence parameter sets, which tell the size, one behind another; empty without. sets: all of its
-    parameter sets as a packet would hold them, with start codes. has_picture: a slice of a picture follows."""
+    parameter sets as a packet would hold them, with start codes. has_picture: a slice of a picture follows; may_be_key:
+    one at which a stream can begin."""
 
     sequence: bytes = b""
     sets: bytes = b""
     has_picture: bool = False
+    may_be_key: bool = False
 
 
 def is_annex_b(extradata: bytes | None) -> bool:
@@ -34,7 +37,7 @@ def headers_of(packet: bytes, codec: str) -> Headers:
     sequence, sets = b"", b""
     for begin, end, kind in _units(packet, is_hevc):
         if _is_slice(kind, is_hevc):
-            return Headers(sequence, sets, has_picture=True)
+            return Headers(sequence, sets, has_picture=True, may_be_key=not is_hevc or kind in _HEVC_KEYS)
         if kind in _HEVC_SETS if is_hevc else kind in (_H264_SPS, _H264_PPS):
             unit = packet[begin:end].rstrip(b"\x00")
             sets += b"\x00" + _START + unit
@@ -49,7 +52,7 @@ def _units(packet: bytes, is_hevc: bool) -> Iterator[tuple[int, int, int]]:
     for _ in range(_MOST_UNITS):
         if begin < len(_START) or begin >= len(packet) or packet[begin] & 0x80:  # the bit that is forbidden
             return
-        kind = packet[begin] >> 1 & 0x3F if is_hevc else packet[begin] & 0x1F
+        kind = _hevc_kind(packet[begin : begin + 2]) if is_hevc else packet[begin] & 0x1F
         if _is_slice(kind, is_hevc):
             yield begin, len(packet), kind
             return
@@ -58,6 +61,12 @@ def _units(packet: bytes, is_hevc: bool) -> Iterator[tuple[int, int, int]]:
         if end < 0:
             return
         begin = end + len(_START)
+
+
+def _hevc_kind(header: bytes) -> int:
+    """-1 of another layer, or of no header."""
+    is_base = len(header) == 2 and not header[0] & 1 and 1 <= header[1] <= 7
+    return header[0] >> 1 if is_base else -1
 
 
 def _is_slice(kind: int, is_hevc: bool) -> bool:

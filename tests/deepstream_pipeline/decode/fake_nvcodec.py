@@ -44,10 +44,14 @@ class Said:
 
 
 class FakeOpener:
-    """Opens stand-ins. said: called with each line that the library would print. opened: how many there were."""
+    """Opens stand-ins. said: called with each line that the library would print. opened: all there were.
+
+    are_broken: those opened from now on fail.
+    """
 
     def __init__(self, said: Callable[[str], None] = lambda line: None) -> None:
         self.opened: list[FakeNvCodec] = []
+        self.are_broken = False
         self._said = said
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
@@ -56,6 +60,7 @@ class FakeOpener:
         if refusal:
             raise NeedsCpu(refusal)
         self.opened.append(FakeNvCodec(codec, self._said))
+        self.opened[-1].fails = self.are_broken
         return self.opened[-1]
 
 

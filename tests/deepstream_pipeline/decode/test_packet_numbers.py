@@ -46,7 +46,7 @@ def test_picture_that_is_shown_later_is_not_missing() -> None:
 
 
 def test_leading_picture_is_not_missed() -> None:
-    """What was coded after a keyframe and is shown before it builds on what a stream that begins there does not have."""
+    """What was coded after a keyframe and is shown before it builds on what lies before where a stream was joined."""
     numbers = PacketNumbers()
     given(numbers, "K5", "3", "4", "6")
     assert lost(numbers, 0, 3) == [0, 0]
@@ -63,7 +63,7 @@ def test_missing_picture_without_a_time_is_told_some_time() -> None:
     """No stream shows a picture so much later."""
     numbers = PacketNumbers()
     given(numbers, "K-", *["-"] * 30)
-    assert lost(numbers, 0, *range(2, 2 + MOST_REORDERED)) == [0] * MOST_REORDERED + [1]
+    assert lost(numbers, 0, *range(2, 3 + MOST_REORDERED)) == [0] * (MOST_REORDERED + 1) + [1]
 
 
 def test_times_that_are_not_those_of_showing_are_known_by_a_late_picture() -> None:

@@ -1,0 +1,160 @@
+"""NVDEC's side of a decoder beyond the contract, over the stand-in: its decoders come and go, damage is marked."""
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from deepstream_pipeline.decode.decoder import Decoder, Picture
+from deepstream_pipeline.decode.nvcodec import refusal_of
+from deepstream_pipeline.decode.nvdec import MOST_UNKEYED, NvdecCodecs
+from deepstream_pipeline.decode.opening import DecodeOptions
+from deepstream_pipeline.errors import DecodeError, NeedsCpu
+from deepstream_pipeline.gpu.picture import DevicePicture
+from deepstream_pipeline.types import DecoderKind
+from tests.deepstream_pipeline.clips import joined, write_clip
+from tests.deepstream_pipeline.decode.broken_clips import without
+from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, frame_of, nv12_of, read_host
+
+
+class Run:
+    """A clip that is decoded packet by packet."""
+
+    def __init__(self, path: Path, opener: FakeOpener | None = None, said: Said | None = None) -> None:
+        self.opener = opener or FakeOpener()
+        codecs = NvdecCodecs(self.opener, 77, said.errors if said else None)
+        self.decoder = Decoder(str(path), DecodeOptions(), 0.0, codecs)
+        self._packets = self.decoder.packets()
+
+    def read(self, count: int = 10_000) -> list[list[Picture]]:
+        """What came with each of so many packets."""
+        return [self.decoder.decode(packet) for _, packet in zip(range(count), self._packets, strict=False)]
+
+
+def pixels(picture: Picture) -> np.ndarray:
+    """(H * 3 / 2, W), as it lies in memory now."""
+    assert isinstance(picture.frame, DevicePicture)
+    return nv12_of(frame_of(picture.frame, read_host))
+
+
+def test_picture_says_where_it_lies_and_how_it_is_meant(tmp_path: Path) -> None:
+    """Addresses, the stream in whose order it is complete, the matrix and range of its colours."""
+    how = {"pixel_format": "yuvj420p", "options": {"x264-params": "colormatrix=bt709:keyint=12"}}
+    run = Run(write_clip(tmp_path / "a.mp4", frames=3, size=(322, 182), **how))
+    picture = run.read(1)[0][0].frame
+    assert isinstance(picture, DevicePicture)
+    assert picture.chroma == picture.luma + picture.pitch * 182
+    assert (picture.width, picture.height, picture.stream) == (322, 182, 77)
+    assert (picture.matrix, picture.is_full_range, picture.rotation) == (1, True, 0)
+    assert run.decoder.facts.decoder is DecoderKind.NVDEC
+
+
+def test_picture_is_borrowed_until_the_next_packet(tmp_path: Path) -> None:
+    """Then its memory is another's."""
+    run = Run(write_clip(tmp_path / "a.mp4", frames=3))
+    picture = run.read(1)[0][0]
+    before = pixels(picture)
+    run.read(1)
+    assert not np.array_equal(pixels(picture), before)
+
+
+def test_another_size_is_another_decoder_and_the_last_pictures_stay(tmp_path: Path) -> None:
+    """What was left in the one before comes out with the packet that ends it, and is there as long as others are."""
+    small = write_clip(tmp_path / "small.ts", frames=12, b_frames=2)
+    large = write_clip(tmp_path / "large.ts", frames=12, size=(320, 192))
+    run = Run(joined(tmp_path / "both.ts", small, large))
+    run.read(12)
+    change = run.read(1)[0]
+    assert [(one.frame.width, one.is_new) for one in change] == [(160, False), (160, False), (320, True)]
+    assert [opened.is_closed for opened in run.opener.opened] == [False, False]
+    with av.open(str(small)) as container:
+        assert np.array_equal(pixels(change[1]), nv12_of([*container.decode(video=0)][-1]))
+    run.read(1)
+    assert [opened.is_closed for opened in run.opener.opened] == [True, False]
+    run.decoder.close()
+    assert [opened.is_closed for opened in run.opener.opened] == [True, True]
+
+
+def test_loop_and_equal_streams_need_no_other_decoder(tmp_path: Path) -> None:
+    """Neither a rewound clip nor the same parameter sets again open one."""
+    part = write_clip(tmp_path / "part.ts", frames=12)
+    run = Run(joined(tmp_path / "twice.ts", part, part))
+    run.read()
+    assert len(run.opener.opened) == 1
+    looped = Run(write_clip(tmp_path / "a.mp4", frames=12))
+    for _ in range(3):
+        assert sum(len(pictures) for pictures in looped.read()) == 12
+        looped.decoder.rewind()
+        looped._packets = looped.decoder.packets()
+    assert len(looped.opener.opened) == 1
+
+
+def test_decoder_that_failed_once_is_replaced_at_the_next_keyframe(tmp_path: Path) -> None:
+    """Its packet counts as damaged, and nothing is shown until then."""
+    run = Run(write_clip(tmp_path / "a.mp4", frames=30, gop=12))
+    run.read(5)
+    run.opener.opened[0].fails = True
+    after = run.read()
+    assert [len(pictures) for pictures in after] == [0] * 7 + [1] * 18 + [0]
+    assert (len(run.opener.opened), run.decoder.bad_packets) == (2, 1)
+    assert run.opener.opened[0].is_closed
+
+
+def test_decoder_that_fails_again_and_again_ends_the_source(tmp_path: Path) -> None:
+    """No loop of openings."""
+    run = Run(write_clip(tmp_path / "a.mp4", frames=30, gop=1))
+    run.read(5)
+    opened = run.opener.opened
+    opened[0].fails = True
+    assert run.read(1) == [[]]
+    run.opener.are_broken = True
+    with pytest.raises(DecodeError, match=r"NVDEC: it fails"):
+        run.read(2)
+
+
+def test_stream_without_a_keyframe_is_the_cpus(tmp_path: Path) -> None:
+    """One that refreshes bit by bit would stay dark."""
+    whole = write_clip(tmp_path / "a.ts", frames=MOST_UNKEYED + 10, gop=1000)
+    run = Run(without(tmp_path / "unkeyed.ts", whole, [0]))
+    with pytest.raises(NeedsCpu, match="keyframe"):
+        run.read()
+
+
+def test_parameter_sets_beside_the_stream_are_given(tmp_path: Path) -> None:
+    """As a camera tells them in its SDP alone; and after a rewinding they are given again."""
+    path = tmp_path / "a.ts"
+    write_clip(path, frames=12, options={"flags": "+global_header"})
+    run = Run(path)
+    assert sum(len(pictures) for pictures in run.read()) == 12
+
+
+def test_mended_picture_and_what_builds_on_it_are_marked(tmp_path: Path) -> None:
+    """As the library said it, until the next keyframe; nobody else's lines are taken."""
+    whole = write_clip(tmp_path / "a.ts", frames=36, gop=12, size=(320, 192))
+    with av.open(str(whole)) as container:
+        cut = [bytes(packet) for packet in container.demux(video=0)][15]
+    run_said = Said()
+    run = Run(without(tmp_path / "cut.ts", whole, [15], cut[: len(cut) // 2]), FakeOpener(run_said.line), run_said)
+    run_said.line("Decode Error occurred for picture 900\n")
+    pictures = [picture for pictures in run.read() for picture in pictures]
+    assert [place for place, picture in enumerate(pictures) if picture.is_corrupt] == list(range(15, 24))
+    assert run_said.errors.take({900}) == {900}
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "expected"),
+    [
+        ((1280, 720), {}, ""),
+        ((1280, 720), {"num_decoder_engines": 0}, "the card has no video engine"),
+        ((32, 32), {"width_min": 48, "height_min": 16}, "NVDEC takes h264 of 48x16 and more, and this is 32x32"),
+        ((5000, 500), {"width_max": 4096, "height_max": 4096}, "at most, and this is 5000x500"),
+        ((4096, 4096), {"width_max": 4096, "height_max": 4096, "mb_num_max": 8192}, "at most, and this is 4096x4096"),
+        ((4096, 4096), {"width_max": 4096, "height_max": 4096, "mb_num_max": 65536}, ""),
+    ],
+)
+def test_card_says_what_it_takes(size: tuple[int, int], limits: dict[str, int], expected: str) -> None:
+    """Sides and their product; a card without an engine takes nothing."""
+    refusal = refusal_of("h264", size, limits)
+    assert refusal.endswith(expected)
+    assert bool(refusal) is bool(expected)
