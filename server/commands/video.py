@@ -18,7 +18,7 @@ from server.commands.terminal import fail
 from server.commands.up import allow_open_files
 from server.commands.video_check import check
 from server.commands.video_complaints import refuse
-from server.commands.video_engine import engine_for
+from server.commands.video_engine import engine_for, may_share_card
 from server.commands.video_replay import replay
 from server.commands.video_run import RunningProgram, run_to_its_end
 from server.commands.video_watch import watch_for
@@ -169,5 +169,6 @@ def _run(config: Path | None, flags: Flags, how: Manner) -> int:
         fail(f"--log-level {level!r}: it takes {', '.join(LEVELS)}")
     configure_logs(how.log_format, level, stream=watch.log_stream)
     models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
-    engine = partial(engine_for, settings.engine, models, os.environ, watch.note)
+    shares = may_share_card(settings)
+    engine = partial(engine_for, settings.engine, models, os.environ, watch.note, shares_memory=shares)
     return run_to_its_end(settings, watch, engine=engine, program_of=program_of, is_json=how.is_json)

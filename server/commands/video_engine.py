@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.settings.records import EngineChoice, EngineSettings
+from deepstream_pipeline.settings.records import EngineChoice, EngineSettings, VideoSettings
+from deepstream_pipeline.types import DecoderKind
 from server.catalogue.catalogue import read_catalogue
 from server.commands.defaults import settings_or_fail
 from server.commands.gateway import Gateway, GatewayError, NothingAnswers
@@ -29,6 +31,7 @@ from server.local.running import RunningStack, running_stacks
 BOND = "server.commands.video_bond"
 START_TIMEOUT_S, STOP_TIMEOUT_S, HURRY_S = 180.0, 45.0, 5.0
 _LOOK_S = 0.1
+_DRIVER = Path("/dev/nvidiactl")
 _LINES_SHOWN = 12
 _FREE_PORTS = [
     word
@@ -55,9 +58,15 @@ class ModelUnknown(EngineUnavailable):
 
 @contextmanager
 def engine_for(
-    settings: EngineSettings, models: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
+    settings: EngineSettings,
+    models: Sequence[str],
+    environ: Mapping[str, str],
+    note: Callable[[str], None],
+    *,
+    shares_memory: bool = False,
 ) -> Iterator[EnginePlace]:
-    """The engine, with the models in it, until the block ends. note: told what takes long. Raises EngineUnavailable."""
+    """The engine, with the models in it, until the block ends. note: told what takes long. shares_memory: of one of our
+    own, with its clients. Raises EngineUnavailable."""
     api_key = environ.get(settings.api_key_variable, "")
     if settings.gateway:
         place = EnginePlace(None, settings.gateway, settings.grpc or grpc_beside(settings.gateway), api_key)
@@ -72,7 +81,7 @@ def engine_for(
     require_installed(models)
     why = "no stack runs here: an" if settings.choice is EngineChoice.AUTO else "an"
     note(f"{why} engine of this run's own starts, with {', '.join(models)}, which takes a while")
-    with OwnEngine(settings.choice, models, environ) as own:
+    with OwnEngine(settings.choice, models, environ, shares_memory=shares_memory) as own:
         yield place_of(own.stack, api_key, is_own=True)
 
 
@@ -154,14 +163,17 @@ class OwnEngine:
 
     stack: RunningStack
 
-    def __init__(self, choice: EngineChoice, models: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._choice, self._models, self._environ = choice, models, environ
+    def __init__(
+        self, choice: EngineChoice, models: Sequence[str], environ: Mapping[str, str], *, shares_memory: bool = False
+    ) -> None:
+        self._command = own_engine_command(choice, models, shares_memory=shares_memory)
+        self._environ = environ
         self._lines: deque[str] = deque(maxlen=200)
 
     def __enter__(self) -> "OwnEngine":
         """Returns when it is ready. Raises EngineUnavailable with its last lines where it does not get so far."""
         self._process = subprocess.Popen(
-            own_engine_command(self._choice, self._models),
+            self._command,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", env=dict(self._environ), start_new_session=True,
         )  # fmt: skip
@@ -209,10 +221,18 @@ class OwnEngine:
             self._process.wait(STOP_TIMEOUT_S)
 
 
-def own_engine_command(choice: EngineChoice, models: Sequence[str]) -> list[str]:
+def may_share_card(settings: VideoSettings) -> bool:
+    """Whether rows may wait for an engine of our own in a card's memory: it has to let its clients share memory."""
+    decoders = {source.config.decoder for source in settings.sources} or {DecoderKind.AUTO}
+    may_decode = decoders != {DecoderKind.CPU} and settings.gpu.hand_over is not HandOver.HOST
+    return may_decode and _DRIVER.exists()
+
+
+def own_engine_command(choice: EngineChoice, models: Sequence[str], *, shares_memory: bool = False) -> list[str]:
     """The command line of our own engine."""
     bond = [sys.executable, "-m", BOND, str(os.getpid()), "up", "--host", "127.0.0.1", *_FREE_PORTS]
-    return [*bond, "--engine", choice.value, "--models", ",".join(models)]
+    shared = ["--allow-client-shm"] if shares_memory else []
+    return [*bond, "--engine", choice.value, "--models", ",".join(models), *shared]
 
 
 def _import_program() -> None:

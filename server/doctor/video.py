@@ -73,11 +73,11 @@ def _decoder(facts: VideoFacts) -> Finding:
     count = max(codec.engines for codec in decoded)
     sizes = ", ".join(f"{codec.name} to {codec.width}x{codec.height}" for codec in decoded)
     found = f"{count} engine{'s' * (count != 1)}: {sizes}, 8 bit 4:2:0"
-    if facts.missing:
-        verb = "is" if len(facts.missing) == 1 else "are"
-        return Finding(
-            name, Status.NOTE, f"{found}; {' and '.join(facts.missing)} {verb} not installed: {_ON_CPU}", _INSTALL
-        )
+    missing = (*facts.missing, *(() if engines.has_nvrtc else ("libnvrtc",)))
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        found = f"{found}; {' and '.join(missing)} {verb} not installed: {_ON_CPU}"
+        return Finding(name, Status.NOTE, found, _INSTALL)
     return Finding(name, Status.OK, found)
 
 

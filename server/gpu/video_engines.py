@@ -43,12 +43,14 @@ class Codec(msgspec.Struct, frozen=True):
 
 
 class VideoEngines(msgspec.Struct, frozen=True):
-    """Of the first card that CUDA shows. has_nvjpeg: libnvjpeg, which makes and reads JPEGs on the card, is here."""
+    """Of the first card that CUDA shows. has_nvjpeg, has_nvrtc: the library is here that makes
+    JPEGs on the card, and the one that compiles its kernels."""
 
     outcome: EngineOutcome
     detail: str = ""
     codecs: tuple[Codec, ...] = ()
     has_nvjpeg: bool = False
+    has_nvrtc: bool = False
 
 
 def read_engines(timeout_s: float = READ_TIMEOUT_S) -> VideoEngines:
@@ -94,7 +96,7 @@ class _CallFailed(Exception):
 
 def ask_here() -> VideoEngines:
     """Asks in this process; may block for ever."""
-    return msgspec.structs.replace(ask_driver(), has_nvjpeg=any(map(_is_loaded, _nvjpeg_candidates())))
+    return msgspec.structs.replace(ask_driver(), has_nvjpeg=_is_here("libnvjpeg"), has_nvrtc=_is_here("libnvrtc"))
 
 
 def ask_driver(cuda: Any = None, cuvid: Any = None) -> VideoEngines:
@@ -141,12 +143,16 @@ def _call(library: Any, name: str, *arguments: Any) -> None:
         raise _CallFailed(f"{name} answers {code}")
 
 
-def _nvjpeg_candidates() -> Iterator[str]:
+def _is_here(library: str) -> bool:
+    return any(map(_is_loaded, _candidates(library)))
+
+
+def _candidates(library: str) -> Iterator[str]:
     """Where the linker looks, where pip puts it, and CUDA's toolkits."""
     package = find_spec("nvidia")
     roots = [Path(root) for root in (package.submodule_search_locations or () if package else ())]
     for version in (13, 12):
-        name = f"libnvjpeg.so.{version}"
+        name = f"{library}.so.{version}"
         yield name
         for root in roots:
             yield from map(str, root.glob(f"*/lib/{name}"))

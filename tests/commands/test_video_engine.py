@@ -9,8 +9,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.infer.place import EnginePlace
-from deepstream_pipeline.settings.records import EngineChoice, EngineSettings
+from deepstream_pipeline.settings.records import (
+    EngineChoice,
+    EngineSettings,
+    GpuSettings,
+    PrimarySettings,
+    SourceSettings,
+    VideoSettings,
+)
+from deepstream_pipeline.types import DecoderKind, SourceConfig
 from server.commands import video_engine
 from server.commands.gateway import Gateway
 from server.commands.video_engine import (
@@ -20,6 +29,7 @@ from server.commands.video_engine import (
     engine_for,
     grpc_beside,
     joinable,
+    may_share_card,
     own_engine_command,
     require_installed,
     require_models,
@@ -155,6 +165,38 @@ def test_own_engine_listens_on_loopback_with_the_models_asked_for() -> None:
     assert command[-4:] == ["--engine", "auto", "--models", "a,b"]
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command.count("0") == 6
+    assert own_engine_command(EngineChoice.AUTO, ["a"], shares_memory=True)[-3:] == [
+        "--models",
+        "a",
+        "--allow-client-shm",
+    ]
+
+
+CAMERA = SourceSettings(SourceConfig("rtsp://cam", "cam"))
+BY_CPU = SourceSettings(SourceConfig("rtsp://cam", "cam", decoder=DecoderKind.CPU))
+WISHES = [
+    ((CAMERA,), HandOver.AUTO, True, True),
+    ((CAMERA, BY_CPU), HandOver.DEVICE, True, True),
+    ((), HandOver.AUTO, True, True),  # the API may add one
+    ((CAMERA,), HandOver.HOST, True, False),
+    ((BY_CPU,), HandOver.AUTO, True, False),
+    ((CAMERA,), HandOver.AUTO, False, False),
+]
+
+
+@pytest.mark.parametrize(("sources", "hand_over", "has_driver", "is_shared"), WISHES)
+def test_own_engine_shares_memory_only_where_a_card_may_use_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sources: tuple[SourceSettings, ...],
+    hand_over: HandOver,
+    has_driver: bool,
+    is_shared: bool,
+) -> None:
+    """What shares memory with its clients trusts them: no engine does where nothing would come of it."""
+    monkeypatch.setattr(video_engine, "_DRIVER", tmp_path if has_driver else tmp_path / "nvidiactl")
+    settings = VideoSettings(sources, PrimarySettings("m"), gpu=GpuSettings(hand_over=hand_over))
+    assert may_share_card(settings) is is_shared
 
 
 HOLD = """

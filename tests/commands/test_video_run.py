@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
                 kept.append(program)
             return program
 
-        monkeypatch.setattr(video, "engine_for", lambda *_: no_engine())
+        monkeypatch.setattr(video, "engine_for", lambda *_, **__: no_engine())
         monkeypatch.setattr(video, "program_of", program_of)
         port = () if "--api-port" in words else ("--api-port", 0)
         return CliRunner().invoke(app, ["video", "run", *map(str, (*words, *port))])
@@ -173,7 +173,7 @@ def test_run_without_an_engine_shows_its_last_words(run: Run, monkeypatch: pytes
     """One line each, whatever they hold, then the sentence."""
 
     @contextmanager
-    def none(*_: object) -> Any:
+    def none(*_: object, **__: object) -> Any:
         raise EngineUnavailable("the engine ended at once, with code 2; it said:", ["a\x1b[31mred", "b"])
         yield
 

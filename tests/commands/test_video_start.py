@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def call(*words: object, no_engine: Exception | None = None, place: EnginePlace = PLACE, **told: Any) -> Result:
         @contextmanager
-        def engine(*_: object) -> Iterator[EnginePlace]:
+        def engine(*_: object, **__: object) -> Iterator[EnginePlace]:
             if no_engine is not None:
                 raise no_engine
             yield place

@@ -98,7 +98,7 @@ def main() -> None:
         "lobby": (SourceState.CONNECTING, ""),
     }
     looks = int(os.environ.get("LOOKS", "40"))
-    video.engine_for = lambda *_: no_engine()  # type: ignore[assignment]
+    video.engine_for = lambda *_, **__: no_engine()  # type: ignore[assignment]
     video.program_of = lambda settings, place: FakeProgram(
         settings,
         looks=looks,

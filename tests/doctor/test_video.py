@@ -1,5 +1,6 @@
 """The video program's part of a card: what it decodes, encodes, and what is missing for it."""
 
+import msgspec
 import pytest
 
 from server.doctor import video
@@ -9,7 +10,7 @@ from server.gpu.video_engines import Codec, EngineOutcome, VideoEngines
 from tests.doctor.machines import A100, H100, T4, V100, pick, reading
 
 H264, HEVC = Codec("H.264", 7, 4096, 4096), Codec("HEVC", 7, 8192, 8192)
-ALL = VideoEngines(EngineOutcome.ANSWERED, codecs=(H264, HEVC), has_nvjpeg=True)
+ALL = VideoEngines(EngineOutcome.ANSWERED, codecs=(H264, HEVC), has_nvjpeg=True, has_nvrtc=True)
 MADE = "make gpu"
 
 
@@ -17,10 +18,11 @@ MADE = "make gpu"
     ("facts", "status", "found", "advice"),
     [
         (VideoFacts(ALL), Status.OK, "7 engines: H.264 to 4096x4096, HEVC to 8192x8192, 8 bit 4:2:0", ""),
+        (VideoFacts(msgspec.structs.replace(ALL, has_nvrtc=False)), Status.NOTE, "libnvrtc is not installed", MADE),
         (VideoFacts(ALL, ("PyNvVideoCodec",)), Status.NOTE, "PyNvVideoCodec is not installed", MADE),
         (VideoFacts(ALL, video.PACKAGES), Status.NOTE, "PyNvVideoCodec and cuda-bindings are not installed", MADE),
         (
-            VideoFacts(VideoEngines(EngineOutcome.ANSWERED, codecs=(Codec("H.264", 1, 4096, 4096), Codec("HEVC", 0)))),
+            VideoFacts(msgspec.structs.replace(ALL, codecs=(Codec("H.264", 1, 4096, 4096), Codec("HEVC", 0)))),
             Status.OK,
             "1 engine: H.264 to 4096x4096, 8 bit",
             "",

@@ -55,7 +55,7 @@ def test_release_without_cards_says_nothing_of_gpus(name: str) -> None:
 
 
 def test_video_shard_gets_a_card_with_its_video_engines() -> None:
-    """One each, by the plugin, on nodes that may have it; the driver's video part is asked for; without it nothing is."""
+    """One each, by the plugin, on nodes that may have it; the driver's video part is asked for, too."""
     pods = component(rendered("video-gpu"), "video")
     container = pods.container("video")
     assert extended(container) == {"nvidia.com/gpu": 1}
