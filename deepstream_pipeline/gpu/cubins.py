@@ -34,6 +34,8 @@ def cubin_for(capability: tuple[int, int], folder: Path | None = None) -> bytes:
     told = "\0".join((SOURCE, architecture, version, repr(_OPTIONS)))
     name = f"{architecture}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.cubin"
     folder = folder or cache_folder()
+    if folder is None:
+        return compile_cubin(nvrtc, architecture)
     kept = _read(folder, name)
     if kept is not None:
         return kept
@@ -43,12 +45,12 @@ def cubin_for(capability: tuple[int, int], folder: Path | None = None) -> bytes:
     return made
 
 
-def cache_folder() -> Path:
-    """The user's own."""
+def cache_folder() -> Path | None:
+    """The user's own; None for one who has no home."""
     root = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(root):
-        return Path(root) / "penstock" / "kernels"
-    return Path(os.path.expanduser("~")) / ".cache" / "penstock" / "kernels"
+    if not os.path.isabs(root):
+        root = os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "penstock" / "kernels" if os.path.isabs(root) else None
 
 
 def compile_cubin(nvrtc: Any, architecture: str) -> bytes:

@@ -115,10 +115,6 @@ static __device__ void make_row(const Picture& picture, const Row& row) {
   out[2 * row.channel_step] = values[512 + (row.is_bgr ? red : blue)];
 }
 
-extern "C" __global__ void row_of_1(Picture picture, Row row) { make_row<unsigned char>(picture, row); }
-extern "C" __global__ void row_of_2(Picture picture, Row row) { make_row<unsigned short>(picture, row); }
-extern "C" __global__ void row_of_4(Picture picture, Row row) { make_row<unsigned int>(picture, row); }
-
 // out (height, width, 3) RGB, upright. One thread makes one pixel.
 extern "C" __global__ void paint(Picture picture, Whole whole) {
   int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
@@ -137,7 +133,7 @@ static __device__ float share(int at, float begin, float end) {
 }
 
 // out (18, 64): means of the luma as it is stored, of every line_step-th line. One thread makes one mean.
-extern "C" __global__ void thumbnail(Picture picture, Thumbnail small) {
+static __device__ void make_thumbnail(const Picture& picture, const Thumbnail& small) {
   int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
   if (x >= 64 || y >= 18) return;
   float width = small.width / 64.0f, height = small.lines / 18.0f;
@@ -151,6 +147,25 @@ extern "C" __global__ void thumbnail(Picture picture, Thumbnail small) {
     sum += of_line * share(line, top, bottom);
   }
   ((unsigned char*)small.out)[y * 64 + x] = (unsigned char)level((int)rintf(sum / (width * height)));
+}
+
+extern "C" __global__ void thumbnail(Picture picture, Thumbnail small) { make_thumbnail(picture, small); }
+
+// In one launch, side by side: the row by the blocks of z 0, the thumbnail by those of z 1.
+template <typename Word>
+static __device__ void make_both(const Picture& picture, const Row& row, const Thumbnail& small) {
+  if (blockIdx.z) make_thumbnail(picture, small);
+  else make_row<Word>(picture, row);
+}
+
+extern "C" __global__ void row_of_1(Picture picture, Row row, Thumbnail small) {
+  make_both<unsigned char>(picture, row, small);
+}
+extern "C" __global__ void row_of_2(Picture picture, Row row, Thumbnail small) {
+  make_both<unsigned short>(picture, row, small);
+}
+extern "C" __global__ void row_of_4(Picture picture, Row row, Thumbnail small) {
+  make_both<unsigned int>(picture, row, small);
 }
 """
 

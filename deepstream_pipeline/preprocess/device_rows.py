@@ -69,13 +69,15 @@ class _Plan:
         if spec is not None:
             part = part_of(upright_width, upright_height, spec)
             self.row = _packed(kernels.ROW, *_row_words(part, spec))
-            self.row_grid = _grid(part.network_width, part.network_height)
+            small_width, small_height, _ = self.thumbnail_grid
+            width, height, _ = _grid(part.network_width, part.network_height)
+            self.row_grid = (max(width, small_width), max(height, small_height), 2)
             channels, lines = spec.color.channels, (part.network_height, part.network_width)
             self.row_shape = (channels, *lines) if spec.layout is Layout.NCHW else (*lines, channels)
             self.row_bytes = channels * lines[0] * lines[1] * np.dtype(row_dtype(spec)).itemsize
         self.thumbnail_arguments = _addresses(self.picture, self.thumbnail)
         self.whole_arguments = _addresses(self.picture, self.whole)
-        self.row_arguments = _addresses(self.picture, self.row)
+        self.row_arguments = _addresses(self.picture, self.row, self.thumbnail)
 
 
 class DevicePreparer:
@@ -116,9 +118,10 @@ class DevicePreparer:
         device.bind()
         plan = self._plan_of(picture)
         kernels.ADDRESSES.pack_into(plan.picture, 0, picture.luma, picture.chroma)
-        if row is not None:
+        if row is None:
+            device.launch(self._thumbnail_kernel, plan.thumbnail_grid, _BLOCK, plan.thumbnail_arguments[0], stream)
+        else:
             self._make_row(plan, row, stream)
-        device.launch(self._thumbnail_kernel, plan.thumbnail_grid, _BLOCK, plan.thumbnail_arguments[0], stream)
         device.copy(self._thumbnail_at, self._block_at + _VALUES_ROOM, _THUMBNAIL_BYTES, stream)
         if image is not None:
             self._paint(plan, image, stream)
@@ -136,6 +139,7 @@ class DevicePreparer:
         self._block = self._image = None
 
     def _make_row(self, plan: _Plan, row: RowTarget, stream: int) -> None:
+        """With the thumbnail."""
         if self._row_kernel is None:
             raise ValueError("a row is wanted of a preparer that was made without a network")
         if isinstance(row, int):

@@ -1,0 +1,84 @@
+"""Rows made by a card equal the CPU's. Here the kernels run as C++ on a stand-in of the driver."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.errors import GpuFailed
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.gpu.picture import DevicePicture
+from deepstream_pipeline.preprocess.device_rows import DevicePreparer, why_not
+from server.vision.spec import PrepareSpec, ScalingFilter
+from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver
+from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
+from tests.deepstream_pipeline.preprocess.device_pictures import NETWORK, made_of, noise
+from tests.deepstream_pipeline.preprocess.device_row_suite import DeviceRowSuite
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_kernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def fake(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, FakeDriver]:
+    return card(library, monkeypatch)
+
+
+@pytest.fixture
+def device(fake: tuple[Device, FakeDriver]) -> Device:
+    return fake[0]
+
+
+class TestDeviceRows(DeviceRowSuite):
+    """The kernels' own source, on the CPU."""
+
+
+def test_why_not_names_the_filter() -> None:
+    """Bilinear and nearest are made on a card; the reason for the others can be told to a person."""
+    for wanted in (ScalingFilter.BILINEAR, ScalingFilter.NEAREST):
+        assert why_not(PrepareSpec(8, 8, filter=wanted)) == ""
+    for wanted in (ScalingFilter.AREA, ScalingFilter.CUBIC):
+        assert wanted.name.lower() in why_not(PrepareSpec(8, 8, filter=wanted))
+
+
+def test_prepare_of_pictures_alike_makes_two_launches_and_one_wait(fake: tuple[Device, FakeDriver]) -> None:
+    """Nothing is allocated or packed anew for a picture like the one before."""
+    device, driver = fake
+    preparer, stored = DevicePreparer(device, NETWORK), noise(64, 36)
+    nv12 = np.concatenate([stored.luma, np.stack([stored.blue, stored.red], axis=-1).reshape(18, 64)])
+    picture = DevicePicture(nv12.ctypes.data, nv12.ctypes.data + 64 * 36, 64, 64, 36, 5)
+    row, image = np.zeros(NETWORK.row_bytes, np.uint8), np.zeros((36, 64, 3), np.uint8)
+    preparer.prepare(picture, row=row, image=image)
+    driver.calls.clear()
+    preparer.prepare(picture, row=row, image=image)
+    row_and_thumbnail = ["cuLaunchKernel", "cuMemcpyAsync", "cuMemcpyAsync"]
+    picture_itself = ["cuLaunchKernel", "cuMemcpyAsync"]
+    assert driver.calls == ["cuCtxSetCurrent", *row_and_thumbnail, *picture_itself, "cuStreamSynchronize"]
+    preparer.close()
+    assert driver.is_all_given_back
+
+
+@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize", "cuMemAlloc"])
+def test_prepare_on_a_card_that_fails_raises_cudas_word(fake: tuple[Device, FakeDriver], function: str) -> None:
+    """A fault of the card is the camera's error, not the program's end; what was held is given back."""
+    device, driver = fake
+    preparer = DevicePreparer(device, NETWORK)
+    driver.fail(function, "CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(GpuFailed, match="CUDA_ERROR_LAUNCH_FAILED"):
+        preparer.prepare(DevicePicture(0, 0, 64, 64, 36, 5), row=0)
+    preparer.close()
+    assert driver.is_all_given_back
+
+
+def test_prepare_into_a_place_of_another_size_is_refused(fake: tuple[Device, FakeDriver]) -> None:
+    """A fault of the program: nothing is written beyond an array's end."""
+    device, stored = fake[0], noise(64, 36)
+    row = np.zeros(NETWORK.row_bytes, np.uint8)
+    with pytest.raises(ValueError, match=rf"the row has {NETWORK.row_bytes} bytes"):
+        made_of(device, stored, NETWORK, row[1:])
+    with pytest.raises(ValueError, match=r"the picture is \(36, 64, 3\)"):
+        made_of(device, stored, NETWORK, row, np.zeros((64, 36, 3), np.uint8))
+    with pytest.raises(ValueError, match="without a network"):
+        made_of(device, stored, None, row)
