@@ -26,7 +26,7 @@ from server.core.errors import (
 )
 from server.core.infer import InferRequest, Parameter
 from server.core.model import ModelState, TensorSpec
-from server.core.tensor import Datatype, Place, tensor_from_numpy
+from server.core.tensor import Datatype, Place, Tensor, tensor_from_numpy
 from tests.backends.fake_triton import FakeTriton, Mode
 
 X = np.array([[1.0, 2.5]], np.float32)
@@ -304,6 +304,20 @@ def test_encode_leaves_out_what_the_engine_reads_itself() -> None:
     assert message.inputs[0].parameters["shared_memory_offset"].int64_param == 64
     assert message.inputs[0].parameters["shared_memory_byte_size"].int64_param == X.nbytes
     assert list(message.raw_input_contents) == [X.tobytes()] * 2
+
+
+@pytest.mark.parametrize(
+    ("datatype", "size_bytes"), [(Datatype.UINT8, 24), (Datatype.FP16, 48), (Datatype.FP32, 96), (Datatype.BF16, 48)]
+)
+def test_tensor_whose_bytes_are_nowhere_but_in_a_region_is_as_large_as_its_shape(
+    datatype: Datatype, size_bytes: int
+) -> None:
+    """Of a card's memory nobody here has a view."""
+    tensor = Tensor("x", datatype, (2, 3, 2, 2), memoryview(b""), Place("r", 1, 512))
+    message = service_pb2.ModelInferRequest.FromString(encode_request(InferRequest("double", (tensor,)), {"r"}))
+    (slot,) = message.inputs
+    assert slot.parameters["shared_memory_byte_size"].int64_param == size_bytes
+    assert (list(slot.shape), list(message.raw_input_contents)) == ([2, 3, 2, 2], [])
 
 
 async def test_region_that_the_engine_lost_is_sent_and_told(fake: FakeTriton, backend: TritonBackend) -> None:
