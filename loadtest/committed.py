@@ -188,6 +188,7 @@ _READINGS: Mapping[str, Callable[[Results], Iterable[Measurement]]] = {
     "bench peers": _of_peers,
     "bench gpu": _of_gpu,
     "bench gpu.sentences": _of_sentences,
+    "bench gpu.video": _of_gpu,
 }
 
 

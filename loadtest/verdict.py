@@ -29,7 +29,7 @@ _WAYS = {
     "load_ms": "run penstock load run cold-start",
     "first_answer_ms": "run penstock load run cold-start",
     "streams_per_core": f"not one stream was held; {_NEAR}",
-    "nvdec_share": "comes with the GPU's decoder",
+    "nvdec_share": "run python -m loadtest.bench.gpu.video",
     "refusal_p99_ms": "nothing was refused",
     "batch_size_mean": "the server does not say how large its batches are",
 }

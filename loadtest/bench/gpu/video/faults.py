@@ -46,7 +46,9 @@ def run_faults(fleet: Fleet, results: Path, rubbish: Mapping[str, Path], start_s
             time.sleep(RUBBISH_S)
             bad = [one for one in fleet.streams() if one["source_id"] == f"bad-{name}"]
             span["rubbish"] = [
-                {key: one[key] for key in ("state", "reason", "frames", "restarts", "decoder")} for one in bad
+                {key: one[key] for key in ("state", "frames", "restarts", "decoder")}
+                | {"reason": str(one["reason"]).replace(f"{path.parent}/", "")}
+                for one in bad
             ]
             fleet.remove(f"bad-{name}")
     return spans
@@ -131,13 +133,13 @@ def judged(span: Mapping[str, Any], frames: Mapping[str, Sequence[Seen]]) -> dic
 
 
 def gap_of(frames: Iterable[Seen], begin_s: float, end_s: float) -> tuple[float, int]:
-    """(the longest time between two answered frames that reaches into the span, frame numbers missing in it).
+    """(the longest time between two answered frames whose middle lies in the span, frame numbers missing in it).
 
-    A camera that has none in the span was silent for all of it.
+    A camera that has none any more at the span's end was silent until then.
     """
     longest, missing, last = 0.0, 0, None
     for seen in frames:
-        if last is not None and seen.at_s >= begin_s and last.at_s <= end_s:
+        if last is not None and begin_s <= (last.at_s + seen.at_s) / 2 <= end_s:
             longest = max(longest, seen.at_s - last.at_s)
             missing += max(seen.number - last.number - 1, 0)
         last = seen

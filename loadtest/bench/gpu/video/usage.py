@@ -56,7 +56,8 @@ def busiest(before: Usage, after: Usage, seconds: float, most: int = 16) -> dict
         for (kind, pid), used in after.processes.items()
     }
     threads = {
-        f"{kind}, pid {pid}, thread {name!r} {tid - pid:+d}": used - before.threads.get((kind, pid, tid, name), used)
+        f"{kind}, pid {pid}, {'main thread' if tid == pid else f'thread {tid} ({name})'}": used
+        - before.threads.get((kind, pid, tid, name), used)
         for (kind, pid, tid, name), used in after.threads.items()
     }
     return {"processes": _most(processes, seconds, most), "threads": _most(threads, seconds, most)}

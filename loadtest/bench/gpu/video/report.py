@@ -1,0 +1,268 @@
+"""The report of video on a GPU: what was held, by what, what limits it; gpu-video.md and gpu-video.json from pieces.
+
+    python -m loadtest.bench.gpu.video.report gpu-video --into loadtest/results/gpu-h200
+
+A file notes.md in the folder is put at the end of the page: what was done beside the bench, with its commands.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.gpu.report import of_what
+from loadtest.bench.gpu.video.clips import CAMERAS, FPS
+from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
+from loadtest.bench.gpu.video.pieces import PARTS, Folder
+from loadtest.bench.gpu.video.results import (
+    Body,
+    figures,
+    held_try,
+    missed_try,
+    of_part,
+    results_of,
+    servers,
+    shares_of_alone,
+)
+from loadtest.bench.report import Spread, spread
+from loadtest.committed import Committed, ResultsError, read_bench
+from loadtest.report.wording import percent, plain_number
+from loadtest.targets import read_targets
+
+JSON_FILE, PAGE = "gpu-video.json", "gpu-video.md"
+_HELD = (
+    "**Held** means: over the window of {seconds} s, at most 0.1 % of the due frames dropped, 99.5 to 100.5 % of them "
+    "answered, no stream more than three frames short, 99 % of the answers within {bound} ms of the frame's capture, "
+    "by the program's own histogram. Capture is the moment at which the clip's clock makes a frame due, or at which "
+    "it is decoded where that is later; a clip's frame is decoded up to one frame ahead, which a camera's cannot be. "
+    "A number that was missed was given a second window."
+)
+_CPU_KINDS = ("decode process", "video program", "triton", "model instance")
+
+
+def report_text(bodies: Sequence[Body], judged: Committed | None, notes: str) -> str:
+    """The page as Markdown."""
+    sections = (_head(bodies), _verdicts(judged, bodies), _streams(bodies), _limits(bodies), _alone(bodies),
+                _hand_over(bodies), _cpu(bodies), _faults(bodies), _how(bodies), notes)  # fmt: skip
+    return "\n".join(section for section in sections if section)
+
+
+def _head(bodies: Sequence[Body]) -> str:
+    told = bodies[-1]["conditions"]
+    commands = dict.fromkeys(one["conditions"]["command"] for one in bodies)
+    lines = ["# Video on one GPU: decode, prepare, infer, track", ""]
+    lines += [f"{told['machine']}. {told['at']}. {told['gpu versions']}. {told['versions']}.", ""]
+    lines += [f"Model: {told['model']}; `-random`: its weights are, the arithmetic is the network's. "
+              f"Video programs: {told['programs']}. The bench and the clips' reading share the cores.", ""]  # fmt: skip
+    lines += [_HELD.format(seconds=_seconds(bodies), bound=told["slo_p99_ms"]), ""]
+    lines += ["Figures are medians over the rounds (lowest to highest).", ""]
+    return "\n".join([*lines, *(f"    {command}" for command in commands), ""])
+
+
+def _seconds(bodies: Sequence[Body]) -> str:
+    tries = [one for body in of_part(bodies, "streams") for one in body["found"]["tries"]]
+    return f"{tries[-1]['seconds']:.0f}" if tries else "some"
+
+
+def _verdicts(judged: Committed | None, bodies: Sequence[Body]) -> str:
+    rows = [
+        (verdict.title, _figure(_spread(measurement.spread)), of_what(verdict.comparison, verdict.figure, verdict.goal),
+         f"**{verdict.state}**")
+        for verdict in (judged.verdicts if judged else ())
+        for measurement in (judged.measurements if judged else ())
+        if measurement.measure == verdict.measure
+    ]  # fmt: skip
+    text = _table("What it was held to", ("target", "measured", "floor / goal", "verdict"), rows)
+    if times := servers(bodies):
+        text += f"\n**How many CPU servers is this card?** {times:.1f} of these: it holds so many times the 720p30 "
+        text += "streams that the same cores hold when they decode themselves, with the same engine on the card.\n"
+    return text
+
+
+def _streams(bodies: Sequence[Body]) -> str:
+    rows = []
+    for name, camera in CAMERAS.items():
+        found = of_part(bodies, "streams", name)
+        if not found:
+            continue
+        tries = [one for one in map(held_try, found) if one]
+        alone, shares = figures(found, "alone_per_s"), shares_of_alone(bodies, name)
+        rows.append((
+            camera.words, camera.goal, _figure(figures(found, "held")),
+            _figure(figures([one for one in found if one["found"]["missed"]], "missed")),
+            f"{alone.median / FPS:.0f}" if alone and alone.median else "",
+            _shares(spread(shares)) if shares else "",
+            *(_middle(tries, key) for key in ("rate", "p50_ms", "p99_ms", "frames_a_batch")),
+        ))  # fmt: skip
+    head = ("camera", "target", "held", "missed at", "NVDEC alone", "held by NVDEC alone")
+    return _table("Streams held", (*head, "frames/s", "p50 ms", "p99 ms", "frames a batch"), rows)
+
+
+def _limits(bodies: Sequence[Body]) -> str:
+    parts = []
+    for name, camera in CAMERAS.items():
+        found = of_part(bodies, "streams", name)
+        if not found:
+            continue
+        cores = cores_of(found[-1]["conditions"]["machine"])
+        for words, tried in (("held", held_try(found[-1])), ("not held", missed_try(found[-1]))):
+            if tried:
+                why = f"; {tried['complaint']}" if tried["complaint"] else ""
+                parts += [f"### {camera.words}, {tried['streams']} streams, {words}{why}", ""]
+                parts += [limit_in_words(tried, cores), "", _profile(tried)]
+    return "\n".join(["## What limits", "", *parts]) if parts else ""
+
+
+def _profile(tried: Mapping[str, Any]) -> str:
+    kinds = sorted(tried["cores"], key=lambda kind: -tried["cores"][kind])
+    rows = [(kind, f"{tried['cores'][kind]:.2f}", f"{tried['cpu_ms_a_frame'][kind]:.3f}") for kind in kinds]
+    text = _table("", ("who", "cores", "CPU ms a frame"), rows)
+    busiest = "; ".join(f"{what} {cores:.2f}" for what, cores in tried["threads"][:5])
+    rows_by = ", ".join(f"{n:,} by {how}" for how, n in tried["rows"].items() if n) or "not told"
+    decoders = ", ".join(f"{n} {kind}" for kind, n in tried["decode_processes"].items() if n)
+    card = ", ".join(f"{name} {value:,.2f}" for name, value in tried["card"].items())
+    lines = [f"Rows: {rows_by}. Decode processes: {decoders or 'not told'}. Busiest threads, in cores: {busiest}."]
+    return "\n".join([text, *lines, *([f"Card: {card}."] if card else []), ""])
+
+
+def _alone(bodies: Sequence[Body]) -> str:
+    rows = []
+    for name, camera in CAMERAS.items():
+        found = of_part(bodies, "nvdec", name)
+        if not found:
+            continue
+        rate = figures(found, "best", "rate")
+        shapes = sorted({f"{one['found']['best']['processes']} × {one['found']['best']['threads']}" for one in found})
+        nvdec = figures(found, "best", "card", "nvdec") or figures(found, "best", "card", "decoder_utilisation")
+        rows.append((
+            camera.words, _figure(rate), f"{rate.median / FPS:.0f}" if rate else "", ", ".join(shapes),
+            _figure(figures(found, "best", "cores")), percent(nvdec.median) if nvdec else "",
+            found[-1]["conditions"]["clip"],
+        ))  # fmt: skip
+    head = ("camera", "frames/s", "streams of 30", "best processes × threads", "cores", "NVDEC busy", "clip")
+    return _table("NVDEC alone", head, rows)
+
+
+def _hand_over(bodies: Sequence[Body]) -> str:
+    rows = []
+    found = of_part(bodies, "hand-over")
+    for way in ("device", "host"):
+        tries = [one["found"]["ways"][way] for one in found if way in one["found"]["ways"]]
+        if tries:
+            held = sum(not one["complaint"] for one in tries)
+            rows.append((
+                way, tries[0]["streams"], f"{held} of {len(tries)}", _middle(tries, "p50_ms"), _middle(tries, "p99_ms"),
+                _of(tries, "cpu_ms_a_frame", "machine"), *(_of(tries, "cores", kind) for kind in _CPU_KINDS),
+                *(_of(tries, "card", way_of) for way_of in ("pcie_to_card_mb_s", "pcie_to_host_mb_s")),
+            ))  # fmt: skip
+    head = ("rows in memory of", "streams", "held", "p50 ms", "p99 ms", "CPU ms a frame")
+    names = ("cores: decode", "video", "Triton", "model", "PCIe to card MB/s", "to host MB/s")
+    return _table("Frames handed over", (*head, *names), rows)
+
+
+def _cpu(bodies: Sequence[Body]) -> str:
+    rows = []
+    for one in of_part(bodies, "cpu"):
+        tried, cores = held_try(one), int(one["found"]["machine_cores"])
+        if tried:
+            rows.append((
+                one["round"], tried["streams"], f"{tried['streams'] / cores:.2f}", f"{tried['p99_ms']:.0f}",
+                f"{tried['cores']['machine']:.1f} of {cores}", f"{tried['cpu_ms_a_frame']['machine']:.2f}",
+            ))  # fmt: skip
+    head = ("round", "streams held", "a core", "p99 ms", "cores busy", "CPU ms a frame")
+    return _table("The CPU beside it: the same 720p30 streams, decoded by the cores", head, rows)
+
+
+def _faults(bodies: Sequence[Body]) -> str:
+    rows = [
+        (
+            fault["what"], f"{fault['own']['cameras']}: {fault['own']['largest_gap_s']:.2f} s",
+            f"{fault['own']['median_gap_s']:.2f} s", fault["others"]["cameras"],
+            f"{1000 * fault['others']['largest_gap_s']:.0f} ms", fault["others"]["missing_frames"],
+            fault["slowest_within_s"], "; ".join(_rubbish(one) for one in fault.get("rubbish", [])),
+        )
+        for one in of_part(bodies, "faults")
+        for fault in one["found"]["faults"]
+    ]  # fmt: skip
+    head = ("what", "own cameras: longest silence", "median", "other cameras", "their longest gap", "frames they miss")
+    return _table("Faults", (*head, "every answer within s", "the bad camera"), rows)
+
+
+def _rubbish(told: Mapping[str, Any]) -> str:
+    return f"{told['state']}, {told['frames']} frames{', ' + told['reason'] if told['reason'] else ''}"
+
+
+def _how(bodies: Sequence[Body]) -> str:
+    lines = ["## How it went", ""]
+    for part in PARTS:
+        found = of_part(bodies, part)
+        took = sum(float(one["found"].get("took_s", 0.0)) for one in found)
+        rounds = sorted({one["round"] for one in found})
+        text = f"rounds {', '.join(map(str, rounds))}, {took:.0f} s in all" if found else "**not measured**"
+        lines.append(f"* {part}: {text}")
+    return "\n".join([*lines, ""])
+
+
+def _spread(found: Any) -> Spread:
+    return Spread(found.median, found.low, found.high)
+
+
+def _figure(found: Spread | None) -> str:
+    if found is None:
+        return ""
+    return f"{plain_number(found.median)} ({plain_number(found.low)} to {plain_number(found.high)})"
+
+
+def _shares(found: Spread) -> str:
+    return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _middle(tries: Sequence[Mapping[str, Any]], key: str) -> str:
+    return plain_number(spread([float(one[key]) for one in tries]).median) if tries else ""
+
+
+def _of(tries: Sequence[Mapping[str, Any]], group: str, key: str) -> str:
+    values = [float(one[group][key]) for one in tries if key in one[group]]
+    return plain_number(spread(values).median) if values else ""
+
+
+def _table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*([f"## {title}", ""] if title else []), *body, ""])
+
+
+def write_report(folder: Path, into: Path) -> Iterator[Path]:
+    """Both files; what was written. Raises OSError, ResultsError, ValueError where there is no piece."""
+    bodies = Folder(folder).all()
+    if not bodies:
+        raise ValueError("no piece of a run is there")
+    into.mkdir(parents=True, exist_ok=True)
+    path, page, notes = into / JSON_FILE, into / PAGE, folder / "notes.md"
+    content = {"conditions": bodies[-1]["conditions"], "results": results_of(bodies)}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    yield path
+    page.write_text(report_text(bodies, read_bench(path, read_targets()), notes.read_text() if notes.exists() else ""))
+    yield page
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: written. 1: the folder has no run's pieces."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.video.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="what python -m loadtest.bench.gpu.video wrote into")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="for the two files [the folder itself]")
+    options = parser.parse_args(arguments)
+    try:
+        print("\n".join(map(str, write_report(options.folder, options.into or options.folder))))
+    except (OSError, ResultsError, KeyError, TypeError, ValueError) as error:
+        print(f"report: {options.folder} has no pieces of the bench of video on a GPU: {error!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

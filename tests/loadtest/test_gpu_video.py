@@ -1,0 +1,182 @@
+"""The bench of video on a GPU, as far as it is arithmetic: what is held, what is tried next, pages, gaps, pieces."""
+
+from pathlib import Path
+
+import pytest
+
+from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.types import DropReason
+from loadtest.bench.gpu.video.faults import Seen, gap_of, judged, read_results
+from loadtest.bench.gpu.video.fleet import Setup
+from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
+from loadtest.bench.gpu.video.page import Page, joined, latency_between, read_page
+from loadtest.bench.gpu.video.pieces import Folder, Piece, pieces_of
+from loadtest.bench.gpu.video.usage import Usage, busiest, cores_by_kind
+from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint, shares
+from loadtest.measure.buckets import Buckets
+from tests.loadtest.gpu_video_pieces import window
+
+BOUND_MS = 100.0
+
+
+def of(answered: tuple[int, ...], *, dropped: int = 0, late: int = 0, seconds: float = 10.0) -> Window:
+    """Cameras of 30 frames a second, so many answers of them later than 100 ms."""
+    count = sum(answered)
+    latency = Buckets(((0.05, (count - late) // 2), (0.1, count - late), (0.25, count), (float("inf"), count)))
+    return Window(seconds, 30.0, answered, {"too_old": dropped}, latency)
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (of((300,) * 20), ""),
+        (of((299, 301) * 10), ""),
+        (of((300,) * 20, late=60), ""),
+        (of((300,) * 20, late=61), "p99 1"),
+        (of((300,) * 20, dropped=6), ""),
+        (of((300,) * 20, dropped=7), "0.12% of the frames dropped"),
+        (of((297,) * 20), "99.00% of the frames answered"),
+        (of((303,) * 20), "late still catch up"),
+        (of((300,) * 19 + (296,)), "1 streams had fewer than 297 frames, the least 296"),
+        (of(()), "there is no stream"),
+    ],
+)
+def test_window_is_held_or_says_why_not(seen: Window, why: str) -> None:
+    """Drops, latency, all frames together, and each stream by itself."""
+    said = complaint(seen, BOUND_MS)
+    assert why in said
+    assert bool(said) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("firsts", "most", "limit"), [([316, 332], 342, 320), ([316], 342, 342), ([316], 342, 100), ([10], 10, 0)]
+)
+def test_search_finds_the_highest_number_within_a_hundredth(firsts: list[int], most: int, limit: int) -> None:
+    """What is named comes first; every number lies between what was held and what was missed."""
+    finding, tried = HeldSearch(firsts, most, tries=30), []
+    while (count := finding.next_count()) is not None:
+        assert finding.held < count < finding.missed
+        tried.append(count)
+        finding.record(count, is_held=count <= limit)
+    assert tried[0] == firsts[0]
+    assert limit - max(1, round(0.01 * limit)) <= finding.held <= limit
+
+
+def test_search_ends_after_its_tries() -> None:
+    """Whatever it found by then."""
+    finding = HeldSearch([300], 1000, tries=2)
+    for _ in range(2):
+        count = finding.next_count()
+        assert count is not None
+        finding.record(count, is_held=True)
+    assert finding.next_count() is None
+
+
+def test_streams_are_spread_evenly() -> None:
+    """No program is without one, none has two more than another."""
+    assert shares(315, 4) == (79, 79, 79, 78)
+    assert shares(2, 4) == (1, 1)
+
+
+def test_page_of_the_video_program_is_understood() -> None:
+    """Its own registry's page: counters by source, drops by reason, the histogram of all sources, rows by memory."""
+    metrics = VideoMetrics()
+    for source, seconds in (("a", 0.02), ("b", 0.3)):
+        metrics.decoded(source, 5)
+        metrics.inferred(source, 4)
+        metrics.glass_to_event(source, seconds)
+    metrics.dropped("a", DropReason.CORRUPT, 2)
+    metrics.dropped("b", DropReason.CORRUPT, 1)
+    metrics.restarted("b")
+    metrics.rows(7, on_device=True)
+    metrics.decode_processes("nvdec", 3)
+    page = read_page(metrics.page().decode())
+    assert (page.answered, page.decoded) == ({"a": 4, "b": 4}, {"a": 5, "b": 5})
+    assert page.dropped == {"corrupt": 3}
+    assert (page.restarts["b"], page.hand_over["device"], page.processes["nvdec"]) == (1, 7, 3)
+    both = joined([page, page])
+    latency = latency_between(page, both)
+    assert (latency.count, latency.within(0.1)) == (2, 1)
+    assert both.processes["nvdec"] == 6
+
+
+def test_empty_page_is_one_of_a_program_that_does_not_answer_yet() -> None:
+    """It adds nothing to the others."""
+    assert joined([Page(), read_page("")]).answered == {}
+
+
+def test_gap_is_the_longest_between_two_frames_in_the_span() -> None:
+    """A gap belongs to the span in which its middle lies; frame numbers that are missing are counted."""
+    frames = [Seen(0, 9.9), Seen(1, 10.0), Seen(2, 11.2), Seen(5, 11.3), Seen(6, 12.9), Seen(7, 14.0)]
+    assert list(gap_of(frames, 10.0, 11.5)) == pytest.approx([1.2, 2])
+    assert list(gap_of(frames, 10.0, 20.0)) == pytest.approx([6.0, 2])
+    assert gap_of([], 10.0, 12.0) == (2.0, 0)
+
+
+def test_killed_process_tells_its_own_cameras_from_the_others() -> None:
+    """Each side has its largest gap."""
+    span = {"what": "killed", "own": ["a"], "ids": ["a", "b"], "begin_s": 0.0, "end_s": 3.0, "slowest_within_s": 0.1}
+    steady = [Seen(number, number / 10) for number in range(40)]
+    told = judged(span, {"a": steady[:5] + steady[25:], "b": steady})
+    assert told["own"]["largest_gap_s"] == pytest.approx(2.1)
+    assert told["others"] == {
+        "cameras": 1, "largest_gap_s": pytest.approx(0.1), "median_gap_s": pytest.approx(0.1), "missing_frames": 0,
+    }  # fmt: skip
+
+
+def test_results_are_read_without_a_half_line(tmp_path: Path) -> None:
+    """The program may have been ended in the middle of one."""
+    (tmp_path / "0").mkdir()
+    line = '{"source_id":"a","frame_num":3,"time":"2026-11-23T12:00:00.500Z"}'
+    (tmp_path / "0" / "objects.jsonl").write_text(f'{line}\n{{"source_id":"a","fra')
+    assert [one.number for one in read_results(tmp_path)["a"]] == [3]
+
+
+def test_pieces_come_with_nvdec_alone_before_what_is_held_against_it() -> None:
+    """Every round has every part but faults, which the first has."""
+    names = [piece.name for piece in pieces_of(("streams", "nvdec", "faults"), ("h264-720p", "hevc-1080p"), (1, 2))]
+    assert {name.partition("-")[0] for name in names[:2]} == {"nvdec"}
+    assert len(names) == 2 * 4 + 1
+    assert sum(name.startswith("faults") for name in names) == 1
+
+
+def test_piece_that_was_measured_is_there_and_another_round_stands_in(tmp_path: Path) -> None:
+    """A run that was cut goes on; what a round does not have is taken from another."""
+    folder, piece = Folder(tmp_path), Piece("nvdec", "h264-720p", 1)
+    assert not folder.has(piece)
+    folder.write(piece, {"rate": 1.0}, {})
+    (tmp_path / "other.json").write_text("[]")
+    assert folder.has(piece)
+    assert folder.found("nvdec", "h264-720p", 2) == {"rate": 1.0}
+    assert folder.found("nvdec", "hevc-1080p", 1) is None
+    assert len(folder.all()) == 1
+
+
+def test_cores_are_told_by_kind_and_by_thread() -> None:
+    """A process that came meanwhile counts from its first reading on."""
+    before = Usage({("video program", 1): 1.0}, {("video program", 1, 1, "python"): 1.0}, 10.0)
+    after = Usage(
+        {("video program", 1): 3.0, ("decode process", 2): 9.0}, {("video program", 1, 1, "python"): 2.0}, 16.0
+    )
+    assert cores_by_kind(before, after, 2.0) == {"machine": 3.0, "video program": 1.0, "decode process": 0.0}
+    assert busiest(before, after, 2.0)["threads"] == [["video program, pid 1, main thread", 0.5]]
+
+
+def test_limit_is_named_with_what_is_full() -> None:
+    """NVDEC where it is; the cores where they are; else that nothing is."""
+    cores = cores_of("1 × NVIDIA H200, Intel Xeon, 16 cores")
+    assert cores == 16
+    assert limit_in_words(window(325, "p99 150 ms"), cores).startswith("NVDEC is the limit (NVDEC 97 %")
+    busy = window(300) | {"cores": {"machine": 15.5}}
+    assert limit_in_words(busy, cores).startswith("the CPU's cores are the limit")
+    assert limit_in_words(window(300), cores).startswith("nothing that was read is full")
+
+
+def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None:
+    """A camera each; no sink unless results are wanted."""
+    setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2, hand_over="host", sections={"streammux": {"batch-size": 32}})
+    told = setup.settings(["cam1"], 8010, 0)
+    assert told["source"][0] | {"uri": ""} == {
+        "uri": "", "camera_id": "cam1", "loop": True, "realtime": True, "decoder": "nvdec",
+    }  # fmt: skip
+    assert (told["gpu"]["hand-over"], told["streammux"]["batch-size"], "sink" in told) == ("host", 32, False)

@@ -1,0 +1,49 @@
+"""The report of video on a GPU: what targets speak of, and a page that says what limits."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.bench.gpu.video.clips import FPS
+from loadtest.bench.gpu.video.pieces import Folder, Piece
+from loadtest.bench.gpu.video.report import JSON_FILE, PAGE, main
+from loadtest.committed import read_bench
+from loadtest.results import State
+from loadtest.targets import read_targets
+from tests.loadtest.gpu_video_pieces import CONDITIONS, made_up
+
+
+def test_report_judges_by_the_targets(tmp_path: Path) -> None:
+    """The three numbers of streams and the share of NVDEC alone, on the hardware that they speak of."""
+    made_up(tmp_path)
+    assert main([str(tmp_path), "--into", str(tmp_path / "into")]) == 0
+    judged = read_bench(tmp_path / "into" / JSON_FILE, read_targets())
+    assert judged is not None
+    states = {verdict.target_id: verdict.state for verdict in judged.verdicts}
+    wanted = ("h200-video-720p", "h200-video-1080p", "h200-video-hevc", "h200-nvdec")
+    assert {name: states[name] for name in wanted} == dict.fromkeys(wanted, State.PASS)
+    page = (tmp_path / "into" / PAGE).read_text()
+    assert "0.964" in page, "320 of 332 streams"
+    assert "5.0 of these" in page, "320 by the card, 64 by the cores"
+    assert "NVDEC is the limit" in page
+    assert "16: 1.25 s" in page
+    assert f"| {332 * FPS:,} ({332 * FPS:,} to {332 * FPS:,}) | 332 |" in page
+
+
+def test_report_of_a_part_of_a_run_says_what_was_not_measured(tmp_path: Path) -> None:
+    """A run that was cut has a page, too."""
+    best = {"processes": 1, "threads": 1, "rate": 900.0, "cores": 1.0, "card": {}}
+    Folder(tmp_path).write(Piece("nvdec", "hevc-1080p", 1), {"best": best, "tries": [best]}, CONDITIONS)
+    (tmp_path / "notes.md").write_text("## Beside it\n\nNothing.\n")
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / PAGE).read_text()
+    assert "* streams: **not measured**" in page
+    assert page.endswith("Nothing.\n")
+    assert json.loads((tmp_path / JSON_FILE).read_text())["results"][0]["kind"] == "nvdec"
+
+
+def test_folder_without_pieces_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a sentence."""
+    assert main([str(tmp_path)]) == 1
+    assert "no piece of a run is there" in capsys.readouterr().err
