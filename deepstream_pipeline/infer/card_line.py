@@ -43,7 +43,7 @@ class CardLine:
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="card")
         self._turn = asyncio.Lock()
         self._registrations = 0
-        self._is_stuck = False
+        self._is_stuck = self._is_failing = False
 
     @property
     def is_up(self) -> bool:
@@ -131,8 +131,16 @@ class CardLine:
                 self._is_stuck = True
                 raise InferFailed(self.reason) from error
             if isinstance(error, GpuFailed):
+                self._note_failure(error)
                 raise InferFailed(error.message) from error
             raise
+        self._is_failing = False
+
+    def _note_failure(self, error: GpuFailed) -> None:
+        """Told when it begins: a context that is lost fails every copy from then on."""
+        if not self._is_failing:
+            log.warning("rows on the card cannot be copied; their frames are lost while it lasts", reason=error.message)
+        self._is_failing = True
 
     def _give_up(self, copying: "asyncio.Future[None]", lease: DeviceLease) -> None:
         """What was copied for nobody is over."""

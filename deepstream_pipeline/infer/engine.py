@@ -252,7 +252,7 @@ class Engine:
     async def _first_answer(self, life: _Loop) -> None:
         """From here on outages are told, also one that follows at once."""
         await life.line.until_up()
-        life.tasks.add(asyncio.create_task(tell_outages(life.line, self._place.title)))
+        life.tasks.add(asyncio.create_task(tell_outages(self, self._place.title)))
 
     async def _end(self, life: _Loop, tasks: Sequence["asyncio.Task[object]"]) -> None:
         for task in (*life.tasks, *tasks):

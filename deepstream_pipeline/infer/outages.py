@@ -2,10 +2,9 @@
 
 import asyncio
 import time
+from typing import Protocol
 
 import structlog
-
-from deepstream_pipeline.infer.line import Line
 
 LOOK_S = 0.25
 GONE = "the engine is gone: until it is back, files wait (a minute a frame at most) and what cameras bring is dropped"
@@ -14,7 +13,17 @@ BACK = "the engine is back"
 log = structlog.get_logger(component="video")
 
 
-async def tell_outages(line: Line, engine: str) -> None:
+class Watched(Protocol):
+    """A way to the engine, or all of them. reason: why it is not up."""
+
+    @property
+    def is_up(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+async def tell_outages(line: Watched, engine: str) -> None:
     """Looks for ever, begun when it has answered; ends by cancellation. engine: which it is, in words.
 
     What is over by the next look is not told: a core that is started again is back in a moment.
@@ -30,6 +39,6 @@ async def tell_outages(line: Line, engine: str) -> None:
         log.warning(BACK, engine=engine, away_s=round(time.monotonic() - gone_at, 1))
 
 
-async def _until(line: Line, *, is_up: bool) -> None:
+async def _until(line: Watched, *, is_up: bool) -> None:
     while line.is_up is not is_up:  # noqa: ASYNC110 - lines are looked at, they tell nobody
         await asyncio.sleep(LOOK_S)
