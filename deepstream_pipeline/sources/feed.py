@@ -47,6 +47,8 @@ class Feed:
     ) -> None:
         self.outside: set[int] = set()
         self.device_ring = device_ring
+        self._rows: dict[int, RowArray | DeviceRow] = {}  # of each slot the last: they keep their shape
+        self._row_dtype = np.dtype(needs.row_dtype)
         self._source_id = source_id
         self._ring = ring
         self._needs = needs
@@ -87,15 +89,20 @@ class Feed:
     def _row(self, ready: FrameReady) -> RowArray | DeviceRow | None:
         if not ready.row_shape:
             return None
-        dtype = np.dtype(self._needs.row_dtype)
-        size_bytes = math.prod(ready.row_shape) * dtype.itemsize
+        row = self._rows.get(ready.slot)
+        if row is None or row.shape != ready.row_shape or isinstance(row, DeviceRow) is not ready.is_on_device:
+            row = self._rows[ready.slot] = self._new_row(ready)
+        return row
+
+    def _new_row(self, ready: FrameReady) -> RowArray | DeviceRow:
+        size_bytes = math.prod(ready.row_shape) * self._row_dtype.itemsize
         if min(ready.row_shape) < 1 or size_bytes > self._needs.row_bytes:
             raise ValueError(f"a row of {size_bytes} bytes, where {self._needs.row_bytes} are the most")
         if ready.is_on_device:
             if self.device_ring is None:
                 raise ValueError("a row on a card, where it was told of none")
-            return self.device_ring.row(ready.slot, ready.row_shape, dtype)
-        row = self._ring.array(ready.slot, 0, ready.row_shape, dtype)
+            return self.device_ring.row(ready.slot, ready.row_shape, self._row_dtype)
+        row = self._ring.array(ready.slot, 0, ready.row_shape, self._row_dtype)
         row.flags.writeable = False
         return row  # type: ignore[return-value]  # its dtype is the network's
 

@@ -6,6 +6,7 @@ the parent hands it back. Nobody looks at a slot that is not theirs.
 """
 
 import fcntl
+import math
 import mmap
 import os
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Ring:
 
     def array(self, slot: int, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> "npt.NDArray[np.generic]":
         """A view into a slot. Raises ValueError where it would reach beyond it, so that no child's word is trusted."""
-        count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        count = math.prod(shape) * np.dtype(dtype).itemsize
         if not 0 <= slot < self.size.frames or offset < 0 or count < 0 or offset + count > self.size.slot_bytes:
             raise ValueError(f"{count} bytes at {offset} of slot {slot} lie outside a ring of {self.size}")
         begin = slot * self.size.slot_bytes + offset

@@ -24,6 +24,7 @@ log = structlog.get_logger(component="video")
 
 _IDLE_S = 1.0  # between two looks at every source, at most
 _TICK_S = 0.02  # and at least
+_REST_S = 0.002  # between two turns, in which frames of many cameras come together
 _HURRY_S = 0.1  # between two, once it is closed
 _STALE_S = 10.0  # a loop that took longer hangs in somebody's callback
 _KILL_S = 0.5  # before the end of a close's time
@@ -54,7 +55,7 @@ class Sources:
         self._wires: Wires[Source] = Wires(self._bell)
         self._thread = threading.Thread(target=self._run, name="sources", daemon=True)
         self._turned_at = time.monotonic()
-        self._tick_at = 0.0
+        self._woken_at = self._tick_at = 0.0
         self._end_at: float | None = None
 
     # from any thread
@@ -180,10 +181,13 @@ class Sources:
             self._close_all()
 
     def _turn(self) -> None:
+        self._rest()
         self._turned_at = now = time.monotonic()
         wakeups = [self._tick_at, self._gate.next_wakeup() or self._tick_at]
         timeout_s = _HURRY_S if self._end_at is not None else _IDLE_S
-        for source, process, is_socket in self._wires.wait(max(0.0, min(*wakeups, now + timeout_s) - now)):
+        events = self._wires.wait(max(0.0, min(*wakeups, now + timeout_s) - now))
+        self._woken_at = time.monotonic()
+        for source, process, is_socket in events:
             if process is source.process:  # it may have been reaped a moment ago
                 call = self._read if is_socket else self._reap
                 self._attend(source, call)
@@ -196,6 +200,13 @@ class Sources:
         if now >= self._tick_at:
             self._tick(now)
         self._open_next()
+
+    def _rest(self) -> None:
+        """A moment's sleep where it was woken a moment ago. Measured with 80 cameras of 30 frames/s: half the time a
+        frame here, and less at their processes, whose every message would wake this thread."""
+        rest_s = self._woken_at + _REST_S - time.monotonic()
+        if rest_s > 0.0:
+            time.sleep(rest_s)
 
     def _is_done(self) -> bool:
         if self._end_at is None:

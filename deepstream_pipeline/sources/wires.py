@@ -3,7 +3,6 @@
 import os
 import selectors
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -89,14 +88,12 @@ class Wires(Generic[Owner]):
         if self._without_pidfd.pop(process, None) is None and process.pidfd >= 0:
             self._selector.unregister(process.pidfd)
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Owner, Line, bool]]:
-        """(owner, process, whether its socket has something; else its end). Yields nothing where only the bell rang."""
+    def wait(self, timeout_s: float) -> list[tuple[Owner, Line, bool]]:
+        """(owner, process, whether its socket has something; else its end). Nothing where only the bell rang."""
         timeout_s = min(timeout_s, _POLL_S) if self._without_pidfd else timeout_s
-        for key, _ in self._selector.select(timeout_s):
-            if key.data is not None:
-                yield key.data
-        for process, owner in list(self._without_pidfd.items()):
-            yield owner, process, False
+        events = [key.data for key, _ in self._selector.select(timeout_s) if key.data is not None]
+        events += [(owner, process, False) for process, owner in self._without_pidfd.items()]
+        return events
 
     def close(self) -> None:
         self._selector.close()
