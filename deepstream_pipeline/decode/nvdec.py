@@ -23,6 +23,7 @@ from av.video.stream import VideoStream
 
 from deepstream_pipeline.decode.codec import Decoded, PacketRefused, VideoPacket
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
+from deepstream_pipeline.decode.field_coding import may_hold_fields
 from deepstream_pipeline.decode.nvcodec import NvCodec, OpenNvCodec, Surface
 from deepstream_pipeline.decode.packet_numbers import PacketNumbers, Sent
 from deepstream_pipeline.decode.parameter_sets import Headers, headers_of, is_annex_b
@@ -84,6 +85,7 @@ class NvdecCodec:
         self._numbers = PacketNumbers()
         self._awaits_key = True
         self._unkeyed = 0
+        self._is_doubted = False  # whether the last keyframe was none for NVDEC
 
     @property
     def kind(self) -> DecoderKind:
@@ -106,7 +108,7 @@ class NvdecCodec:
         if self._nvdec is None or is_other:
             before = self._begin(packet, headers)
         if headers.sequence:
-            self._held = headers
+            self._held, self._is_doubted = headers, False
         elif self._awaits_key:
             data = self._held.sets + data
         self._awaits_key = False
@@ -140,16 +142,31 @@ class NvdecCodec:
 
     def _begin(self, packet: VideoPacket, headers: Headers) -> list[Decoded]:
         """Another decoder, for the pictures from this packet on; what was left in the one before."""
-        look = self._looked_at(packet)
+        sequence = headers.sequence or self._held.sequence
+        look = self._trusted_look(packet, sequence)
         before: list[Decoded] = []
         if self._nvdec is not None:
             before = self._drained()
             self._retire()
         size = (look.width, look.height)
         self._nvdec = self._codecs.open(self._name, self._codecs.stream, size)
-        self._look, self._sequence = look, headers.sequence or self._held.sequence
+        self._look, self._sequence = look, sequence
         self._numbers, self._awaits_key = self._numbers.anew(), True
         return before
+
+    def _trusted_look(self, packet: VideoPacket, sequence: bytes) -> _Look:
+        """Raises NeedsCpu; within a stream that NVDEC took, PacketRefused the first time: it may be damage."""
+        try:
+            look = self._looked_at(packet)
+            if self._name == "h264" and may_hold_fields(sequence):
+                raise NeedsCpu("NVDEC is used for whole pictures, and these may be interlaced")
+        except NeedsCpu as refusal:
+            if self._nvdec is None or self._is_doubted:
+                raise
+            self._is_doubted = True
+            raise PacketRefused(refusal.message) from None
+        self._is_doubted = False
+        return look
 
     def _looked_at(self, packet: VideoPacket) -> _Look:
         """As FFmpeg sees it. Raises NeedsCpu, or PacketRefused where it sees nothing."""

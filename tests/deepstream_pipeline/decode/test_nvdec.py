@@ -17,6 +17,8 @@ from tests.deepstream_pipeline.clips import joined, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import without
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, frame_of, nv12_of, read_host
 
+INTERLACED = {"flags": "+ildct+ilme", "x264-params": "tff=1:keyint=12"}
+
 
 class Run:
     """A clip that is decoded packet by packet."""
@@ -119,6 +121,23 @@ def test_stream_without_a_keyframe_is_the_cpus(tmp_path: Path) -> None:
     run = Run(without(tmp_path / "unkeyed.ts", whole, [0]))
     with pytest.raises(NeedsCpu, match="keyframe"):
         run.read()
+
+
+def test_stream_that_becomes_one_for_the_cpu_is_told_at_its_second_keyframe(tmp_path: Path) -> None:
+    """The first may be damage: what follows it is not shown, and the decoder stays."""
+    first = write_clip(tmp_path / "first.ts", frames=12)
+    laced = write_clip(tmp_path / "laced.ts", frames=24, options=INTERLACED)
+    run = Run(joined(tmp_path / "both.ts", first, laced))
+    assert [len(pictures) for pictures in run.read(13)] == [1] * 12 + [0]
+    assert run.decoder.bad_packets >= 1
+    with pytest.raises(NeedsCpu, match="interlaced"):
+        run.read()
+    damaged = Run(
+        joined(tmp_path / "once.ts", first, write_clip(tmp_path / "l.ts", frames=12, options=INTERLACED), first)
+    )
+    shown = [one.is_dropped for pictures in damaged.read() for one in pictures]
+    assert (shown[:12], shown[-12:]) == ([False] * 12, [False] * 12)
+    assert len(damaged.opener.opened) == 1
 
 
 def test_parameter_sets_beside_the_stream_are_given(tmp_path: Path) -> None:

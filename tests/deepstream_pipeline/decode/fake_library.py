@@ -1,0 +1,95 @@
+"""A stand-in of the package PyNvVideoCodec, as far as `nvcodec` calls it; its pictures are FakeNvCodec's."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+from deepstream_pipeline.decode.codec import PacketRefused
+from deepstream_pipeline.decode.nvcodec import Surface
+from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS, FakeNvCodec
+
+
+class PyNvVCException(Exception):
+    """The library's."""
+
+
+class PacketData:
+    """What is decoded."""
+
+    bsl_data = bsl = pts = decode_flag = 0
+
+
+class Frame:
+    """A decoded picture."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self.shape = (surface.height * 3 // 2, surface.width)
+
+    def getPTS(self) -> int:
+        """What was given with its packet."""
+        return self._surface.index
+
+    def GetPtrToPlane(self, plane: int) -> int:
+        """An address."""
+        return (self._surface.luma, self._surface.chroma)[plane]
+
+    def cuda(self) -> list[Any]:
+        """Views of its planes."""
+        one = self._surface
+        return [
+            view(one.luma, (one.height, one.width, 1), (one.pitch, 1, 1)),
+            view(one.chroma, (one.height // 2, one.width // 2, 2), (one.pitch, 2, 1)),
+        ]
+
+
+def view(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """As CUDA's array interface has it."""
+    interface = {"data": (address, False), "shape": shape, "strides": strides, "typestr": "|u1", "version": 3}
+    return SimpleNamespace(__cuda_array_interface__=interface)
+
+
+class FakeLibrary:
+    """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made."""
+
+    cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc")
+    cudaVideoChromaFormat = int
+    DisplayDecodeLatencyType = SimpleNamespace(LOW="low")
+    VideoPacketFlag = SimpleNamespace(ENDOFPICTURE=8)
+    PyNvVCException = PyNvVCException
+    PacketData = PacketData
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.decoders: list[FakeDecoder] = []
+        self.is_out_of_memory = False
+
+    def GetDecoderCaps(self, gpuid: int, codec: str, chromaformat: int, bitdepth: int) -> dict[str, int]:
+        """A card's."""
+        return {"num_decoder_engines": 7} | LIMITS
+
+    def CreateDecoder(self, **asked: Any) -> "FakeDecoder":
+        """One."""
+        if self.is_out_of_memory:
+            raise PyNvVCException("CUDA_ERROR_OUT_OF_MEMORY\nat NvDecoder.cpp:1")
+        self.asked.append(asked)
+        self.decoders.append(FakeDecoder(asked["codec"]))
+        return self.decoders[-1]
+
+
+class FakeDecoder:
+    """The library's decoder."""
+
+    def __init__(self, codec: str) -> None:
+        self.inner = FakeNvCodec(codec, lambda line: None)
+
+    def Decode(self, packet: PacketData) -> list[Frame]:
+        """Of a packet, or what is left."""
+        try:
+            if not packet.bsl:
+                return [Frame(one) for one in self.inner.flush()]
+            assert packet.decode_flag == FakeLibrary.VideoPacketFlag.ENDOFPICTURE
+            data = ctypes.string_at(packet.bsl_data, packet.bsl)
+            return [Frame(one) for one in self.inner.decode(data, packet.pts)]
+        except PacketRefused as refused:
+            raise PyNvVCException(f"{refused.message}\nat NvDecoder.cpp:1") from None

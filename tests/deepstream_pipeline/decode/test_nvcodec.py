@@ -1,0 +1,62 @@
+"""The seam to PyNvVideoCodec, over a stand-in of it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepstream_pipeline.decode.codec import PacketRefused
+from deepstream_pipeline.decode.nvcodec import NvdecOpener
+from deepstream_pipeline.errors import NeedsCpu
+from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
+from tests.deepstream_pipeline.decode.fake_library import FakeLibrary
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+    """In PyNvVideoCodec's stead."""
+    library = FakeLibrary()
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", library)  # type: ignore[arg-type]
+    return library
+
+
+def test_decoder_is_asked_for_without_delay_and_in_the_card(library: FakeLibrary) -> None:
+    """On the card and the CUDA stream that were given."""
+    NvdecOpener(3)("hevc", 77, (640, 360))
+    expected = {"gpuid": 3, "codec": "hevc", "cudacontext": 0, "cudastream": 77, "usedevicememory": True}
+    assert library.asked == [{**expected, "latency": "low"}]
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_pictures_say_their_number_and_where_they_lie(library: FakeLibrary, tmp_path: Path, codec: str) -> None:
+    """Each of its packet; after a flush the decoder goes on."""
+    packets = annex_b_packets(tmp_path, codec, size=(322, 182))
+    decoder = NvdecOpener()(codec, 0, (322, 182))
+    surfaces = [one for number, packet in enumerate(packets) for one in decoder.decode(packet, number)]
+    surfaces += decoder.flush()
+    assert [one.index for one in surfaces] == list(range(20))
+    assert {(one.width, one.height, one.pitch) for one in surfaces} == {(322, 182, 322)}
+    assert {one.chroma - one.luma for one in surfaces} == {322 * 182}
+    assert [one.index for one in decoder.decode(packets[0], 20) + decoder.flush()] == [20]
+
+
+def test_failure_of_the_library_is_ours_in_one_line(library: FakeLibrary, tmp_path: Path) -> None:
+    """Without the library's source lines."""
+    decoder = NvdecOpener()("h264", 0, (160, 96))
+    library.decoders[0].inner.fails = True
+    with pytest.raises(PacketRefused, match=r"it fails\Z") as refused:
+        decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
+    assert refused.value.is_fatal
+
+
+def test_decoder_that_cannot_be_is_the_cpus(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too small a picture, no memory, no library: each says why."""
+    opener = NvdecOpener()
+    with pytest.raises(NeedsCpu, match="NVDEC takes h264 of 48x16 and more, and this is 32x32"):
+        opener("h264", 0, (32, 32))
+    library.is_out_of_memory = True
+    with pytest.raises(NeedsCpu, match=r"NVDEC cannot decode h264 of 640x360 \(CUDA_ERROR_OUT_OF_MEMORY\)"):
+        opener("h264", 0, (640, 360))
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
+    with pytest.raises(NeedsCpu, match="PyNvVideoCodec"):
+        NvdecOpener()
