@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.errors import InferFailed, InferRefused
 from deepstream_pipeline.gpu.device import Device
@@ -17,6 +18,7 @@ from deepstream_pipeline.infer.card_line import CardLine
 from deepstream_pipeline.infer.engine import Engine
 from deepstream_pipeline.infer.hand_over import HandOver, HandOverChoice
 from deepstream_pipeline.infer.network import Network
+from deepstream_pipeline.infer.outages import BACK, GONE
 from deepstream_pipeline.types import DeviceRow
 from server.shared_memory.absent import SWITCHED_OFF
 from server.testing import FakeMode
@@ -190,12 +192,14 @@ def test_rows_on_the_card_before_anything_was_tried_are_refused(rig: Rig) -> Non
 
 
 def test_card_that_fails_is_told_and_costs_those_rows_alone(driver: FakeDriver, rig: Rig) -> None:
-    """CUDA's word is in the answer, and nothing stays leased."""
+    """CUDA's word is in the answer, and once in the log; nothing stays leased."""
     rig.engine.hand_over(rig.network, HandOver.AUTO)
     rows = rig.on_card([0.1])
     driver.fail("cuMemcpyDtoDAsync", "CUDA_ERROR_INVALID_VALUE")
-    answer = rig.submit([*rows, row(0.5)]).answer()
-    assert "CUDA_ERROR_INVALID_VALUE" in str(answer.error)
+    with capture_logs() as lines:
+        answers = [rig.submit([*rows, row(0.5)]).answer() for _ in range(3)]
+    assert all("CUDA_ERROR_INVALID_VALUE" in str(answer.error) for answer in answers)
+    assert ["cannot be copied" in line["event"] for line in lines if line["log_level"] == "warning"] == [True]
     driver.fail("cuMemcpyDtoDAsync", None)
     assert rig.submit(rows).answer().error is None
     until(lambda: len(rig.line._slab) == 0)
@@ -223,13 +227,16 @@ def test_card_that_is_stuck_fails_rows_in_time_and_serves_again_when_it_moves(
     moves, rows = threading.Event(), rig.on_card([0.1])
     synchronize = driver.cuStreamSynchronize
     monkeypatch.setattr(driver, "cuStreamSynchronize", lambda stream: (moves.wait(20), synchronize(stream))[1])
-    assert "has not copied rows" in str(rig.submit(rows).answer().error)
-    assert not rig.engine.is_up
-    assert "has not copied rows" in rig.engine.reason
-    assert "has not copied rows" in str(rig.submit(rows).answer().error)
-    assert len(rig.line._slab) == 1
-    moves.set()
-    until(lambda: rig.engine.is_up)
+    with capture_logs() as lines:
+        assert "has not copied rows" in str(rig.submit(rows).answer().error)
+        assert not rig.engine.is_up
+        assert "has not copied rows" in rig.engine.reason
+        assert "has not copied rows" in str(rig.submit(rows).answer().error)
+        assert len(rig.line._slab) == 1
+        until(lambda: any(line["event"] == GONE for line in lines))
+        moves.set()
+        until(lambda: any(line["event"] == BACK for line in lines))
+    assert rig.engine.is_up
     assert rig.submit(rows).answer().error is None
 
 
