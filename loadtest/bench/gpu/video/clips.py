@@ -1,10 +1,13 @@
 """The cameras of the bench: a rendered street as 720p and 1080p H.264 and 1080p HEVC, and what is no video at all.
 
 All of one length, 30 frames a second, no B-frames, a keyframe every two seconds, as cameras send. Played in a loop.
+
+    python -m loadtest.bench.gpu.video.clips DIR [SECONDS]      # beforehand, into what --work is to be
 """
 
 import logging
 import random
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,10 @@ CAMERAS = {
 }
 _OPTIONS = {
     "libx264": {"preset": "veryfast", "bf": "0"},
-    "libx265": {"preset": "superfast", "x265-params": f"bframes=0:keyint={GOP}:min-keyint={GOP}:log-level=none"},
+    "libx265": {
+        "preset": "superfast",
+        "x265-params": f"bframes=0:open-gop=0:keyint={GOP}:min-keyint={GOP}:log-level=none",
+    },
 }
 
 
@@ -118,3 +124,8 @@ def make_rubbish(work: Path, clip: Path) -> dict[str, Path]:
             packet.stream = template
             copy.mux(packet)
     return {"noise": noise, "damaged": damaged}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    make_clips(Path(sys.argv[1]), tuple(CAMERAS.values()), float(sys.argv[2]) if len(sys.argv) > 2 else 8.0)

@@ -27,6 +27,10 @@ STOP_S, KILL_S, ASK_S, CHANGE_S, LOOK_S = 20.0, 10.0, 20.0, 15.0, 0.5
 WARM_FRAMES = 8  # of each source, before anything is measured
 
 
+class NotAllThere(BadAnswer):
+    """Some streams had no answer in the time that they got."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What every program of a fleet is told. hand_over: auto, device, host. interval: frames not inferred between two.
@@ -115,7 +119,7 @@ class Fleet:
         return [program.process.pid for program in self._programs]
 
     def wait(self, timeout_s: float) -> float:
-        """Until every stream has answers; how long that took. Raises BadAnswer with how many have none."""
+        """Until every stream has answers; how long that took. Raises NotAllThere with how many have none."""
         began_s = time.monotonic()
         while True:
             answered = self.look(is_patient=True).page.answered
@@ -123,7 +127,7 @@ class Fleet:
             if not cold:
                 return time.monotonic() - began_s
             if time.monotonic() - began_s > timeout_s:
-                raise BadAnswer(
+                raise NotAllThere(
                     f"{len(cold)} of {len(self.ids)} streams have no answers after {timeout_s:g} s, {cold[0]} among "
                     f"them; {self._words()}"
                 )

@@ -17,7 +17,7 @@ import av
 import numpy as np
 
 _FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
-_LOOK_S = 0.001
+_LOOK_S, _WARM_S = 0.001, 1.0
 
 
 def packets_of(clip: Path) -> tuple[str, list[Any]]:
@@ -66,10 +66,13 @@ def main() -> None:
 
     codec, packets = packets_of(clip)
     lanes = [Lane(nvc, codec, packets[:]) for _ in range(threads)]
-    for lane in lanes:
-        threading.Thread(target=lane.run, daemon=True).start()
-    for lane in lanes:
-        lane.is_warm.wait()
+    threads_of = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
+    for thread in threads_of:
+        thread.start()
+    for lane, thread in zip(lanes, threads_of, strict=True):
+        while not lane.is_warm.wait(_WARM_S):
+            if not thread.is_alive():
+                raise SystemExit("a decoder failed")  # its own words stand above
     print("ready", flush=True)
     begin_s, end_s = map(float, sys.stdin.readline().split())
     _wait(begin_s)

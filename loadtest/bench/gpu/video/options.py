@@ -40,7 +40,7 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
 def _add_lengths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=7.0, help="of each window [7]")
     parser.add_argument("--settle", type=float, default=2.0, help="seconds before each window [2]")
-    parser.add_argument("--start-s", type=float, default=90.0, help="that streams may take until all answer [90]")
+    parser.add_argument("--start-s", type=float, default=60.0, help="that streams may take until all answer [60]")
     parser.add_argument("--load-s", type=float, default=150.0, help="that the stack may take to be ready [150]")
     parser.add_argument("--nvdec-seconds", type=float, default=3.0, help="of each shape of NVDEC alone [3]")
     parser.add_argument("--clip-seconds", type=float, default=8.0, help="of each clip [8]")

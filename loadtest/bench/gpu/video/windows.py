@@ -8,11 +8,12 @@ from typing import Any
 from loadtest.bench.gpu.penstock_up import PenstockUp
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import FPS
-from loadtest.bench.gpu.video.fleet import Fleet
+from loadtest.bench.gpu.video.fleet import Fleet, NotAllThere
 from loadtest.bench.gpu.video.page import latency_between
 from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint
 
+HOPELESS_IN_TIME, HOPELESS_DROPPED = 0.8, 0.05
 SECOND_WINDOWS = 2  # that a number gets before it counts as missed: one moment of the machine's is not to decide
 
 
@@ -69,16 +70,27 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
 
 
 def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pacing: Pacing) -> dict[str, Any]:
-    """The fleet with so many streams: the first window that was held, else the last of two. Raises BadAnswer."""
+    """The fleet with so many streams: the first window that was held, else the last of two.
+
+    Streams that have no answer in time are a reason, and the window tells what was full meanwhile. Raises BadAnswer.
+    """
     fleet.resize(count)
-    fleet.wait(pacing.start_s)
+    try:
+        fleet.wait(pacing.start_s)
+    except NotAllThere as error:
+        return window() | {"complaint": str(error)}
     time.sleep(pacing.settle_s)
     found: dict[str, Any] = {}
     for _ in range(SECOND_WINDOWS):
         found = window()
-        if not found["complaint"]:
+        if not found["complaint"] or _is_hopeless(found):
             break
     return found
+
+
+def _is_hopeless(found: dict[str, Any]) -> bool:
+    """So far from being held that another window is a waste of a lent card."""
+    return bool(found["in_time"] < HOPELESS_IN_TIME or found["dropped_share"] > HOPELESS_DROPPED)
 
 
 def search(firsts: Sequence[int], most: int, tries: int, attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
