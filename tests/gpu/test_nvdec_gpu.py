@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from av.video.codeccontext import VideoCodecContext
+from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode.codec import PacketRefused
+from deepstream_pipeline.decode.codec import Codec, PacketRefused
 from deepstream_pipeline.decode.decode_errors import DecodeErrors, watch_stdout
 from deepstream_pipeline.decode.nvcodec import NvdecOpener
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.errors import NeedsCpu
 from deepstream_pipeline.gpu.device import Device, Stream
 from deepstream_pipeline.types import DecoderKind
-from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets, damaged_packet
+from tests.deepstream_pipeline.decode.broken_clips import SIZE, annex_b_packets, damaged_packet
 from tests.deepstream_pipeline.decode.decoder_contract import DecoderContract, Kind
 
 pytestmark = pytest.mark.gpu
@@ -36,22 +38,47 @@ def stream(device: Device) -> Iterator[Stream]:
     stream.close()
 
 
+class Watch:
+    """The standard output, watched from the first time that it is asked for; not before a test runs, since pytest lays
+    its own file there as each begins."""
+
+    def __init__(self) -> None:
+        self._before = -1
+        self._errors: DecodeErrors | None = None
+
+    def errors(self) -> DecodeErrors:
+        """What the library says."""
+        if self._errors is None:
+            self._before = os.dup(1)
+            self._errors = watch_stdout()
+        return self._errors
+
+    def close(self) -> None:
+        """The standard output is what it was."""
+        if self._errors is not None:
+            os.dup2(self._before, 1)
+            os.close(self._before)
+
+
 @pytest.fixture
-def errors(device: Device) -> Iterator[DecodeErrors]:
-    """What the library says: for the length of this test the standard output is its own."""
-    before = os.dup(1)
-    yield watch_stdout()
-    os.dup2(before, 1)
-    os.close(before)
+def watch() -> Iterator[Watch]:
+    """Of this test's standard output."""
+    watch = Watch()
+    yield watch
+    watch.close()
 
 
 class TestNvdec(DecoderContract):
     """The contract, kept by NVDEC."""
 
     @pytest.fixture
-    def kind(self, device: Device, stream: Stream, errors: DecodeErrors) -> Kind:
+    def kind(self, device: Device, stream: Stream, watch: Watch) -> Kind:
         """NvdecCodec over PyNvVideoCodec; pictures are copied to the host to be looked at."""
         device.bind()
+        opener = NvdecOpener()
+
+        def codecs(video: VideoStream, context: VideoCodecContext) -> Codec:
+            return NvdecCodecs(opener, stream.handle, watch.errors())(video, context)
 
         def read(address: int, size_bytes: int) -> bytes:
             host = np.empty(size_bytes, np.uint8)
@@ -59,14 +86,14 @@ class TestNvdec(DecoderContract):
             stream.synchronize()
             return host.tobytes()
 
-        return Kind(DecoderKind.NVDEC, NvdecCodecs(NvdecOpener(), stream.handle, errors), read)
+        return Kind(DecoderKind.NVDEC, codecs, read)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
 def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: Stream, codec: str) -> None:
     """Without B-frames nothing is held back: each packet's picture comes of that very call."""
     packets = annex_b_packets(tmp_path, codec)
-    decoder = NvdecOpener()(codec, stream.handle, (160, 96))
+    decoder = NvdecOpener()(codec, stream.handle, SIZE)
     numbers = [[one.index for one in decoder.decode(packet, number)] for number, packet in enumerate(packets)]
     assert numbers == [[number] for number in range(len(packets))]
     assert decoder.flush() == []
@@ -76,7 +103,7 @@ def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: Stream, co
 def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: Stream) -> None:
     """A loop needs no other decoder."""
     packets = annex_b_packets(tmp_path, "h264")
-    decoder = NvdecOpener()("h264", stream.handle, (160, 96))
+    decoder = NvdecOpener()("h264", stream.handle, SIZE)
     numbers = []
     for number, packet in enumerate(packets * 2):
         numbers += [one.index for one in decoder.decode(packet, number)]
@@ -87,11 +114,12 @@ def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: Stream) -
     decoder.close()
 
 
-def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: Stream, errors: DecodeErrors) -> None:
+def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: Stream, watch: Watch) -> None:
     """The number in the library's line is the place of the picture among those that its decoder decoded."""
     packets = annex_b_packets(tmp_path, "h264")
     packets[7] = damaged_packet(packets[7])
-    decoder = NvdecOpener()("h264", stream.handle, (160, 96))
+    errors = watch.errors()
+    decoder = NvdecOpener()("h264", stream.handle, SIZE)
     marked = []
     for number, packet in enumerate(packets):
         surfaces = decoder.decode(packet, number)
@@ -101,14 +129,13 @@ def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: Stream, e
     assert errors.unclaimed == 0
 
 
-def test_number_after_a_missing_picture_counts_what_was_decoded(
-    tmp_path: Path, stream: Stream, errors: DecodeErrors
-) -> None:
+def test_number_after_a_missing_picture_counts_what_was_decoded(tmp_path: Path, stream: Stream, watch: Watch) -> None:
     """A packet of garbage gives no picture, and has no number of its own in the library's lines."""
     packets = annex_b_packets(tmp_path, "h264")
     packets[3] = bytes(range(7, 107)) * 9
     packets[7] = damaged_packet(packets[7])
-    decoder = NvdecOpener()("h264", stream.handle, (160, 96))
+    errors = watch.errors()
+    decoder = NvdecOpener()("h264", stream.handle, SIZE)
     numbers = [one.index for place, packet in enumerate(packets) for one in decoder.decode(packet, place)]
     decoder.close()
     assert 3 not in numbers
@@ -125,7 +152,7 @@ def test_what_a_card_does_not_take_is_said(tmp_path: Path, stream: Stream) -> No
 def test_larger_picture_than_the_first_fails(tmp_path: Path, stream: Stream) -> None:
     """The library does not follow a stream to a larger size: that a new decoder begins there is NvdecCodec's work."""
     small, large = annex_b_packets(tmp_path, "h264"), annex_b_packets(tmp_path, "h264", size=(320, 192))
-    decoder = NvdecOpener()("h264", stream.handle, (160, 96))
+    decoder = NvdecOpener()("h264", stream.handle, SIZE)
     for number, packet in enumerate(small):
         decoder.decode(packet, number)
     with pytest.raises(PacketRefused):
@@ -138,6 +165,6 @@ def test_decoders_come_and_go(tmp_path: Path, stream: Stream) -> None:
     first = annex_b_packets(tmp_path, "h264")[0]
     opener = NvdecOpener()
     for _ in range(100):
-        decoder = opener("h264", stream.handle, (160, 96))
+        decoder = opener("h264", stream.handle, SIZE)
         assert [one.index for one in decoder.decode(first, 5)] == [5]
         decoder.close()

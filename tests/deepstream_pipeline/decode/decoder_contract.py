@@ -20,8 +20,16 @@ from deepstream_pipeline.decode.pictures import Painter, Pixels, turned
 from deepstream_pipeline.errors import DecodeError, NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
 from deepstream_pipeline.types import DecoderKind
-from tests.deepstream_pipeline.clips import damaged, joined, number_of, truncated, write_clip
-from tests.deepstream_pipeline.decode.broken_clips import FRAMES, is_full, joined_with_rubbish, timed, without
+from tests.deepstream_pipeline.clips import damaged, joined, number_of, truncated
+from tests.deepstream_pipeline.decode.broken_clips import (
+    FRAMES,
+    SIZE,
+    is_full,
+    joined_with_rubbish,
+    plain_clip,
+    timed,
+    without,
+)
 from tests.deepstream_pipeline.decode.fake_nvcodec import frame_of, nv12_of
 
 
@@ -65,7 +73,7 @@ EXPECTED = {
             {
                 *("a.avi", "j.avi", "v.webm", "odd.mkv", "m.mpg", "mpeg2video"),  # codecs
                 *("high.mp4", "laced.mp4"),  # 4:2:2 of ten bits, lines of two moments
-                "small.mp4",  # a side is 48 at least
+                "small.mp4",  # H.264 of 48x16 at least (HEVC of 144x144)
             }
         )
     ),
@@ -124,7 +132,7 @@ CLIPS: list[tuple[str, str, dict[str, Any]]] = [
     ("j.avi", "mjpeg", {"codec": "mjpeg"}),
     ("h.mp4", "hevc", {"codec": "libx265", "b_frames": 2}),
     ("h.ts", "hevc", {"codec": "libx265", "size": (322, 182)}),
-    ("h.mkv", "hevc", {"codec": "libx265", "b_frames": 3, "size": (170, 98)}),
+    ("h.mkv", "hevc", {"codec": "libx265", "b_frames": 3, "size": (170, 146)}),
     ("v.webm", "vp9", {"codec": "libvpx-vp9", "options": {"cpu-used": "8", "deadline": "realtime"}}),
     ("odd.mkv", "ffv1", {"codec": "ffv1", "size": (161, 97)}),  # neither H.264 nor HEVC can have an odd side in 4:2:0
     ("m.mpg", "mpeg2video", {"codec": "mpeg2video"}),
@@ -145,13 +153,13 @@ class DecoderContract:
     ) -> None:
         """Every container and codec: each frame once, in the order of showing, at the clip's rate, clean; or it is left
         to the CPU before any frame of it was shown."""
-        path = write_clip(tmp_path / name, frames=FRAMES, **how)
+        path = plain_clip(tmp_path / name, frames=FRAMES, **how)
         if name in EXPECTED[kind.decoder].refused:
             with pytest.raises(NeedsCpu, match="NVDEC"):
                 seen_of(kind, path, threads)
             return
         facts, seen = seen_of(kind, path, threads)
-        assert (facts.codec, facts.width, facts.height) == (codec, *how.get("size", (160, 96)))
+        assert (facts.codec, facts.width, facts.height) == (codec, *how.get("size", SIZE))
         assert (facts.is_live, facts.decoder) == (False, kind.decoder)
         assert seen.numbers == list(range(FRAMES))
         assert (seen.corrupt, seen.dropped, seen.new, seen.bad_packets) == ([], [], [], 0)
@@ -163,7 +171,7 @@ class DecoderContract:
     @pytest.mark.parametrize("name", ["a.mp4", "b.mkv", "b.h264", "full.mp4", "h.mp4", "h.ts", "h.mkv"])
     def test_pictures_are_ffmpegs_to_the_bit(self, kind: Kind, tmp_path: Path, name: str) -> None:
         """Brightness and colours of every picture, as NV12: no tolerance; and what is said of the colours."""
-        path = write_clip(tmp_path / name, frames=FRAMES, **HOW[name])
+        path = plain_clip(tmp_path / name, frames=FRAMES, **HOW[name])
         with av.open(str(path)) as container:
             expected = [(nv12_of(one), one.colorspace, is_full(one)) for one in container.decode(video=0)]
         decoder, count = kind.opened(path), 0
@@ -180,7 +188,7 @@ class DecoderContract:
     @pytest.mark.parametrize("degrees", [90, 180, 270])
     def test_picture_is_turned_upright(self, kind: Kind, tmp_path: Path, degrees: int) -> None:
         """A clip of a phone that was held otherwise: its sides are swapped in the facts, and its numbers readable."""
-        plain = write_clip(tmp_path / "plain.mp4", frames=3)
+        plain = plain_clip(tmp_path / "plain.mp4", frames=3)
         path = tmp_path / "turned.mp4"
         with av.open(str(plain)) as source, av.open(str(path), "w") as container:
             stream = container.add_stream_from_template(source.streams.video[0])
@@ -193,13 +201,13 @@ class DecoderContract:
             expected = [Painter().rgb(frame) for frame in container.decode(video=0)]
         decoder, painter = kind.opened(path), Painter()
         shown = [kind.rgb(one, painter) for packet in decoder.packets() for one in decoder.decode(packet)]
-        assert (decoder.facts.width, decoder.facts.height) == ((160, 96) if degrees == 180 else (96, 160))
+        assert (decoder.facts.width, decoder.facts.height) == (SIZE if degrees == 180 else SIZE[::-1])
         decoder.close()
         assert np.array_equal(shown, expected)
 
     def test_first_frame_continues_where_the_parent_says(self, kind: Kind, tmp_path: Path) -> None:
         """After a reconnection the times go on."""
-        _, seen = seen_of(kind, write_clip(tmp_path / "a.ts", frames=20), first_pts_s=100.0)
+        _, seen = seen_of(kind, plain_clip(tmp_path / "a.ts", frames=20), first_pts_s=100.0)
         assert seen.pts_s[:3] == pytest.approx([100.0, 100.04, 100.08], abs=0.002)
 
     @pytest.mark.parametrize("how", [{}, {"b_frames": 2}, {"codec": "libx265"}], ids=["h264", "h264 b", "hevc"])
@@ -207,11 +215,11 @@ class DecoderContract:
         self, kind: Kind, tmp_path: Path, how: dict[str, Any]
     ) -> None:
         """Two clips joined in one stream: the facts are told again with the first frame that they hold for."""
-        small = write_clip(tmp_path / "small.ts", frames=FRAMES, **how)
-        large = write_clip(tmp_path / "large.ts", frames=FRAMES, size=(322, 190), **how)
+        small = plain_clip(tmp_path / "small.ts", frames=FRAMES, **how)
+        large = plain_clip(tmp_path / "large.ts", frames=FRAMES, size=(322, 190), **how)
         _, seen = seen_of(kind, joined(tmp_path / "both.ts", small, large, small))
         assert seen.numbers == [*range(FRAMES)] * 3
-        assert [(place, facts.width, facts.height) for place, facts in seen.new] == [(40, 322, 190), (80, 160, 96)]
+        assert [(place, facts.width, facts.height) for place, facts in seen.new] == [(40, 322, 190), (80, *SIZE)]
         assert seen.dropped == []
         seen.assert_rising()
         assert seen.pts_s[-1] == pytest.approx(120 / 25, abs=0.3)
@@ -219,8 +227,8 @@ class DecoderContract:
     @pytest.mark.parametrize("codec", ["libx265", "mpeg2video"])
     def test_codec_that_changes_is_followed(self, kind: Kind, tmp_path: Path, codec: str) -> None:
         """From H.264 to another in one stream: told, and decoded from its next keyframe on, or left to the CPU."""
-        first = write_clip(tmp_path / "first.ts", frames=FRAMES)
-        second = write_clip(tmp_path / "second.ts", frames=FRAMES, codec=codec, first=100, gop=10)
+        first = plain_clip(tmp_path / "first.ts", frames=FRAMES)
+        second = plain_clip(tmp_path / "second.ts", frames=FRAMES, codec=codec, first=100, gop=10)
         path = joined(tmp_path / "both.ts", first, second)
         if codec in EXPECTED[kind.decoder].refused:
             with pytest.raises(NeedsCpu, match="NVDEC"):
@@ -234,8 +242,8 @@ class DecoderContract:
 
     def test_rate_that_changes_is_kept(self, kind: Kind, tmp_path: Path) -> None:
         """From ten frames a second to thirty: the times say so."""
-        slow = write_clip(tmp_path / "slow.ts", frames=20, fps=10)
-        fast = write_clip(tmp_path / "fast.ts", frames=30, fps=30)
+        slow = plain_clip(tmp_path / "slow.ts", frames=20, fps=10)
+        fast = plain_clip(tmp_path / "fast.ts", frames=30, fps=30)
         _, seen = seen_of(kind, joined(tmp_path / "both.ts", slow, fast))
         steps = [after - before for before, after in itertools.pairwise(seen.pts_s)]
         assert steps[5] == pytest.approx(0.1, abs=0.001)
@@ -261,7 +269,7 @@ class DecoderContract:
 
     def test_times_that_go_back_are_made_to_rise(self, kind: Kind, tmp_path: Path) -> None:
         """The second half begins at nought again, as after an encoder's restart."""
-        part = write_clip(tmp_path / "part.ts", frames=20)
+        part = plain_clip(tmp_path / "part.ts", frames=20)
         _, seen = seen_of(kind, joined(tmp_path / "twice.ts", part, part))
         assert seen.numbers == [*range(20)] * 2
         seen.assert_rising()
@@ -272,7 +280,7 @@ class DecoderContract:
         self, kind: Kind, tmp_path: Path, how: dict[str, Any]
     ) -> None:
         """As a camera is joined: what comes before its first keyframe is nobody's failure, and not shown."""
-        whole = write_clip(tmp_path / "a.ts", frames=FRAMES, **how)
+        whole = plain_clip(tmp_path / "a.ts", frames=FRAMES, **how)
         _, seen = seen_of(kind, without(tmp_path / "middle.ts", whole, range(5)))
         assert seen.numbers == list(range(12, FRAMES))
         assert (seen.corrupt, seen.dropped, seen.bad_packets) == ([], [], 0)
@@ -280,7 +288,7 @@ class DecoderContract:
     @pytest.mark.parametrize("name", ["a.mp4", "a.avi", "b.mkv", "a.ts", "j.avi", "h.mp4", "h.ts", "a.h264", "a.flv"])
     def test_damaged_bytes_cost_frames_but_no_crash(self, kind: Kind, tmp_path: Path, name: str) -> None:
         """Bits flipped anywhere: it ends in order or with an error of ours, never otherwise, and its times rise."""
-        whole = write_clip(tmp_path / name, frames=FRAMES, **HOW[name])
+        whole = plain_clip(tmp_path / name, frames=FRAMES, **HOW[name])
         for seed in range(8):
             path = damaged(tmp_path / f"{seed}{name}", whole, flips=2 + seed * 2, seed=seed, spare=0.0)
             try:
@@ -293,7 +301,7 @@ class DecoderContract:
     @pytest.mark.parametrize("codec", ["libx264", "libx265"])
     def test_damaged_frames_are_marked_until_the_next_keyframe(self, kind: Kind, tmp_path: Path, codec: str) -> None:
         """What is shown without a mark is what the camera saw: every frame that is wrong is marked, or dropped."""
-        whole = write_clip(tmp_path / "a.ts", frames=120, gop=12, size=(320, 192), codec=codec)
+        whole = plain_clip(tmp_path / "a.ts", frames=120, gop=12, size=(320, 192), codec=codec)
         found = 0
         for seed in range(6):
             _, seen = seen_of(kind, damaged(tmp_path / f"{seed}.ts", whole, flips=3, seed=seed, spare=0.2))
@@ -308,7 +316,7 @@ class DecoderContract:
     @pytest.mark.parametrize("codec", ["libx264", "libx265"])
     def test_stream_recovers_after_lost_packets_and_garbage(self, kind: Kind, tmp_path: Path, codec: str) -> None:
         """From the second keyframe after the damage all is there again, and clean, and before it nothing was missed."""
-        whole = write_clip(tmp_path / "a.ts", frames=60, gop=12, codec=codec)
+        whole = plain_clip(tmp_path / "a.ts", frames=60, gop=12, codec=codec)
         for path in (
             without(tmp_path / "lost.ts", whole, range(15, 20)),
             without(tmp_path / "garbage.ts", whole, range(15, 20), bytes(range(7, 107)) * 9),
@@ -324,7 +332,7 @@ class DecoderContract:
         """A file that is cut off in the middle is read until there."""
         if name in EXPECTED[kind.decoder].refused:
             return
-        whole = write_clip(tmp_path / name, frames=FRAMES, **HOW[name])
+        whole = plain_clip(tmp_path / name, frames=FRAMES, **HOW[name])
         _, seen = seen_of(kind, truncated(tmp_path / f"cut-{name}", whole, 0.6))
         bad = {*seen.corrupt, *seen.dropped}
         whole_ones = [number for place, number in enumerate(seen.numbers) if place not in bad]
@@ -336,8 +344,8 @@ class DecoderContract:
         """Whether its container can seek or not: each loop has all frames, its first is_new, the times go on."""
         if name in EXPECTED[kind.decoder].refused:
             return
-        how = {**HOW[name], "size": (160, 96), "fps": 25}
-        decoder = kind.opened(write_clip(tmp_path / name, frames=20, **how))
+        how = {**HOW[name], "size": SIZE, "fps": 25}
+        decoder = kind.opened(plain_clip(tmp_path / name, frames=20, **how))
         seen, painter = Seen(), Painter()
         for _ in range(3):
             for packet in decoder.packets():
@@ -354,7 +362,7 @@ class DecoderContract:
     @pytest.mark.parametrize("codec", ["libx264", "libx265"])
     def test_stream_that_is_rubbish_from_the_middle_on_ends(self, kind: Kind, tmp_path: Path, codec: str) -> None:
         """Packets of nothing do not keep a decoder busy for ever."""
-        whole = write_clip(tmp_path / "a.mp4", frames=20, codec=codec, size=(64, 48))
+        whole = plain_clip(tmp_path / "a.mp4", frames=20, codec=codec)
         path = joined_with_rubbish(tmp_path / "bad.mp4", whole, 260)
         with pytest.raises(DecodeError, match="packets in a row"):
             seen_of(kind, path)

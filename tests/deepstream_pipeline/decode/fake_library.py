@@ -66,7 +66,7 @@ class FakeLibrary:
 
     def GetDecoderCaps(self, gpuid: int, codec: str, chromaformat: int, bitdepth: int) -> dict[str, int]:
         """A card's."""
-        return {"num_decoder_engines": 7} | LIMITS
+        return {"num_decoder_engines": 7} | LIMITS[codec]
 
     def CreateDecoder(self, **asked: Any) -> "FakeDecoder":
         """One."""

@@ -24,7 +24,8 @@ from deepstream_pipeline.decode.nvcodec import NvCodec, Surface, refusal_of
 from deepstream_pipeline.errors import NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
 
-LIMITS = {"width_min": 48, "height_min": 16, "width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
+_MOST = {"width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
+LIMITS = {"h264": {"width_min": 48, "height_min": 16} | _MOST, "hevc": {"width_min": 144, "height_min": 144} | _MOST}
 _OVER = 0xEE  # in the memory of a picture that is over
 
 Plane = npt.NDArray[np.uint8]
@@ -56,7 +57,7 @@ class FakeOpener:
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         """One more; NeedsCpu as a card's limits would have it."""
-        refusal = refusal_of(codec, size, LIMITS)
+        refusal = refusal_of(codec, size, LIMITS[codec])
         if refusal:
             raise NeedsCpu(refusal)
         self.opened.append(FakeNvCodec(codec, self._said))
