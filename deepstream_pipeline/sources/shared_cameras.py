@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
+import cv2
+
 RunCamera = Callable[[socket.socket, int], int]  # told its socket, and its ring's descriptor, which it takes over
 _DESCRIPTORS = 3
 _MESSAGE_BYTES = 64
@@ -17,6 +19,7 @@ _LAST_S = 10.0  # for the cameras that are left when the control socket ends
 
 def serve(control: socket.socket, run: RunCamera) -> int:
     """Run what comes, until the control socket ends and every camera is over, or its time. The exit status."""
+    cv2.setNumThreads(1)
     cameras: list[Camera] = []
     while (descriptors := _next_camera(control)) is not None:
         cameras = [camera for camera in cameras if camera.is_alive()]

@@ -18,11 +18,12 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("this is a part of `penstock video`, which starts it with a card's number and a descriptor\n")
         return 2
     settle()
-    from deepstream_pipeline.sources.shared_cameras import serve  # after the variables that are set: imports numpy
+    from deepstream_pipeline.decode.decode_errors import watch_stdout  # after the variable that is set: numpy comes
+    from deepstream_pipeline.sources.shared_cameras import serve
     from deepstream_pipeline.sources.shared_work import Card
 
     with socket.socket(fileno=int(arguments[1])) as control:
-        status = serve(control, Card(int(arguments[0])).run)
+        status = serve(control, Card(int(arguments[0]), watch_stdout()).run)
     sys.stderr.flush()
     os._exit(status)  # the driver's own threads, and what hangs, are not waited for
 

@@ -6,9 +6,7 @@ import sys
 import threading
 import time
 
-import cv2
-
-from deepstream_pipeline.decode.decode_errors import watch_stdout
+from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.nvcodec import NvdecOpener
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.errors import GpuFailed, GpuUnavailable, NeedsCpu
@@ -23,13 +21,13 @@ from deepstream_pipeline.sources.ring import Ring, RingSize
 class Card:
     """The process's card, opened with the first camera. Where it cannot be, each is told that it needs the CPU."""
 
-    def __init__(self, index: int) -> None:
-        cv2.setNumThreads(1)
+    def __init__(self, index: int, errors: DecodeErrors) -> None:
+        """errors: what the decoder's library says on the process's standard output."""
         self._index = index
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._opener: NvdecOpener | None = None
-        self._errors = watch_stdout()
+        self._errors = errors
 
     def run(self, link: socket.socket, ring_descriptor: int) -> int:
         """One camera, in a thread of its own, until it or its parent is over."""

@@ -119,3 +119,17 @@ def test_pictures_travel_from_when_they_are_wanted(path: Path) -> None:
         sources.want_images("a", False)
         told.wait(lambda: not has_image[-1])
     assert not has_image[0]
+
+
+def test_real_process_without_a_card_hands_its_cameras_to_the_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is missing of card, driver or packages: each picture comes all the same, and nothing was restarted."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told = Told()
+    with running(told, SourcesOptions(gpu=GpuSources())) as sources:
+        for name in "ab":
+            sources.add(SourceConfig(str(path), name), PICTURES)
+        for name in "ab":
+            told.wait_for("ended", source_id=name)
+            seen = one(sources, name)
+            assert (seen.state, seen.decoder, seen.restarts, seen.frames) == (SourceState.ENDED, "cpu", 0, 40)
+    assert numbers(told, "a") == list(range(40)) == numbers(told, "b")

@@ -1,0 +1,190 @@
+"""A camera's thread where the card decodes: its driver is a stand-in, NVDEC is FFmpeg, and the kernels run as C++."""
+
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from deepstream_pipeline.decode.decode_errors import DecodeErrors
+from deepstream_pipeline.gpu.device import Device
+from deepstream_pipeline.gpu.ring import DeviceRing
+from deepstream_pipeline.sources import shared_work
+from deepstream_pipeline.sources.messages import Ended, EndReason, FrameReady, Opened, Start
+from deepstream_pipeline.sources.ring import Ring, image_offset, new_ring, ring_size
+from server.vision.spec import PrepareSpec, ScalingFilter
+from tests.deepstream_pipeline.clips import number_of, write_clip
+from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener
+from tests.deepstream_pipeline.gpu.fake_driver import CUresult, FakeDriver
+from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
+from tests.deepstream_pipeline.sources.child_parent import PATIENCE_S, SPEC, Parent, child, ended
+
+SIZE, FRAMES, SLOTS = (320, 192), 12, 4
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_kernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def fake(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, FakeDriver]:
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: FakeOpener())
+    return card(library, monkeypatch)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_clip(tmp_path / "clip.mp4", frames=FRAMES, fps=10, size=SIZE, codec="libx264")
+
+
+@contextmanager
+def camera(uri: object, *, spec: PrepareSpec | None = SPEC, **how: Any) -> Iterator[tuple[Parent, threading.Thread]]:
+    """One in a thread of this process, told to begin; its socket is closed at the end, and its thread awaited."""
+    size = ring_size(SLOTS, spec.row_bytes if spec else 0, SIZE[0] * SIZE[1] * 3)
+    descriptor = new_ring(size, "test")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE_S)
+    parent = Parent(ours, Mock(), Ring(os.dup(descriptor), size))
+    started: dict[str, Any] = {
+        "ring_frames": SLOTS, "slot_bytes": size.slot_bytes, "ring_bytes": size.size_bytes, "policy": "block",
+        "decoder": "nvdec", "row_bytes": spec.row_bytes if spec else 0,
+    }  # fmt: skip
+    parent.say(Start(uri=str(uri), spec=spec.pack() if spec else b"", **(started | how)))
+    descriptor_of_errors, write_end = os.pipe()
+    os.set_blocking(descriptor_of_errors, False)
+    shared = shared_work.Card(0, DecodeErrors(descriptor_of_errors))
+
+    def run() -> None:
+        with theirs:
+            shared.run(theirs, descriptor)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield parent, thread
+    finally:
+        ours.close()
+        thread.join(PATIENCE_S)
+        parent.ring.close()
+        os.close(descriptor_of_errors)
+        os.close(write_end)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("wants_images", [False, True])
+def test_rows_and_pictures_lie_in_the_ring_as_the_cpu_makes_them(
+    path: Path, fake: tuple[Device, FakeDriver], wants_images: bool
+) -> None:
+    """Each frame once, in order, its row equal to the CPU's; the slots' pages are pinned once and given back."""
+    driver, rows = fake[1], []
+    with child(path, frames=SLOTS, wants_images=wants_images) as alone:
+        while isinstance(record := alone.until(lambda one: isinstance(one, FrameReady | Ended)), FrameReady):
+            rows.append(alone.ring.array(record.slot, 0, record.row_shape, np.float32).copy())
+            alone.release(record)
+    with camera(path, wants_images=wants_images) as (parent, _):
+        opened = parent.until(lambda record: isinstance(record, Opened))
+        assert isinstance(opened, Opened)
+        assert (opened.decoder, opened.width, opened.height) == ("nvdec", *SIZE)
+        for number in range(FRAMES):
+            frame = parent.frame()
+            assert (frame.frame_num, frame.is_on_device, parent.row_number(frame)) == (number, False, number)
+            row = parent.ring.array(frame.slot, 0, frame.row_shape, np.float32)
+            np.testing.assert_array_equal(row, rows[number])
+            assert frame.has_image is wants_images
+            if wants_images:
+                assert number_of(parent.image(frame)) == number
+            parent.release(frame)
+        parent.rest()
+        assert ended(parent).reason is EndReason.EOF
+        assert driver.calls.count("cuMemHostRegister") <= SLOTS + 1  # and the thumbnail's
+    assert driver.is_all_given_back
+
+
+def test_rows_lie_on_the_card_where_its_ring_is_told(path: Path, fake: tuple[Device, FakeDriver]) -> None:
+    """In the slot of the same number, opened by its handle; the picture begins the ring's slot then."""
+    device, driver = fake
+    rows = DeviceRing(device, SLOTS, SPEC.row_bytes)
+    with camera(path, device_ring=rows.handle, wants_images=True) as (parent, _):
+        for number in range(FRAMES):
+            frame = parent.frame()
+            assert frame.is_on_device
+            row = rows.row(frame.slot, frame.row_shape, np.float32)
+            values = np.frombuffer(ctypes.string_at(row.address, row.nbytes), np.float32).reshape(row.shape)
+            image = parent.ring.array(frame.slot, image_offset(0), (frame.height, frame.width, 3), np.uint8)
+            assert number_of(values.transpose(1, 2, 0)) == number == number_of(image)
+            parent.release(frame)
+        parent.rest()
+    rows.close()
+    assert driver.is_all_given_back
+
+
+def test_frames_between_two_rows_and_without_a_network_are_looked_at_all_the_same(
+    path: Path, fake: tuple[Device, FakeDriver]
+) -> None:
+    """Every frame has a digest of its own; a row only those that are inferred."""
+    with camera(path, interval=2) as (parent, _):
+        frames = parent.rest()
+    assert [bool(frame.row_shape) for frame in frames] == [number % 3 == 0 for number in range(FRAMES)]
+    with camera(path, spec=None) as (parent, _):
+        bare = parent.rest()
+    assert {frame.row_shape for frame in bare} == {()}
+    assert len({frame.digest for frame in bare}) == FRAMES
+    assert [frame.digest for frame in bare] == [frame.digest for frame in frames]
+    assert fake[1].is_all_given_back
+
+
+def test_what_the_card_does_not_take_needs_the_cpu(
+    tmp_path: Path, path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A codec, a network's filter, or no card at all: said at once, with why."""
+    other = write_clip(tmp_path / "clip.avi", frames=FRAMES, fps=10, size=SIZE, codec="mjpeg")
+    for uri, spec, why in (
+        (other, SPEC, "this is mjpeg"),
+        (path, replace(SPEC, filter=ScalingFilter.CUBIC), "resized by cubic"),
+    ):
+        with camera(uri, spec=spec) as (parent, _):
+            assert parent.rest() == []
+            assert ended(parent).reason is EndReason.NEEDS_CPU
+            assert why in ended(parent).text
+    assert fake[1].is_all_given_back
+    fake[1].devices = 0
+    with camera(path) as (parent, _):
+        assert parent.rest() == []
+        assert (ended(parent).reason, parent.of(Opened)) == (EndReason.NEEDS_CPU, [])
+        assert "there is no GPU 0" in ended(parent).text
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_card_that_fails_ends_the_process_only_where_nothing_goes_on(
+    path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """A fault of one camera is that one's, with CUDA's word for it; a broken context is everybody's."""
+    driver, ends = fake[1], Mock()
+    monkeypatch.setattr(shared_work.os, "_exit", ends)
+    state = CUresult.CUDA_ERROR_LAUNCH_FAILED if is_broken else CUresult.CUDA_SUCCESS
+    driver.cuCtxSynchronize = lambda: (state,)  # type: ignore[attr-defined]
+    with camera(path) as (parent, thread):
+        parent.release(parent.frame())
+        driver.fail("cuLaunchKernel", "CUDA_ERROR_LAUNCH_FAILED")
+        parent.rest()
+        assert "CUDA_ERROR_LAUNCH_FAILED" in ended(parent).text
+        thread.join(PATIENCE_S)
+    assert ends.called is is_broken
+    assert driver.is_all_given_back
+
+
+def test_camera_that_is_left_gives_everything_back(path: Path, fake: tuple[Device, FakeDriver]) -> None:
+    """Its parent closes its socket in the middle of its frames."""
+    with camera(path, is_loop=True) as (parent, _):
+        for _ in range(5):
+            parent.release(parent.frame())
+    assert fake[1].is_all_given_back
