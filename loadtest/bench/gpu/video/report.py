@@ -16,6 +16,7 @@ from loadtest.bench.gpu.report import of_what
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
 from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
 from loadtest.bench.gpu.video.pieces import PARTS, Folder
+from loadtest.bench.gpu.video.plots import write_plot
 from loadtest.bench.gpu.video.results import (
     Body,
     figures,
@@ -42,9 +43,10 @@ _HELD = (
 _CPU_KINDS = ("decode process", "video program", "triton", "model instance")
 
 
-def report_text(bodies: Sequence[Body], judged: Committed | None, notes: str) -> str:
-    """The page as Markdown."""
-    sections = (_head(bodies), _verdicts(judged, bodies), _streams(bodies), _limits(bodies), _alone(bodies),
+def report_text(bodies: Sequence[Body], judged: Committed | None, plot: str, notes: str) -> str:
+    """The page as Markdown. plot: a file beside it, or empty."""
+    shown = f"![streams]({plot})\n" if plot else ""
+    sections = (_head(bodies), _verdicts(judged, bodies), _streams(bodies), shown, _limits(bodies), _alone(bodies),
                 _hand_over(bodies), _cpu(bodies), _faults(bodies), _how(bodies), notes)  # fmt: skip
     return "\n".join(section for section in sections if section)
 
@@ -237,7 +239,7 @@ def _table(title: str, head: Sequence[object], rows: Sequence[Sequence[object]])
 
 
 def write_report(folder: Path, into: Path) -> Iterator[Path]:
-    """Both files; what was written. Raises OSError, ResultsError, ValueError where there is no piece."""
+    """All files; what was written. Raises OSError, ResultsError, ValueError where there is no piece."""
     bodies = Folder(folder).all()
     if not bodies:
         raise ValueError("no piece of a run is there")
@@ -246,7 +248,10 @@ def write_report(folder: Path, into: Path) -> Iterator[Path]:
     content = {"conditions": bodies[-1]["conditions"], "results": results_of(bodies)}
     path.write_text(json.dumps(content, indent=1) + "\n")
     yield path
-    page.write_text(report_text(bodies, read_bench(path, read_targets()), notes.read_text() if notes.exists() else ""))
+    if plot := write_plot(into, bodies, float(bodies[-1]["conditions"]["slo_p99_ms"])):
+        yield into / plot
+    beside = notes.read_text() if notes.exists() else ""
+    page.write_text(report_text(bodies, read_bench(path, read_targets()), plot, beside))
     yield page
 
 

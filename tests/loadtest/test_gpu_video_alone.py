@@ -1,0 +1,80 @@
+"""NVDEC alone, with stand-ins: of its worker processes, and of the library in a worker."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.bench.gpu.video.card import CardMeter
+from loadtest.bench.gpu.video.nvdec import best_of, decode_alone
+from loadtest.bench.gpu.video.nvdec_worker import Lane
+from loadtest.bench.wire import BadAnswer
+
+WORKER = """
+import json, sys
+print("Decode Error occurred for picture 3")
+print("ready", flush=True)
+begin_s, end_s = map(float, sys.stdin.readline().split())
+print(json.dumps({"frames": 50 * int(sys.argv[2]), "seconds": 0.5, "cpu_s": 0.05}), flush=True)
+"""
+
+
+def test_rate_is_that_of_all_processes(tmp_path: Path) -> None:
+    """What the library says on standard output is passed over."""
+    with CardMeter(is_gpu=False) as card:
+        found = decode_alone(tmp_path / "c.mp4", (2, 3), 0.1, card, (sys.executable, "-c", WORKER))
+    assert (found["rate"], found["cores"]) == (2 * 3 * 100.0, pytest.approx(0.2))
+    assert best_of([found, found | {"rate": 1.0}]) is found
+
+
+def test_process_that_cannot_begin_is_told_in_its_own_words(tmp_path: Path) -> None:
+    """Such as a card that is not there."""
+    program = (sys.executable, "-c", "raise SystemExit('no CUDA-capable device is detected')")
+    with CardMeter(is_gpu=False) as card, pytest.raises(BadAnswer, match="no CUDA-capable device is detected"):
+        decode_alone(tmp_path / "c.mp4", (1, 1), 0.1, card, program)
+
+
+class _Library:
+    """As much of PyNvVideoCodec as a lane uses: each packet's picture comes out with it."""
+
+    class cudaVideoCodec:
+        H264, HEVC = "h264", "hevc"
+
+    class DisplayDecodeLatencyType:
+        LOW = "low"
+
+    class VideoPacketFlag:
+        ENDOFPICTURE = 1
+
+    class PacketData:
+        pass
+
+    def __init__(self, until: int) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.until, self.is_done = until, threading.Event()
+
+    def CreateDecoder(self, **_: Any) -> "_Library":
+        return self
+
+    def Decode(self, packet: Any) -> list[object]:
+        self.seen.append((packet.bsl, packet.pts))
+        if len(self.seen) >= self.until:
+            self.is_done.set()
+        return [object()]
+
+
+def test_lane_goes_round_a_clip_with_one_decoder() -> None:
+    """Packets by their numbers, on across the clip's end, until it is told that it is over."""
+    library = _Library(until=5)
+    lane = Lane(library, "hevc", [np.zeros(size, np.uint8) for size in (7, 9)])
+    thread = threading.Thread(target=lane.run)
+    thread.start()
+    assert lane.is_warm.wait(5.0)
+    assert library.is_done.wait(5.0)
+    lane.is_over = True
+    thread.join(5.0)
+    assert library.seen[:5] == [(7, 0), (9, 1), (7, 2), (9, 3), (7, 4)]
+    assert lane.frames == len(library.seen)
