@@ -178,6 +178,8 @@ class VideoMetrics:
         self._mux_wait = self._histograms["mux_wait_seconds"]
         self._batch_frames = self._histograms["batch_frames"]
         self._batches: dict[str, Counter] = {}
+        for decoder in DECODERS:
+            self.decode_processes(decoder, 0)
         rows = self._counters["rows_total"]
         self._rows = {is_device: rows.labels("device" if is_device else "host") for is_device in (False, True)}
         self._infer: dict[str, Histogram] = {}

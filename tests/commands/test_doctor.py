@@ -17,7 +17,7 @@ from server.doctor.finding import Finding, Status
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SUBJECTS = {
-    "settings", "host", "cpu", "memory", "gpu", "image", "mps", "engine", "shm", "limits", "ports", "disk",
+    "settings", "host", "cpu", "memory", "gpu", "image", "mps", "video", "engine", "shm", "limits", "ports", "disk",
 }  # fmt: skip
 FINDINGS = [
     Finding(
