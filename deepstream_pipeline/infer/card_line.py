@@ -20,7 +20,7 @@ from server.core.slab import Slab
 from server.core.tensor import Place
 
 GATHER_S = 5.0  # copies of microseconds; a card that takes so long is stuck
-CALLS = 8  # of the largest, that have room at once
+CALLS = 8  # at least have room at once
 _GONE_S = LINGER_S + 1.0  # what the region's end may take: a call that was given up keeps it so long
 _PAUSE_S = 0.1
 _TAKEN, _IN_USE = "already in manager", "currently in use"  # Triton's words, and the gateway's

@@ -8,7 +8,7 @@ import numpy as np
 
 from deepstream_pipeline.errors import InferFailed
 from deepstream_pipeline.infer.calls import Call, calls_of, gathered, load
-from deepstream_pipeline.infer.card_line import CALLS, CardLine
+from deepstream_pipeline.infer.card_line import CardLine
 from deepstream_pipeline.infer.line import Line
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.place import EnginePlace
@@ -22,6 +22,7 @@ from server.vision.spec import Layout
 FIRST_S = 10.0  # for the answer through the host: an engine's first may warm it up
 TRIAL_S = 2.0  # for all else
 TOLERANCE = 0.01  # of an output's largest number: others' rows may share the one batch, and not the other
+ROOM_CALLS = 16  # of the largest: few are at the engine, but those that were given up keep their room for a while
 LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30  # of the memory that is shared
 _KEPT_SIDE = 256  # of a picture for a network that takes any size
 
@@ -42,7 +43,7 @@ def why_not(place: EnginePlace, network: Network) -> str:
 def memory_for(network: Network) -> int:
     """How many bytes of the card's memory to share for its rows."""
     call_bytes = network.row_bytes * max(network.max_batch_size, 1)
-    return min(max(CALLS * call_bytes, LEAST_BYTES), MOST_BYTES)
+    return min(max(ROOM_CALLS * call_bytes, LEAST_BYTES), MOST_BYTES)
 
 
 async def try_card(host: Line, card: CardLine, network: Network) -> str:

@@ -94,4 +94,4 @@ def test_memory_has_room_for_several_of_the_largest_calls_and_is_bounded() -> No
     """A card has other uses for it."""
     small, large = network_from(classifier("m", 4)), replace(network_from(classifier("m", 256)), row_bytes=3 << 20)
     assert (memory_for(small), memory_for(large)) == (LEAST_BYTES, MOST_BYTES)
-    assert memory_for(replace(small, row_bytes=4 << 20)) == 8 * 4 * (4 << 20)
+    assert memory_for(replace(small, row_bytes=4 << 20)) == 16 * 4 * (4 << 20)
