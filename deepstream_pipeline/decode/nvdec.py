@@ -31,7 +31,7 @@ from deepstream_pipeline.errors import NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
 from deepstream_pipeline.types import DecoderKind
 
-MOST_UNKEYED = 300  # packets: a stream that refreshes bit by bit never sends a keyframe
+MOST_UNKEYED = 3000  # packets: a stream that refreshes bit by bit never sends a keyframe
 _CODECS = ("h264", "hevc")
 _PLAIN = ("yuv420p", "yuvj420p")
 
@@ -83,8 +83,9 @@ class NvdecCodec:
         self._nvdec: NvCodec | None = None
         self._retired: NvCodec | None = None  # whose last pictures may still be looked at
         self._numbers = PacketNumbers()
-        self._awaits_key = True
-        self._unkeyed = 0
+        self._awaits_key, self._unkeyed = True, 0
+        self._is_joining = False  # until the keyframe after the one that it began with
+        self._joined_s: float | None = None
         self._is_doubted = False  # whether the last keyframe was none for NVDEC
 
     @property
@@ -102,8 +103,11 @@ class NvdecCodec:
         if not headers.has_picture or (packet.is_keyframe and not headers.may_be_key):
             raise PacketRefused(f"a packet without a picture of {self._name}")
         is_other = bool(headers.sequence) and headers.sequence != self._sequence
-        if self._nvdec is None and not packet.is_keyframe and not is_other:
+        if self._awaits_key and not packet.is_keyframe and not is_other:
             return self._await_key()
+        raw_s = _seconds(packet.pts, packet.time_base)
+        if not is_other and self._is_before_joined(packet, headers, raw_s):
+            return []
         before: list[Decoded] = []
         if self._nvdec is None or is_other:
             before = self._begin(packet, headers)
@@ -111,8 +115,9 @@ class NvdecCodec:
             self._held, self._is_doubted = headers, False
         elif self._awaits_key:
             data = self._held.sets + data
-        self._awaits_key = False
-        return before + self._given(data, packet)
+        if self._awaits_key:
+            self._awaits_key, self._is_joining, self._joined_s = False, True, raw_s
+        return before + self._given(data, Sent(raw_s, packet.is_keyframe, packet.is_corrupt))
 
     def reset(self) -> None:
         """Forget what was given. The decoder stays: it goes on at the next keyframe."""
@@ -132,6 +137,20 @@ class NvdecCodec:
         self._let_retired_go()
         self._retire()
         self._let_retired_go()
+
+    def _is_before_joined(self, packet: VideoPacket, headers: Headers, raw_s: float | None) -> bool:
+        """Whether it is shown before the keyframe that a decoder began with, and builds on what that one never saw.
+
+        FFmpeg drops it, too.
+        """
+        if not self._is_joining or self._awaits_key:
+            return False
+        if packet.is_keyframe:
+            self._is_joining = False
+            return False
+        if self._name == "hevc":
+            return headers.is_skipped
+        return raw_s is not None and self._joined_s is not None and raw_s < self._joined_s
 
     def _await_key(self) -> list[Decoded]:
         """Nothing can be made of what comes before the first keyframe; FFmpeg drops it, too."""
@@ -188,11 +207,10 @@ class NvdecCodec:
         self._numbers.lose_all()
         return decoded
 
-    def _given(self, data: bytes, packet: VideoPacket) -> list[Decoded]:
+    def _given(self, data: bytes, sent: Sent) -> list[Decoded]:
         nvdec = self._nvdec
         if nvdec is None:  # it failed
             return self._await_key()
-        sent = Sent(_seconds(packet.pts, packet.time_base), packet.is_keyframe, packet.is_corrupt)
         number = self._numbers.next(sent)
         try:
             surfaces = nvdec.decode(data, number)

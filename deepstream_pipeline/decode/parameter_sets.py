@@ -11,6 +11,7 @@ _START = b"\x00\x00\x01"
 _H264_SPS, _H264_PPS = 7, 8
 _HEVC_SPS, _HEVC_SETS = 33, (32, 33, 34)
 _HEVC_KEYS = range(16, 22)
+_HEVC_SKIPPED = (8, 9)
 _HEVC_SLICES = (*range(10), *_HEVC_KEYS)
 
 
@@ -18,12 +19,14 @@ _HEVC_SLICES = (*range(10), *_HEVC_KEYS)
 class Headers:
     """sequence: its sequence parameter sets, which tell the size, one behind another; empty without. sets: all of its
     parameter sets as a packet would hold them, with start codes. has_picture: a slice of a picture follows; may_be_key:
-    one at which a stream can begin."""
+    one at which a stream can begin; is_skipped: HEVC's RASL, which is none in a stream that began with the keyframe
+    before it."""
 
     sequence: bytes = b""
     sets: bytes = b""
     has_picture: bool = False
     may_be_key: bool = False
+    is_skipped: bool = False
 
 
 def is_annex_b(extradata: bytes | None) -> bool:
@@ -37,7 +40,8 @@ def headers_of(packet: bytes, codec: str) -> Headers:
     sequence, sets = b"", b""
     for begin, end, kind in _units(packet, is_hevc):
         if _is_slice(kind, is_hevc):
-            return Headers(sequence, sets, has_picture=True, may_be_key=not is_hevc or kind in _HEVC_KEYS)
+            may_be_key = not is_hevc or kind in _HEVC_KEYS
+            return Headers(sequence, sets, True, may_be_key, is_hevc and kind in _HEVC_SKIPPED)
         if kind in _HEVC_SETS if is_hevc else kind in (_H264_SPS, _H264_PPS):
             unit = packet[begin:end].rstrip(b"\x00")
             sets += b"\x00" + _START + unit

@@ -140,6 +140,7 @@ CLIPS: list[tuple[str, str, dict[str, Any]]] = [
     ("high.mp4", "h264", {"pixel_format": "yuv422p10le"}),
     ("laced.mp4", "h264", {"options": {"flags": "+ildct+ilme", "x264-params": "tff=1:keyint=12"}}),
 ]
+OPEN_GROUPS = {"x264-params": "open-gop=1:scenecut=0:keyint=12:min-keyint=1:b-adapt=0"}
 HOW = {name: how for name, _, how in CLIPS}
 
 
@@ -275,7 +276,11 @@ class DecoderContract:
         seen.assert_rising()
         assert seen.pts_s[-1] == pytest.approx(39 * 0.04, abs=0.2)
 
-    @pytest.mark.parametrize("how", [{"b_frames": 2}, {"codec": "libx265", "b_frames": 2}], ids=["h264", "hevc"])
+    @pytest.mark.parametrize(
+        "how",
+        [{"b_frames": 2}, {"b_frames": 3, "options": OPEN_GROUPS}, {"codec": "libx265", "b_frames": 2}],
+        ids=["h264", "h264 open", "hevc"],
+    )
     def test_stream_that_begins_in_the_middle_begins_at_a_keyframe(
         self, kind: Kind, tmp_path: Path, how: dict[str, Any]
     ) -> None:

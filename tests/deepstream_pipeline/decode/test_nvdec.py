@@ -6,9 +6,10 @@ import av
 import numpy as np
 import pytest
 
+from deepstream_pipeline.decode import nvdec
 from deepstream_pipeline.decode.decoder import Decoder, Picture
 from deepstream_pipeline.decode.nvcodec import refusal_of
-from deepstream_pipeline.decode.nvdec import MOST_UNKEYED, NvdecCodecs
+from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.decode.opening import DecodeOptions
 from deepstream_pipeline.errors import DecodeError, NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
@@ -115,9 +116,10 @@ def test_decoder_that_fails_again_and_again_ends_the_source(tmp_path: Path) -> N
         run.read(2)
 
 
-def test_stream_without_a_keyframe_is_the_cpus(tmp_path: Path) -> None:
+def test_stream_without_a_keyframe_is_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that refreshes bit by bit would stay dark."""
-    whole = write_clip(tmp_path / "a.ts", frames=MOST_UNKEYED + 10, gop=1000)
+    monkeypatch.setattr(nvdec, "MOST_UNKEYED", 40)
+    whole = write_clip(tmp_path / "a.ts", frames=60, gop=1000)
     run = Run(without(tmp_path / "unkeyed.ts", whole, [0]))
     with pytest.raises(NeedsCpu, match="keyframe"):
         run.read()

@@ -26,6 +26,7 @@ HEVC_SETS = START + b"\x40\x01VPS" + START + b"\x42\x01SPS" + START + b"\x44\x01
             "hevc", HEVC_SETS + START + b"\x26\x01I", Headers(b"\x42\x01SPS", HEVC_SETS, True, True), id="hevc"
         ),
         pytest.param("hevc", START + b"\x02\x01P", Headers(b"", b"", True), id="hevc without sets"),
+        pytest.param("hevc", START + b"\x12\x01R", Headers(b"", b"", True, False, True), id="hevc leading"),
         pytest.param("h264", b"", Headers(), id="nothing"),
         pytest.param("h264", START, Headers(), id="a start code alone"),
         pytest.param("h264", bytes(500), Headers(), id="noughts"),
