@@ -31,12 +31,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 @pytest.fixture(scope="module")
 def sharing(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    """A stack on which clients may share memory, with the real Triton, which finds no card."""
+    """Two fronts and their core, on which clients may share memory, with the real Triton, which finds no card."""
     folder = tmp_path_factory.mktemp("hand_over")
     write_model(folder / "models", "plain", BRIGHTNESS, PLAIN_CONFIG)
     write_model(folder / "models", "batched", BRIGHTNESS, BRIGHTNESS_CONFIG)
     arguments = ("--model-repository", str(folder / "models"), "--models", "plain,batched")
-    stack = start_stack(folder / "home", "--allow-client-shm", *arguments)
+    stack = start_stack(folder / "home", "--allow-client-shm", "--workers", "2", *arguments)
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
