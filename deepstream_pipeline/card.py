@@ -18,7 +18,8 @@ from deepstream_pipeline.sources.options import GpuSources
 from deepstream_pipeline.types import DecoderKind
 
 log = structlog.get_logger(component="video")
-_VIDEO_LIBRARY = "libnvcuvid.so.1"
+_DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
+_PACKAGES = {"PyNvVideoCodec": "PyNvVideoCodec", "cuda": "cuda-bindings"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,26 @@ def open_card(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> Card:
 
 
 def _what_is_missing() -> str:
-    """Before the driver is asked for anything: what decoding on a card wants and this machine has not."""
-    for module in ("PyNvVideoCodec", "cuda"):
+    """What decoding on a card wants and this machine has not; the driver is not asked for anything yet."""
+    if not _is_there(_DRIVER):
+        return f"no NVIDIA driver is here ({_DRIVER}); penstock doctor says more"
+    for module, package in _PACKAGES.items():
         if find_spec(module) is None:
-            return f"the package {'cuda-bindings' if module == 'cuda' else module} is not here (make gpu installs it)"
-    try:
-        ctypes.CDLL(_VIDEO_LIBRARY)
-    except OSError:
+            return f"the package {package} is not here: make gpu installs it"
+    if not _is_there(_VIDEO_LIBRARY):
         return (
             f"NVIDIA's {_VIDEO_LIBRARY} is not here: it comes with the driver, and into a container with "
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
         )
     return ""
+
+
+def _is_there(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 class _Rings:

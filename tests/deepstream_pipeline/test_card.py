@@ -46,18 +46,32 @@ def test_no_card_is_looked_for_where_no_source_may_have_it(monkeypatch: pytest.M
     assert "decoded by the cpu" in found.absence
 
 
-def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Those that are here."""
+    here = {"libcuda.so.1", "libnvcuvid.so.1"}
+    monkeypatch.setattr(card, "_is_there", here.__contains__)
+    return here
+
+
+def test_machine_without_a_driver_is_told_so_first(libraries: set[str]) -> None:
+    """No package would help it."""
+    libraries.clear()
+    assert open_card(GpuSettings(), AUTO).absence.startswith("no NVIDIA driver is here (libcuda.so.1)")
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
     """Before the driver is asked; with what installs them."""
     monkeypatch.setattr(card, "find_spec", lambda name: None)
-    assert open_card(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here (make gpu installs it)"
+    assert open_card(GpuSettings(), AUTO).absence == "the package PyNvVideoCodec is not here: make gpu installs it"
     monkeypatch.setattr(card, "find_spec", lambda name: None if name == "cuda" else object())
-    assert open_card(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here (make gpu installs it)"
+    assert open_card(GpuSettings(), AUTO).absence == "the package cuda-bindings is not here: make gpu installs it"
 
 
-def test_driver_without_its_video_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_without_its_video_library_is_told(monkeypatch: pytest.MonkeyPatch, libraries: set[str]) -> None:
     """In a container that was given compute and no video."""
     monkeypatch.setattr(card, "find_spec", lambda name: object())
-    monkeypatch.setattr(card, "_VIDEO_LIBRARY", "libnvcuvid-of-nobody.so.1")
+    libraries.remove("libnvcuvid.so.1")
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in open_card(GpuSettings(), AUTO).absence
 
 
