@@ -19,6 +19,7 @@ from deepstream_pipeline.sources.snapshot import ProcessSnapshot
 
 CAMERA = b"camera"  # the message that brings a camera's descriptors: its socket, its ring, and its end-pipe to write to
 LEAVE_MARGIN_S = 3.0  # of a camera's thread, after the longest that it may wait for its stream
+_ALL_LEFT_S = 4.0  # of a process of whose cameras none is wanted any more: its end costs nobody
 _IDLE_S = 5.0  # cameras that are opened anew find the process that they had
 _END_S = 5.0  # of a process without cameras that was asked to end
 _REAP_S = 0.5
@@ -96,7 +97,8 @@ class DecodeHost:
         """What time brings: who hangs is killed, who idles is asked to end. Whether anything of it is left."""
         if self.exit_text() is not None:
             return bool(self.seats)
-        if any(seat.is_overdue(now) for seat in self.seats):
+        left_s = [seat.left_for_s(now) for seat in self.seats]
+        if any(seat.is_overdue(now) for seat in self.seats) or (left_s and min(left_s) >= _ALL_LEFT_S):
             self.kill("the thread of a camera did not end")
         elif not self.seats and now - self.idle_since >= _IDLE_S:
             self.ask_to_end(now)
@@ -122,7 +124,7 @@ class Seat(Line):
         self._host = host
         self._how: str | None = None
         self._leave_s = max(start.open_timeout_s, start.read_timeout_s) + LEAVE_MARGIN_S
-        self._leave_by: float | None = None
+        self._left_at: float | None = None
         with ExitStack() as opened:
             opened.callback(self.socket.close)
             self.pidfd, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -140,14 +142,18 @@ class Seat(Line):
     def pid(self) -> int:
         return self._host.pid
 
+    def left_for_s(self, now: float) -> float:
+        """How long it has been left; 0 while it is wanted, and once it is over."""
+        return 0.0 if self._left_at is None or self.exit_text() is not None else now - self._left_at
+
     def is_overdue(self, now: float) -> bool:
-        """Whether it was to leave, and had its time."""
-        return self._leave_by is not None and now >= self._leave_by and self.exit_text() is None
+        """Whether it was left, and had its time."""
+        return self.left_for_s(now) >= self._leave_s
 
     def kill(self) -> None:
         """It is left: its thread sees its socket's end, or is ended with the whole process."""
-        if self._leave_by is None:
-            self._leave_by = time.monotonic() + self._leave_s
+        if self._left_at is None:
+            self._left_at = time.monotonic()
             with suppress(OSError):  # the other end is gone
                 self.socket.shutdown(socket.SHUT_RDWR)
 

@@ -175,6 +175,22 @@ def test_thread_that_hangs_is_ended_with_its_process(monkeypatch: pytest.MonkeyP
         untouched(sources, told, "elsewhere")
 
 
+def test_process_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 44: its cameras fall silent together, nobody in it is wanted any more, and it is killed as it is."""
+    monkeypatch.setattr(seats, "_ALL_LEFT_S", 0.5)
+    told = Told()
+    with running(told, DEEP) as sources:
+        add(sources, told, *"abcd", **QUICK)
+        add(sources, told, "good")
+        stopped = pid_of(sources, "a")
+        os.kill(stopped, signal.SIGSTOP)
+        for name in "abcd":
+            told.wait_for("opened", 2, name)
+            assert told.wait_for_state(SourceState.STALLED, name) == "no frame for 0.5 s"
+        assert not psutil.pid_exists(stopped)
+        untouched(sources, told, "good")
+
+
 def test_camera_is_taken_out_paused_and_resumed_among_others() -> None:
     """Its seat is free for another, and it comes back to the same process; the neighbour does not notice."""
     told = Told()
