@@ -1,5 +1,8 @@
 """The bench of video on a GPU, as far as it is arithmetic: what is held, what is tried next, pages, gaps, pieces."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.types import DropReason
 from loadtest.bench.gpu.video.faults import Seen, gap_of, judged, read_results
-from loadtest.bench.gpu.video.fleet import Setup
+from loadtest.bench.gpu.video.fleet import Setup, with_named_threads
 from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
 from loadtest.bench.gpu.video.page import Page, joined, latency_between, read_page
 from loadtest.bench.gpu.video.pieces import Folder, Piece, pieces_of
@@ -154,12 +157,26 @@ def test_piece_that_was_measured_is_there_and_another_round_stands_in(tmp_path: 
 
 def test_cores_are_told_by_kind_and_by_thread() -> None:
     """A process that came meanwhile counts from its first reading on."""
-    before = Usage({("video program", 1): 1.0}, {("video program", 1, 1, "python"): 1.0}, 10.0)
+    before = Usage(5.0, {("video program", 1): 1.0}, {("video program", 1, 1, "python"): 1.0}, 10.0)
     after = Usage(
-        {("video program", 1): 3.0, ("decode process", 2): 9.0}, {("video program", 1, 1, "python"): 2.0}, 16.0
+        7.0, {("video program", 1): 3.0, ("decode process", 2): 9.0}, {("video program", 1, 1, "python"): 2.0}, 16.0
     )
-    assert cores_by_kind(before, after, 2.0) == {"machine": 3.0, "video program": 1.0, "decode process": 0.0}
-    assert busiest(before, after, 2.0)["threads"] == [["video program, pid 1, main thread", 0.5]]
+    assert cores_by_kind(before, after) == {"machine": 3.0, "video program": 1.0, "decode process": 0.0}
+    assert busiest(before, after)["threads"] == [["video program, pid 1, main thread", 0.5]]
+    assert busiest(before, after)["threads_by_name"] == [["video program: main thread", 0.5]]
+
+
+def test_program_of_the_bench_tells_the_kernel_its_threads_names() -> None:
+    """So that a profile says which thread was busy; Python does so by itself from 3.14 on only."""
+    program = (
+        "import threading; from pathlib import Path; "
+        "read = lambda: print(Path(f'/proc/self/task/{threading.get_native_id()}/comm').read_text().strip()); "
+        "thread = threading.Thread(target=read, name='results'); thread.start(); thread.join()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=with_named_threads(os.environ), capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "results", done.stderr
 
 
 def test_limit_is_named_with_what_is_full() -> None:
@@ -169,7 +186,9 @@ def test_limit_is_named_with_what_is_full() -> None:
     assert limit_in_words(window(325, "p99 150 ms"), cores).startswith("NVDEC is the limit (NVDEC 97 %")
     busy = window(300) | {"cores": {"machine": 15.5}}
     assert limit_in_words(busy, cores).startswith("the CPU's cores are the limit")
-    assert limit_in_words(window(300), cores).startswith("nothing that was read is full")
+    assert limit_in_words(window(300), cores).startswith("nothing that was read is full (")
+    python = window(300, "p99 150 ms") | {"card": {}, "processes": [["video program, pid 7", 0.99]]}
+    assert limit_in_words(python, cores).startswith("one Python process is full (video program, pid 7)")
 
 
 def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None:

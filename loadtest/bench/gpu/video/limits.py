@@ -6,7 +6,8 @@ from typing import Any
 
 from loadtest.report.wording import percent
 
-FULL_NVDEC, FULL_SM, FULL_CORES, FULL_THREAD = 0.95, 0.95, 0.92, 0.85
+FULL_NVDEC, FULL_SM, FULL_CORES, FULL_THREAD, FULL_PYTHON = 0.95, 0.95, 0.92, 0.85, 0.95
+_PYTHON = ("video program", "gateway")
 
 
 def cores_of(machine: str) -> int:
@@ -16,29 +17,33 @@ def cores_of(machine: str) -> int:
 
 
 def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
-    """One sentence on a window: why it was not held, what was full and how full the rest was."""
+    """One sentence on a window: what was full, and how full the rest was."""
     card, used = tried.get("card", {}), tried.get("cores", {})
     nvdec = max(card.get("nvdec", 0.0), card.get("decoder_utilisation", 0.0))
     machine = used.get("machine", 0.0)
-    what, share = _busiest_thread(tried)
+    what, share = _busiest(tried, "threads")
+    python, python_share = _busiest(tried, "processes", _PYTHON)
     reasons = [
         (nvdec >= FULL_NVDEC, "NVDEC is the limit"),
         (bool(cores) and machine >= FULL_CORES * cores, "the CPU's cores are the limit"),
         (card.get("sm", 0.0) >= FULL_SM, "the card's SMs are the limit"),
         (share >= FULL_THREAD, f"one thread is the limit ({what})"),
+        (python_share >= FULL_PYTHON, f"one Python process is full ({python}), whose threads take turns"),
     ]
     full = [words for is_full, words in reasons if is_full]
-    why = " and ".join(full) or "nothing that was read is full: an answer's way is too long, or something waits"
+    waits = ": an answer's way is too long, or something waits" if tried.get("complaint") else ""
+    why = " and ".join(full) or f"nothing that was read is full{waits}"
     figures = [f"{machine:.1f} of {cores} cores" if cores else f"{machine:.1f} cores"]
     if card:
         figures = [f"NVDEC {percent(nvdec)}", f"SMs {percent(card.get('sm', 0.0))}", *figures]
         if "pcie_to_host_mb_s" in card:
             both = f"{card.get('pcie_to_card_mb_s', 0.0):,.0f} and {card['pcie_to_host_mb_s']:,.0f} MB/s"
             figures.append(f"PCIe to and from the card {both}")
-    figures.append(f"the busiest thread {percent(share)} of a core")
+    figures.append(f"the busiest thread {percent(share)} of a core, Python process {percent(python_share)}")
     return f"{why} ({'; '.join(figures)})."
 
 
-def _busiest_thread(tried: Mapping[str, Any]) -> tuple[str, float]:
-    threads = tried.get("threads") or [["no thread", 0.0]]
-    return str(threads[0][0]), float(threads[0][1])
+def _busiest(tried: Mapping[str, Any], group: str, kinds: tuple[str, ...] = ("",)) -> tuple[str, float]:
+    """(who, cores) of those whose name begins so."""
+    found = [(str(what), float(cores)) for what, cores in tried.get(group, ()) if str(what).startswith(kinds)]
+    return found[0] if found else ("none", 0.0)

@@ -40,6 +40,11 @@ _HELD = (
     "it is decoded where that is later; a clip's frame is decoded up to one frame ahead, which a camera's cannot be. "
     "A number that was missed was given a second window."
 )
+_NEVER_RUN = (
+    "**Never run here**: cameras over a network (every stream is a clip of its kind, read from a file of the machine; "
+    "streams begin at different moments), streams with B-frames, unlike streams side by side, other cards, an engine "
+    "on another host, sinks (but for the faults, where every result was written)."
+)
 _CPU_KINDS = ("decode process", "video program", "triton", "model instance")
 
 
@@ -121,11 +126,14 @@ def _profile(tried: Mapping[str, Any]) -> str:
     kinds = sorted(tried["cores"], key=lambda kind: -tried["cores"][kind])
     rows = [(kind, f"{tried['cores'][kind]:.2f}", f"{tried['cpu_ms_a_frame'][kind]:.3f}") for kind in kinds]
     text = _table("", ("who", "cores", "CPU ms a frame"), rows)
-    busiest = "; ".join(f"{what} {cores:.2f}" for what, cores in tried["threads"][:5])
+    busiest = "; ".join(f"{what} {cores:.2f}" for what, cores in tried["threads_by_name"][:8])
     rows_by = ", ".join(f"{n:,} by {how}" for how, n in tried["rows"].items() if n) or "not told"
     decoders = ", ".join(f"{n} {kind}" for kind, n in tried["decode_processes"].items() if n)
     card = ", ".join(f"{name} {value:,.2f}" for name, value in tried["card"].items())
-    lines = [f"Rows: {rows_by}. Decode processes: {decoders or 'not told'}. Busiest threads, in cores: {busiest}."]
+    batch = f"A call of the engine: {tried['frames_a_batch']:.1f} frames, {tried['infer_ms_a_batch']:.1f} ms."
+    lines = [
+        f"{batch} Rows: {rows_by}. Decode processes: {decoders or 'not told'}. Threads by name, in cores: {busiest}."
+    ]
     return "\n".join([text, *lines, *([f"Card: {card}."] if card else []), ""])
 
 
@@ -204,7 +212,7 @@ def _how(bodies: Sequence[Body]) -> str:
         rounds = sorted({one["round"] for one in found})
         text = f"rounds {', '.join(map(str, rounds))}, {took:.0f} s in all" if found else "**not measured**"
         lines.append(f"* {part}: {text}")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", _NEVER_RUN, ""])
 
 
 def _spread(found: Any) -> Spread:

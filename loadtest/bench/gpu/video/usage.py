@@ -1,6 +1,7 @@
 """What the processes of a run use: cores by kind, by process and by thread, from /proc; and the machine's own."""
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +18,12 @@ _COMMAND_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds so far. processes: by (kind, pid). threads: by (kind, pid, tid, the kernel's name of it)."""
+    """CPU seconds so far. processes: by (kind, pid). threads: by (kind, pid, tid, the kernel's name of it).
 
+    at_s: when it was read, monotonic.
+    """
+
+    at_s: float
     processes: Mapping[tuple[str, int], float]
     threads: Mapping[tuple[str, int, int, str], float]
     machine_s: float
@@ -37,11 +42,12 @@ def usage_of(programs: Iterable[int], stack: int | None) -> Usage:
                 if kind != "decode process":
                     for tid, name, seconds in _threads_of(process.pid):
                         threads[kind, process.pid, tid, name] = seconds
-    return Usage(processes, threads, busy_s())
+    return Usage(time.monotonic(), processes, threads, busy_s())
 
 
-def cores_by_kind(before: Usage, after: Usage, seconds: float) -> dict[str, float]:
+def cores_by_kind(before: Usage, after: Usage) -> dict[str, float]:
     """Cores that each kind used in between; "machine" is everything on it, the bench too."""
+    seconds = after.at_s - before.at_s
     found: dict[str, float] = {"machine": (after.machine_s - before.machine_s) / seconds}
     for (kind, pid), used in after.processes.items():
         spent = used - before.processes.get((kind, pid), used)
@@ -49,8 +55,8 @@ def cores_by_kind(before: Usage, after: Usage, seconds: float) -> dict[str, floa
     return {kind: round(cores, 4) for kind, cores in found.items()}
 
 
-def busiest(before: Usage, after: Usage, seconds: float, most: int = 16) -> dict[str, list[list[object]]]:
-    """The processes, and the threads of all but decode processes, that used most: [what, cores]."""
+def busiest(before: Usage, after: Usage, most: int = 16) -> dict[str, list[list[object]]]:
+    """Who used most, [what, cores]: processes; threads of all but decode processes, alone and by their names."""
     processes = {
         f"{kind}, pid {pid}": used - before.processes.get((kind, pid), used)
         for (kind, pid), used in after.processes.items()
@@ -60,7 +66,16 @@ def busiest(before: Usage, after: Usage, seconds: float, most: int = 16) -> dict
         - before.threads.get((kind, pid, tid, name), used)
         for (kind, pid, tid, name), used in after.threads.items()
     }
-    return {"processes": _most(processes, seconds, most), "threads": _most(threads, seconds, most)}
+    seconds = after.at_s - before.at_s
+    names: dict[str, float] = {}
+    for (kind, pid, tid, name), used in after.threads.items():
+        what = f"{kind}: {'main thread' if tid == pid else name}"
+        names[what] = names.get(what, 0.0) + used - before.threads.get((kind, pid, tid, name), used)
+    return {
+        "processes": _most(processes, seconds, most),
+        "threads": _most(threads, seconds, most),
+        "threads_by_name": _most(names, seconds, most),
+    }
 
 
 def busy_s() -> float:

@@ -43,8 +43,8 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         latency=latency_between(before.page, after.page),
     )
     batches = after.page.batches - before.page.batches
-    frames = max(sum(window.answered), 1)
-    cores = cores_by_kind(used, spent, seconds)
+    frames_per_s = max(window.rate, 1.0)
+    cores = cores_by_kind(used, spent)
     return {
         "streams": len(ids),
         "complaint": complaint(window, pacing.bound_ms),
@@ -63,9 +63,9 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         "decode_processes": dict(after.page.processes),
         "restarts": sum(after.page.restarts.values()) - sum(before.page.restarts.values()),
         "cores": cores,
-        "cpu_ms_a_frame": {kind: 1000 * one * seconds / frames for kind, one in cores.items()},
+        "cpu_ms_a_frame": {kind: 1000 * one / frames_per_s for kind, one in cores.items()},
         "card": told,
-        **busiest(used, spent, seconds),
+        **busiest(used, spent),
     }  # fmt: skip
 
 
