@@ -179,7 +179,8 @@ class Bench:
         options, home = self._options, self._work / "home"
         if options.model == MODEL:
             self._export(home)
-        flags = ("--mps", options.mps) if options.is_gpu else ("--engine", "embedded")
+        of_card = ("--mps", options.mps, "--allow-client-shm")  # rows in the card's memory are read by the engine
+        flags = of_card if options.is_gpu else ("--engine", "embedded")
         up = PenstockUp(home, [options.model], *flags, *options.up_flags, environment=self._environment)
         self._up = up.__enter__()
         began_s = time.monotonic()
