@@ -1,6 +1,10 @@
-"""A source's packets and pictures, in their order. One thread uses a decoder; its process is killed where it hangs."""
+"""A source's packets and pictures, in their order. One thread uses a decoder.
+
+Where it hangs, its process is killed.
+"""
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,6 +30,7 @@ _SEEKABLE = ("mov", "matroska", "avi")
 MOST_BAD_PACKETS = 200  # in a row, without a frame: it is no stream of pictures any more
 _BAD_THAT_LOOK = 3  # in a row, at most, whether the stream has another codec now
 _NEARLY_S = 2.0  # before the end that a stream gave: its sound may be longer than its pictures
+_FFMPEGS_LOG = threading.Lock()  # its level is the process's
 _VIDEO_OF = r"Stream #0:{index}\D.*?Video: (\w+)"
 
 
@@ -107,6 +112,8 @@ class Decoder:
             except InvalidDataError:  # a damaged container: the next packet may be whole
                 self._count_failure()
                 continue
+            except IndexError:  # PyAV's, at the end, where streams came up meanwhile; this one's last packet was before
+                return
             except FFmpegError as error:
                 raise failure_of(error, self._uri, self._kind, is_opening=False) from None
             return
@@ -267,11 +274,12 @@ class Decoder:
 
     def _codec_now(self) -> str:
         """What FFmpeg prints of the stream: PyAV tells its codec as it was when it was opened."""
-        level = av.logging.get_level()
-        av.logging.set_level(av.logging.INFO)
-        try:
-            printed: str = self._container.dumps_format()  # type: ignore[attr-defined]  # not in its stubs
-        finally:
-            av.logging.set_level(level)
+        with _FFMPEGS_LOG:
+            level = av.logging.get_level()
+            av.logging.set_level(av.logging.INFO)
+            try:
+                printed: str = self._container.dumps_format()  # type: ignore[attr-defined]  # not in its stubs
+            finally:
+                av.logging.set_level(level)
         found = re.search(_VIDEO_OF.format(index=self._stream.index), printed)
         return found[1] if found else ""

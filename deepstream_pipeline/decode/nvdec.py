@@ -83,6 +83,7 @@ class NvdecCodec:
         self._nvdec: NvCodec | None = None
         self._retired: NvCodec | None = None  # whose last pictures may still be looked at
         self._numbers = PacketNumbers()
+        self._is_flushed = True  # nothing is left in its decoder
         self._awaits_key, self._unkeyed = True, 0
         self._is_joining = False  # until the keyframe after the one that it began with
         self._joined_s: float | None = None
@@ -116,13 +117,14 @@ class NvdecCodec:
         elif self._awaits_key:
             data = self._held.sets + data
         if self._awaits_key:
-            self._awaits_key, self._is_joining, self._joined_s = False, True, raw_s
+            self._awaits_key, self._unkeyed = False, 0
+            self._is_joining, self._joined_s = True, raw_s
         return before + self._given(data, Sent(raw_s, packet.is_keyframe, packet.is_corrupt))
 
     def reset(self) -> None:
         """Forget what was given. The decoder stays: it goes on at the next keyframe."""
         self._let_retired_go()
-        if self._nvdec is not None:
+        if self._nvdec is not None and not self._is_flushed:
             try:
                 self._note(self._nvdec.flush())
             except PacketRefused:
@@ -160,32 +162,30 @@ class NvdecCodec:
         return []
 
     def _begin(self, packet: VideoPacket, headers: Headers) -> list[Decoded]:
-        """Another decoder, for the pictures from this packet on; what was left in the one before."""
-        sequence = headers.sequence or self._held.sequence
-        look = self._trusted_look(packet, sequence)
-        before: list[Decoded] = []
-        if self._nvdec is not None:
-            before = self._drained()
-            self._retire()
-        size = (look.width, look.height)
-        self._nvdec = self._codecs.open(self._name, self._codecs.stream, size)
-        self._look, self._sequence = look, sequence
-        self._numbers, self._awaits_key = self._numbers.anew(), True
-        return before
+        """Another decoder, for the pictures from this packet on; what was left in the one before.
 
-    def _trusted_look(self, packet: VideoPacket, sequence: bytes) -> _Look:
-        """Raises NeedsCpu; within a stream that NVDEC took, PacketRefused the first time: it may be damage."""
+        Raises NeedsCpu; within a stream that NVDEC took, PacketRefused the first time, since it may be damage.
+        """
+        sequence = headers.sequence or self._held.sequence
         try:
             look = self._looked_at(packet)
             if self._name == "h264" and may_hold_fields(sequence):
                 raise NeedsCpu("NVDEC is used for whole pictures, and these may be interlaced")
+            nvdec = self._codecs.open(self._name, self._codecs.stream, (look.width, look.height))
         except NeedsCpu as refusal:
             if self._nvdec is None or self._is_doubted:
                 raise
             self._is_doubted = True
             raise PacketRefused(refusal.message) from None
-        self._is_doubted = False
-        return look
+        try:
+            before = self._drained()
+        except PacketRefused:  # what was left is lost with its decoder
+            self._numbers.lose_all()
+            before = []
+        self._retire()
+        self._nvdec, self._look, self._sequence = nvdec, look, sequence
+        self._numbers, self._awaits_key = self._numbers.anew(), True
+        return before
 
     def _looked_at(self, packet: VideoPacket) -> _Look:
         """As FFmpeg sees it. Raises NeedsCpu, or PacketRefused where it sees nothing."""
@@ -204,6 +204,7 @@ class NvdecCodec:
         if self._nvdec is None:
             return []
         decoded = self._decoded(self._nvdec.flush())
+        self._is_flushed = True
         self._numbers.lose_all()
         return decoded
 
@@ -212,6 +213,7 @@ class NvdecCodec:
         if nvdec is None:  # it failed
             return self._await_key()
         number = self._numbers.next(sent)
+        self._is_flushed = False
         try:
             surfaces = nvdec.decode(data, number)
         except PacketRefused:

@@ -87,7 +87,7 @@ def open_container(uri: str, options: DecodeOptions) -> InputContainer:
 def pictures_of(container: InputContainer, uri: str) -> VideoStream:
     """The stream of pictures that plays. Raises DecodeError where there is none."""
     best = container.streams.best("video")
-    if not isinstance(best, VideoStream):
+    if not isinstance(best, VideoStream) or best.codec_context is None:  # no context: of no codec that FFmpeg knows
         raise DecodeError(f"{redacted(uri)} has no stream of pictures that can be decoded")
     return best
 

@@ -9,7 +9,8 @@ from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.decode.software import SoftwareCodec
 from deepstream_pipeline.errors import DecodeError
 from deepstream_pipeline.types import DecoderKind
-from tests.deepstream_pipeline.clips import write_clip
+from tests.deepstream_pipeline.clips import damaged, write_clip
+from tests.deepstream_pipeline.decode.broken_clips import plain_clip
 from tests.deepstream_pipeline.decode.decoder_contract import FRAMES, DecoderContract, Kind, seen_of
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener, Said, read_host
 
@@ -48,6 +49,13 @@ def test_real_clip_is_decoded_whole(shared_dir: Path) -> None:
     assert decoder.facts == StreamFacts(768, 576, 10.0, decoder.facts.codec, False, 795, 79.5)
     assert pts_s == pytest.approx([number / 10 for number in range(795)])
     decoder.close()
+
+
+def test_stream_that_comes_up_meanwhile_is_no_matter(tmp_path: Path) -> None:
+    """A transport stream whose damaged table tells of others ends as any other does."""
+    whole = plain_clip(tmp_path / "a.ts", frames=FRAMES, b_frames=2)
+    _, seen = seen_of(CPU, damaged(tmp_path / "bad.ts", whole, flips=17, seed=136, spare=0.1))
+    assert len(seen.numbers) > 10
 
 
 def test_stream_that_is_rubbish_from_the_middle_on_ends(tmp_path: Path) -> None:

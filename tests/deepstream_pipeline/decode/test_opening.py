@@ -77,11 +77,13 @@ def test_text_that_poses_as_a_video_opens_nothing(kind: str, suffix: str, clip: 
 
 
 def test_file_that_is_no_video_is_a_decode_error(tmp_path: Path, clip: Path) -> None:
-    """Empty files, texts, and an MP4 whose index was cut away say so, and name the file."""
+    """Empty files, texts, an MP4 without its index or of a codec that nobody knows say so, and name the file."""
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video\n" * 100)
     truncated(tmp_path / "cut.mp4", write_clip(tmp_path / "whole.mp4", frames=10))
-    for name in ("empty.mp4", "text.mp4", "cut.mp4"):
+    whole = (tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "unknown.mp4").write_bytes(whole.replace(b"avc1", b"xxxx"))
+    for name in ("empty.mp4", "text.mp4", "cut.mp4", "unknown.mp4"):
         error = failure(str(tmp_path / name))
         assert isinstance(error, DecodeError)
         assert name in error.message
