@@ -5,12 +5,14 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.video.stream import VideoStream
 
 from deepstream_pipeline.decode import nvdec
 from deepstream_pipeline.decode.decoder import Decoder, Picture
 from deepstream_pipeline.decode.nvcodec import refusal_of
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.decode.opening import DecodeOptions
+from deepstream_pipeline.decode.parameter_sets import headers_of
 from deepstream_pipeline.errors import DecodeError, NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
 from deepstream_pipeline.types import DecoderKind
@@ -142,12 +144,34 @@ def test_stream_that_becomes_one_for_the_cpu_is_told_at_its_second_keyframe(tmp_
     assert len(damaged.opener.opened) == 1
 
 
-def test_parameter_sets_beside_the_stream_are_given(tmp_path: Path) -> None:
-    """As a camera tells them in its SDP alone; and after a rewinding they are given again."""
-    path = tmp_path / "a.ts"
-    write_clip(path, frames=12, options={"flags": "+global_header"})
-    run = Run(path)
-    assert sum(len(pictures) for pictures in run.read()) == 12
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_parameter_sets_beside_the_stream_are_given(tmp_path: Path, codec: str) -> None:
+    """As a camera tells them in its SDP alone: before the first keyframe, and again after a seek."""
+    path = write_clip(tmp_path / "a.ts", frames=12, size=(176, 144), codec={"hevc": "libx265"}.get(codec, "libx264"))
+    opener = FakeOpener()
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        decoder = NvdecCodecs(opener)(stream, stream.codec_context)
+        packets = [bare(packet, codec) for packet in container.demux(stream) if packet.size]
+        for _ in range(2):
+            assert sum(len(decoder.decode(packet)) for packet in [*packets, None]) == 12
+            decoder.reset()
+        decoder.close()
+    assert len(opener.opened) == 1
+
+
+def bare(packet: "av.Packet[VideoStream]", codec: str) -> "av.Packet[VideoStream]":
+    """Without its parameter sets."""
+    content = bytes(packet)
+    for unit in headers_of(content, codec).sets.split(b"\x00\x00\x00\x01")[1:]:
+        content = content.replace(
+            b"\x00\x00\x01" + unit, b"\x00\x00\x01" + (b"\x09\xf0", b"\x46\x01\x50")[codec == "hevc"]
+        )
+    assert not headers_of(content, codec).sets
+    other = av.Packet(content)
+    other.pts, other.dts, other.time_base = packet.pts, packet.dts, packet.time_base
+    other.is_keyframe = packet.is_keyframe
+    return other
 
 
 def test_mended_picture_and_what_builds_on_it_are_marked(tmp_path: Path) -> None:
