@@ -84,10 +84,10 @@ class Link(ABC):
     def take_slot(self, most: int, most_rows: int | None = None) -> int | None:
         """A free slot of the ring; None where there is none, or so many are the parent's already. most_rows: it is for
         a row, and there are so many of those at most."""
-        if len(self._free) < self._slots:
-            self._look()
         with self._changed:
-            if not self._has_room(most) or (most_rows is not None and len(self._rows) >= most_rows):
+            if not self._may_take(most, most_rows):
+                self._look()
+            if not self._may_take(most, most_rows):
                 return None
             slot = self._free.pop()
             if most_rows is not None:
@@ -123,6 +123,9 @@ class Link(ABC):
             if self._is_closed:
                 raise ParentGone
             return self._is_held
+
+    def _may_take(self, most: int, most_rows: int | None) -> bool:
+        return self._has_room(most) and (most_rows is None or len(self._rows) < most_rows)
 
     def _has_room(self, most: int) -> bool:
         return bool(self._free) and self._slots - len(self._free) < most

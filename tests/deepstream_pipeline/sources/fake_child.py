@@ -174,6 +174,7 @@ class FakeChild:
     def do_segv(self, frames: float) -> None:
         self.play(frames)
         os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(3600)  # of several threads another one may take it
 
     def do_rubbish(self, frames: float) -> None:
         self.play(2)

@@ -150,6 +150,7 @@ def test_card_without_room_for_rows_is_tried_again() -> None:
     gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=new)
     with running(told, replace(DEEP, gpu=gpu)) as sources:
         sources.add(camera("live"), NEEDS)
+        assert one(sources).source_id == "a"
         told.wait(lambda: one(sources).restarts >= 1 or bool(one(sources).reason))
         assert "could not be started (CUDA_ERROR_OUT_OF_MEMORY" in one(sources).reason
 

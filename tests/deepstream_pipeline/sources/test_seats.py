@@ -140,22 +140,21 @@ def test_process_that_breaks_a_promise_is_ended_and_its_culprit_sits_alone(mode:
         assert pid_of(sources, "good") == pid_of(sources, "neighbour")
 
 
-def test_camera_that_loses_its_process_twice_sits_alone() -> None:
-    """Who kills a process with each start does so alone from the third on; so do those it took along, for a while."""
+def test_camera_that_kills_its_process_again_and_again_does_so_alone() -> None:
+    """Once, and at most twice, it takes its neighbours along; never those who sat elsewhere, or came later."""
     told = Told()
     with running(told, DEEP) as sources:
-        add(sources, told, "good")
+        add(sources, told, "good", "b", "c", "d", "elsewhere")
+        sources.remove("d")
+        told.wait_for("ended", 1, "d")
         sources.add(camera("segv?frames=2&fps=100", "a"), NEEDS)
-        told.wait_for("opened", 2, "good")
-        add(sources, told, "elsewhere")
-        told.wait_for("opened", 3, "good")
-        told.wait(lambda: one(sources, "a").restarts >= 3)
-        assert one(sources, "good").restarts == 2
-        alone = pid_of(sources, "good")
-        assert ProcessSnapshot(alone, "nvdec", 1) in sources.processes()
+        told.wait_for("opened", 2, "a")
         add(sources, told, "new")
-        assert pid_of(sources, "new") == pid_of(sources, "elsewhere") != alone
-        untouched(sources, told, "elsewhere")
+        told.wait(lambda: one(sources, "a").restarts >= 3)  # of which the last came alone
+        assert len(reasons(told, "good")) in (1, 2)
+        assert pid_of(sources, "new") == pid_of(sources, "elsewhere")
+        for name in ("elsewhere", "new"):
+            untouched(sources, told, name)
 
 
 def test_thread_that_hangs_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,7 @@ def test_camera_is_taken_out_paused_and_resumed_among_others() -> None:
 
 def test_process_without_cameras_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for those that come back, and then is no more."""
-    monkeypatch.setattr(seats, "_IDLE_S", 0.5)
+    monkeypatch.setattr(seats, "_IDLE_S", 1.5)
     told = Told()
     with running(told, DEEP) as sources:
         add(sources, told, "a")
@@ -266,6 +265,7 @@ def test_shared_process_that_cannot_be_started_is_tried_again() -> None:
     told = Told()
     with running(told, replace(DEEP, gpu=GpuSources(command=("/nowhere/python",)))) as sources:
         sources.add(camera(LIVE), NEEDS)
+        assert one(sources).source_id == "a"
         told.wait(lambda: one(sources).restarts >= 1)
         assert one(sources).reason == "the decode process could not be started (No such file or directory)"
         assert sources.processes() == ()

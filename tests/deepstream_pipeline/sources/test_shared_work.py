@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deepstream_pipeline.sources import shared_child
 from deepstream_pipeline.sources.messages import Cut
 from deepstream_pipeline.sources.options import GpuSources, SourcesOptions
 from deepstream_pipeline.sources.sources import SourceNeeds
@@ -133,3 +134,12 @@ def test_real_process_without_a_card_hands_its_cameras_to_the_cpu(path: Path, mo
             seen = one(sources, name)
             assert (seen.state, seen.decoder, seen.restarts, seen.frames) == (SourceState.ENDED, "cpu", 0, 40)
     assert numbers(told, "a") == list(range(40)) == numbers(told, "b")
+
+
+@pytest.mark.parametrize("arguments", [[], ["0"], ["0", "x"], ["0", "3", "4"]])
+def test_shared_process_started_by_hand_says_what_it_is(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, and a sentence."""
+    assert shared_child.main(arguments) == 2
+    assert "a part of `penstock video`" in capsys.readouterr().err
