@@ -65,10 +65,10 @@ TABLE = (
     Declaration("decoder", _G, "1 for the decoder of a source's pictures, 0 for the others.", ("source", "decoder")),
     Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
     Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
-    Declaration("glass_to_event_seconds", _H, "From a frame's decoding to its result.", ("source",), SECONDS),
+    Declaration("glass_to_event_seconds", _H, "From a frame's packet's coming to its result.", ("source",), SECONDS),
     Declaration("decode_processes", _G, "Decode processes that have a source open.", ("decoder",)),
     Declaration("rows_total", _C, "Rows that the engine was given, by where they lay.", ("hand_over",)),
-    Declaration("mux_wait_seconds", _H, "From a frame's decoding to its batch.", (), SECONDS),
+    Declaration("mux_wait_seconds", _H, "From a frame's packet's coming to its batch.", (), SECONDS),
     Declaration("batch_frames", _H, "Frames of a batch.", (), FRAMES),
     Declaration("batches_total", _C, "Batches formed, by why they closed.", ("reason",)),
     Declaration("infer_seconds", _H, "A batch's call to the engine.", ("model",), SECONDS),
@@ -281,7 +281,7 @@ class VideoMetrics:
                 series.prepare.observe(seconds)
 
     def glass_to_event(self, source: str, seconds: float) -> None:
-        """A frame's result went to the sinks so long after its decoding."""
+        """A frame's result went to the sinks so long after its packet came."""
         if (series := self._of(source)) is not None:
             series.glass_to_event.observe(seconds)
 
@@ -296,7 +296,7 @@ class VideoMetrics:
                 series.remove()
 
     def mux_wait(self, seconds: float) -> None:
-        """A frame waited so long for its batch, from its decoding."""
+        """A frame waited so long for its batch, from its packet's coming."""
         self._mux_wait.observe(seconds)
 
     def batch(self, size: int, reason: CloseReason) -> None:

@@ -20,7 +20,7 @@ class MuxOptions:
 
     push_timeout_s: how long a batch waits to be full (batched-push-timeout); 0: it goes as soon as the engine has room,
     as the gate does it. max_same_source: frames of one source in a batch at most (max-same-source-frames); 0: any.
-    max_latency_s: a frame of a source that drops is too old then, counted from its decoding.
+    max_latency_s: a frame of a source that drops is too old then, counted from its packet's coming.
     max_pending: frames of such a source that wait here at most.
     """
 

@@ -100,11 +100,11 @@ class Frame:
 
     frame_num: 0, 1, 2, … decoded frames of the source, across reconnections; one that was lost leaves a gap.
     pts_s: presentation time in seconds, rising strictly per source, across loops and reconnections. captured_at:
-    monotonic seconds of its decoding; captured_unix_s: the same moment on the wall clock. width, height: of the
-    source, in pixels. image: (H, W, 3) uint8, RGB, at the source's size; None where nobody draws or crops.
-    segment: rises where what is seen begins anew (opened again, looped, another resolution, a cut): a tracker's
-    identities do not cross it. is_corrupt: decoded from damaged packets. digest: of the picture's content, equal for
-    equal pictures.
+    monotonic seconds when its packet came, or was due (a file that is played as a camera); captured_unix_s: the same
+    moment on the wall clock. width, height: of the source, in pixels. image: (H, W, 3) uint8, RGB, at the source's
+    size; None where nobody draws or crops. segment: rises where what is seen begins anew (opened again, looped, another
+    resolution, a cut): a tracker's identities do not cross it. is_corrupt: decoded from damaged packets. digest: of the
+    picture's content, equal for equal pictures.
     """
 
     source_id: str
@@ -304,7 +304,7 @@ NOTHING_SAID = FrameAnalytics()
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """What a frame's way took, in seconds. total_s: from its decoding until a sink is given it."""
+    """What a frame's way took, in seconds. total_s: from captured_at until a sink is given it."""
 
     mux_s: float = 0.0
     infer_s: float = 0.0
@@ -340,7 +340,7 @@ class SourceStatistics:
 
     reason: why it is not running, empty while it is. fps: decoded over the last seconds. frames: decoded so far;
     frames_total: of a file, None where it is not known. inferred: frames the network answered. drops: by DropReason.
-    latency_s: of a typical frame, decoding to sinks, over the last seconds; None before the first. position_s,
+    latency_s: of a typical frame, packet to sinks, over the last seconds; None before the first. position_s,
     duration_s: in a file, which begins anew at its end where is_loop. active_s: from its first frame to its last.
     decoder: cpu or nvdec, empty until it is open.
     counts: FrameAnalytics.counts of the last frame. events: how many there were, by event_keys.

@@ -82,7 +82,8 @@ class Decoder:
         self._failed = 0  # packets in a row
         self._retired: Codec | None = None  # whose last pictures may still be looked at
         self._open()
-        self._timeline = Timeline(first_pts_s, 1.0 / self.facts.fps if self.facts.fps else 0.04)
+        interval_s = 1.0 / self.facts.fps if self.facts.fps else 0.04
+        self._timeline, self._arrivals = Timeline(first_pts_s, interval_s), Timeline(first_pts_s, interval_s)
 
     @property
     def bad_packets(self) -> int:
@@ -118,6 +119,14 @@ class Decoder:
                 raise failure_of(error, self._uri, self._kind, is_opening=False) from None
             return
 
+    def arrival_s(self, packet: VideoPacket) -> float | None:
+        """When a camera would send it, in seconds that rise strictly, over rewinds too; None for an empty one. Once for
+        each, in their order."""
+        if not packet.size:
+            return None
+        ticks = packet.pts if packet.dts is None else packet.dts
+        return self._arrivals.stamp(None if ticks is None or not packet.time_base else float(ticks * packet.time_base))
+
     def decode(self, packet: VideoPacket) -> list[Picture]:
         """The pictures that came out with this packet, often none, or one.
 
@@ -142,6 +151,7 @@ class Decoder:
             self.close()
             self._open()
         self._timeline.begin()
+        self._arrivals.begin()
         self._damage.begin()
         self._is_new, self._failed = True, 0
 

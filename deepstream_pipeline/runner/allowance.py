@@ -14,7 +14,7 @@ FORGET = 0.9  # of how long an answer took, with each that came sooner
 
 
 class Allowance:
-    """most: frames at the engine, where it is quick. max_latency_s: of a frame, from its decoding on."""
+    """most: frames at the engine, where it is quick. max_latency_s: of a frame, from its packet's coming on."""
 
     def __init__(self, most: int, max_latency_s: float) -> None:
         self._most = most

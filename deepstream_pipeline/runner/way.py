@@ -18,8 +18,8 @@ LATENCY_WINDOW_S = 10.0
 class Outcome:
     """What became of one frame at the engine, or, without a frame, that its source is over.
 
-    answer: None where the frame was not to be inferred. index: of its row in the answer. mux_s: from its decoding to
-    its batch.
+    answer: None where the frame was not to be inferred. index: of its row in the answer. mux_s: from its packet's
+    coming to its batch.
     """
 
     way: "SourceWay"
@@ -64,7 +64,7 @@ class SourceWay:
         return 0.0 if self.first_at is None else max(self.last_at - self.first_at, 0.0)
 
     def note_frame(self, captured_at: float) -> None:
-        """That one came, decoded at that moment."""
+        """That one came, captured at that moment."""
         self.first_at = captured_at if self.first_at is None else self.first_at
         self.last_at = captured_at
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import msgspec
 
-from deepstream_pipeline.decode.codec import MakeCodec
+from deepstream_pipeline.decode.codec import MakeCodec, VideoPacket
 from deepstream_pipeline.decode.decoder import Decoder, Picture, StreamFacts
 from deepstream_pipeline.decode.likeness import Likeness
 from deepstream_pipeline.decode.opening import DecodeOptions
@@ -119,6 +119,7 @@ class Work:
         self._lost: dict[str, int] = {}
         self._lost_at = 0.0
         self._plays_from: float | None = None
+        self._arrived_at = 0.0  # the packet that is decoded now
         self._began_s = tools.cpu_s()
         self._prepare_s = 0.0
 
@@ -158,7 +159,7 @@ class Work:
             open_timeout_s=start.open_timeout_s,
             read_timeout_s=start.read_timeout_s,
             is_udp=start.is_udp,
-            threads=start.threads,
+            threads=start.threads or int(start.is_realtime),  # as a camera: no frame is held back for others
             max_pixels=start.max_pixels,
         )
         slots = self._slots = self._tools.make_slots(self._ring, start)
@@ -178,14 +179,14 @@ class Work:
     def _read(self, decoder: Decoder, slots: Slots) -> None:
         for packet in decoder.packets():
             self._errands()
+            self._arrived_at = self._arrival(decoder, packet)
             self._recorder.push(packet, self._moments.oldest(self._link.outside()) if self._is_cached else None)
             for picture in decoder.decode(packet):
                 self._take(decoder, slots, picture)
 
     def _take(self, decoder: Decoder, slots: Slots, picture: Picture) -> None:
-        if self._start.is_realtime:
-            self._wait_for(picture.pts_s)
-        captured_at, captured_unix_s = time.monotonic(), time.time()
+        captured_at = self._arrived_at
+        captured_unix_s = time.time() - (time.monotonic() - captured_at)
         frame_num = self._frame_num
         self._frame_num, self._decoded = frame_num + 1, self._decoded + 1
         if picture.is_new:
@@ -234,15 +235,20 @@ class Work:
             is_waiting = not self._link.wait_for_all_slots(_ERRAND_S)
             self._errands()
 
-    def _wait_for(self, pts_s: float) -> None:
-        """Until the moment of a file that is played at its own speed. What is late is not made up for."""
-        now = time.monotonic()
-        if self._plays_from is None or now - (self._plays_from + pts_s) > _LATE_S:
-            self._plays_from = now - pts_s
-        due = self._plays_from + pts_s
-        while (left_s := due - time.monotonic()) > 0:
-            time.sleep(min(left_s, _ERRAND_S))
+    def _arrival(self, decoder: Decoder, packet: VideoPacket) -> float:
+        """When the packet came. One of a file that is played as a camera is waited for until it is due, and came then,
+        however late it is found; more than a second is not made up for."""
+        at_s = decoder.arrival_s(packet) if self._start.is_realtime else None
+        if at_s is None:
+            return time.monotonic()
+        if self._plays_from is None:
+            self._plays_from = time.monotonic() - at_s
+        while (late_s := time.monotonic() - self._plays_from - at_s) < 0:
+            time.sleep(min(-late_s, _ERRAND_S))
             self._errands()
+        if late_s > _LATE_S:  # the machine had no time, or it was held
+            self._plays_from += late_s
+        return self._plays_from + at_s
 
     def _look(self, decoder: Decoder, picture: Picture, thumbnail: Pixels) -> int:
         """The picture's digest. A file's cut begins another segment; a camera has none, only a light that goes on."""

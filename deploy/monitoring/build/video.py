@@ -82,7 +82,7 @@ AT_A_GLANCE = Row(
         ),
         figure(
             "p99 glass to event",
-            "From a frame's decoding to its result, of the chosen sources together.",
+            "From the coming of a frame's packet to its result, of the chosen sources together.",
             "s",
             one(
                 quantile(0.99, "penstock_video_glass_to_event_seconds_bucket", SOURCE),
@@ -216,8 +216,8 @@ LATENCY = Row(
     (
         Panel(
             "Glass to event, quantiles",
-            "From a frame's decoding to its result, of the chosen sources together; and p90 of each program with "
-            "all of its sources, over five minutes.",
+            "From the coming of a frame's packet to its result, of the chosen sources together; and p90 of each "
+            "program with all of its sources, over five minutes.",
             "s",
             (
                 *quantiles("penstock_video_glass_to_event_seconds_bucket", SOURCE),
@@ -226,7 +226,8 @@ LATENCY = Row(
         ),
         Panel(
             "Wait for a batch, quantiles",
-            "From a frame's decoding to its batch. batched-push-timeout bounds it while the engine keeps up.",
+            "From the coming of a frame's packet to its batch. batched-push-timeout bounds it while the engine keeps "
+            "up.",
             "s",
             quantiles("penstock_video_mux_wait_seconds_bucket", JOB),
         ),

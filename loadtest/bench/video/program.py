@@ -28,7 +28,7 @@ _DECODING = "penstock_video_decode_seconds_sum"
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Of a running program. inferred, drops: by source, by reason. latency: of frames, decoding to sinks.
+    """Of a running program. inferred, drops: by source, by reason. latency: of frames, their packets' coming to sinks.
 
     program_ms, decode_ms, stack_ms: of CPU a frame, of the program itself, its decode processes, and the stack.
     decoding_ms: of decode_ms, what the processes say that decoding took.

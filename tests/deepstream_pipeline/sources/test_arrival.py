@@ -1,0 +1,104 @@
+"""When a frame was captured: when its packet came, so that its latency holds its decoding and every lateness."""
+
+import itertools
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from deepstream_pipeline.decode.codec import Decoded, VideoPacket
+from deepstream_pipeline.decode.software import SoftwareCodec
+from deepstream_pipeline.sources.child_link import PolledLink
+from deepstream_pipeline.sources.child_slots import SlotWriter
+from deepstream_pipeline.sources.child_work import Tools, Work
+from deepstream_pipeline.sources.messages import MESSAGE_BYTES, Ended, FrameReady, Release, Start, decode_up, encode
+from deepstream_pipeline.sources.ring import Ring, RingSize, new_ring
+from tests.deepstream_pipeline.clips import write_clip
+
+FRAMES, FPS = 12, 10
+SIZE = RingSize(FRAMES + 1, 4096)
+
+
+class SlowCodec(SoftwareCodec):
+    """A decoder that takes its time."""
+
+    pause_s = 0.03
+
+    def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
+        time.sleep(self.pause_s)
+        return super().decode(packet)
+
+
+class StuckOnceCodec(SlowCodec):
+    """One whose machine had no time for two seconds and a half."""
+
+    pause_s = 0.0
+    packets = 0
+
+    def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
+        self.packets += 1
+        if self.packets == FRAMES // 2:
+            time.sleep(2.5)
+        return super().decode(packet)
+
+
+def frames_of(path: Path, codec: type[SlowCodec], *, is_realtime: bool) -> list[tuple[FrameReady, float]]:
+    """Of one run of the clip; each with the moment at which it was told."""
+    start = Start(
+        uri=str(path),
+        spec=b"",
+        ring_frames=SIZE.frames,
+        slot_bytes=SIZE.slot_bytes,
+        ring_bytes=SIZE.size_bytes,
+        policy="drop-oldest",
+        is_realtime=is_realtime,
+    )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told: list[tuple[FrameReady, float]] = []
+    with ours, theirs:
+        ring = Ring(new_ring(SIZE, "arrival"), SIZE)
+        work = Work(PolledLink(theirs, start), ring, start, Tools(codec, SlotWriter, time.thread_time))
+        thread = threading.Thread(target=work.run)
+        thread.start()
+        while not isinstance(record := decode_up(ours.recv(MESSAGE_BYTES)), Ended):
+            if isinstance(record, FrameReady):
+                told.append((record, time.monotonic()))
+                ours.send(encode(Release((record.slot,))))
+        ours.shutdown(socket.SHUT_WR)
+        thread.join(10)
+        ring.close()
+    return told
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    return write_clip(tmp_path / "a.mp4", frames=FRAMES, fps=FPS)
+
+
+def test_frame_is_captured_before_it_is_decoded(clip: Path) -> None:
+    """Of a file and of what is played as a camera: what the decoder takes is part of the frame's latency."""
+    for is_realtime in (False, True):
+        told = frames_of(clip, SlowCodec, is_realtime=is_realtime)
+        assert len(told) == FRAMES
+        assert all(at - frame.captured_at >= SlowCodec.pause_s for frame, at in told)
+
+
+def test_frame_that_is_due_was_captured_then_however_late_it_is(clip: Path) -> None:
+    """Played as a camera its frames are captured as evenly as they were filmed, whatever the decoder takes."""
+    told = frames_of(clip, SlowCodec, is_realtime=True)
+    first = told[0][0]
+    for frame, _ in told:
+        assert frame.captured_at - first.captured_at == pytest.approx(frame.pts_s - first.pts_s, abs=1e-6)
+
+
+def test_more_than_a_second_is_not_made_up_for(clip: Path) -> None:
+    """What came in the meantime is gone, as of a camera: the rest is played from then on, at its own speed."""
+    told = frames_of(clip, StuckOnceCodec, is_realtime=True)
+    assert len(told) == FRAMES
+    gaps_s = [two.captured_at - one.captured_at for (one, _), (two, _) in itertools.pairwise(told)]
+    assert [index for index, gap_s in enumerate(gaps_s) if gap_s > 1.0] == [FRAMES // 2 - 1]
+    assert told[-1][0].captured_at - told[FRAMES // 2][0].captured_at == pytest.approx(
+        (FRAMES // 2 - 1) / FPS, abs=0.01
+    )
