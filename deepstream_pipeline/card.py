@@ -44,7 +44,8 @@ class Card:
         found = GpuSources(cameras_per_process=settings.cameras_per_process, device=settings.device)
         if not choice.is_on_card:
             return found, ""
-        return replace(found, new_device_ring=_Rings(self.device).new), ""
+        rings = _Rings(self.device)
+        return replace(found, new_device_ring=rings.new, is_card_lost=lambda: engine.is_card_lost), ""
 
 
 def open_card(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> Card:
@@ -86,11 +87,21 @@ def _is_there(library: str) -> bool:
 
 
 class _Rings:
-    """Memory of the card for sources' rows; of a card that failed there is none, and rows go through the host."""
+    """Memory of the card for sources' rows."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def new(self, frames: int, row_bytes: int) -> DeviceRing:
+    def new(self, frames: int, row_bytes: int) -> "_Ring":
         """Raises GpuFailed where the card has no room."""
-        return DeviceRing(self._device, frames, row_bytes)
+        return _Ring(self._device, frames, row_bytes)
+
+
+class _Ring(DeviceRing):
+    """One that is let go of without a word when the card is lost: its memory went with the context."""
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except GpuFailed as error:
+            log.debug("memory of the card was not given back", reason=error.message)

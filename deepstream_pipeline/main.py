@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -41,6 +41,7 @@ MODEL_TIMEOUT_S = 60.0
 FITTING_BATCH = 4  # frames of a batch where nobody said, and the model and the sources allow it
 SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
 LEAST_SLOTS = 6
+OPENING_ON_A_CARD = SourcesOptions(max_opening=32)  # a process begins once for several
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,11 @@ def _options(settings: VideoSettings, models: _Models) -> PipelineOptions:
     return PipelineOptions(
         mux=mux,
         dispatch=dispatch,
-        sources=SourcesOptions(ring_frames=max(frames, LEAST_SLOTS), gpu=models.gpu, gpu_absence=models.gpu_absence),
+        sources=replace(
+            OPENING_ON_A_CARD if models.gpu is not None else SourcesOptions(),
+            ring_frames=max(frames, LEAST_SLOTS),
+            gpu=models.gpu,
+            gpu_absence=models.gpu_absence,
+        ),
         interval=settings.primary.interval,
     )

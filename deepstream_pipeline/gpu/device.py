@@ -211,6 +211,16 @@ class Device:
         if error != self._ok:
             raise _failed("wait for the GPU", error)
 
+    def is_lost(self) -> bool:
+        """Whether the card does nothing more for this process: asked after a failure, which may have been of that call
+        alone. Waits for the card."""
+        try:
+            self.bind()
+            self.call("go on after a failure", "cuCtxSynchronize")
+        except GpuFailed:
+            return True
+        return False
+
     def load(self, image: bytes, name: str) -> Kernel:
         """The function `name` of a compiled module (a cubin for this card's capability)."""
         module = self.call(f"load the kernel {name}", "cuModuleLoadData", image)

@@ -38,12 +38,14 @@ class CardLine:
     def __init__(self, place: EnginePlace, device: Device, size_bytes: int) -> None:
         """size_bytes: of the memory. Raises GpuFailed where the card has not so much, InvalidRequest for an address
         that is none."""
+        self._device = device
         self._slab = DeviceSlab(device, size_bytes, asyncio.get_running_loop().call_later)
         self._remote = RemoteLine(place, regions=(self._slab.name,))
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="card")
         self._turn = asyncio.Lock()
         self._registrations = 0
         self._is_stuck = self._is_failing = False
+        self.is_lost = False  # the card does nothing more for this process
 
     @property
     def is_up(self) -> bool:
@@ -88,7 +90,7 @@ class CardLine:
         Raises InferRefused where there is no room, InferFailed where the card fails.
         """
         lease = self._lease(sum(row.nbytes for row in rows))
-        copying = asyncio.get_running_loop().run_in_executor(self._copier, self._slab.gather, rows, lease)
+        copying = asyncio.get_running_loop().run_in_executor(self._copier, self._gather, rows, lease)
         await self._copied(copying, lease)
         return lease
 
@@ -121,6 +123,14 @@ class CardLine:
             )
         return lease
 
+    def _gather(self, rows: Sequence[DeviceRow], lease: DeviceLease) -> None:
+        """The copier's."""
+        try:
+            self._slab.gather(rows, lease)
+        except GpuFailed:
+            self.is_lost = self.is_lost or self._device.is_lost()
+            raise
+
     async def _copied(self, copying: "asyncio.Future[None]", lease: DeviceLease) -> None:
         try:
             async with asyncio.timeout(GATHER_S):
@@ -139,7 +149,10 @@ class CardLine:
     def _note_failure(self, error: GpuFailed) -> None:
         """Told when it begins: a context that is lost fails every copy from then on."""
         if not self._is_failing:
-            log.warning("rows on the card cannot be copied; their frames are lost while it lasts", reason=error.message)
+            meanwhile = (
+                "rows go through the host from now on" if self.is_lost else "their frames are lost while it lasts"
+            )
+            log.warning(f"rows on the card cannot be copied; {meanwhile}", reason=error.message)
         self._is_failing = True
 
     def _give_up(self, copying: "asyncio.Future[None]", lease: DeviceLease) -> None:

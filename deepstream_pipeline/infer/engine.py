@@ -97,6 +97,12 @@ class Engine:
             return "it is closed, or was not started"
         return life.line.reason or (life.card.reason if life.card is not None else "")
 
+    @property
+    def is_card_lost(self) -> bool:
+        """Whether rows on the card can be handed over no more, as long as this program runs."""
+        life = self._life
+        return life is not None and life.card is not None and life.card.is_lost
+
     def start(self, timeout_s: float) -> None:
         """Returns when the engine has answered. Raises InferFailed, and is closed, where it does not in time."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

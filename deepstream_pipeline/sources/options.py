@@ -34,18 +34,24 @@ class DeviceRing(Protocol):
         ...
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class GpuSources:
     """How sources are decoded by the card.
 
     cameras_per_process: at most, which end and begin anew together where their process dies. device: the card's number.
-    new_device_ring: for so many slots of so many bytes; None where rows go through the host. It may raise PipelineError
-    and OSError. command: of a process with several cameras; the card's number and the socket's are put behind it.
+    new_device_ring: for so many slots of so many bytes; None where rows go through the host. It may raise GpuFailed:
+    then that run's rows do. is_card_lost: whether rows on the card are handed over no more. command: of a process with
+    several cameras; the card's number and the socket's are put behind it.
     """
 
     cameras_per_process: int = 16
     device: int = 0
     new_device_ring: Callable[[int, int], DeviceRing] | None = None
+    is_card_lost: Callable[[], bool] = _never
     command: tuple[str, ...] = SHARED_DECODER
 
 

@@ -73,9 +73,7 @@ def _refuse(link: socket.socket, reason: str) -> int:
 def _end_where_broken(device: Device, fault: GpuFailed) -> None:
     """What failed for one camera may have been its own (no memory is left), or the end of all: a context that is broken
     stays so, and its process begins anew."""
-    try:
-        device.call("go on after a failure", "cuCtxSynchronize")
-    except GpuFailed:
+    if device.is_lost():
         sys.stderr.write(f"the card does nothing more for this process: {fault.message}\n")
         sys.stderr.flush()
         os._exit(1)

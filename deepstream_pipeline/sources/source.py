@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from deepstream_pipeline.decode.uri import UriKind, kind_of
-from deepstream_pipeline.errors import PipelineError, SourceNotAllowed
+from deepstream_pipeline.errors import GpuFailed, PipelineError, SourceNotAllowed
 from deepstream_pipeline.sources.address import Secrets, policy_of, seems_live
 from deepstream_pipeline.sources.choice import DecoderChoice
 from deepstream_pipeline.sources.feed import Feed
@@ -98,6 +98,9 @@ class Source:
 
     def tick(self, now: float) -> bool:
         """What time brings. Whether it wants to be started."""
+        gpu, feed = self._options.gpu, self._feed
+        if gpu is not None and feed is not None and feed.device_ring is not None and gpu.is_card_lost():
+            self._do(self.watch.broke_promise("the card was lost; it begins anew with rows in the host's memory"))
         is_ours = self._is_waiting_for_room and bool(self._feed and self._feed.outside)
         action = self.watch.tick(now, is_ours=is_ours)
         self._do(action)
@@ -313,10 +316,8 @@ class Source:
 
     def _begin(self, now: float) -> tuple[Line, DeviceRing | None]:
         """A run of it, by the decoder that is its now. Raises OSError and PipelineError."""
-        gpu = self._options.gpu
         self._decoder = self._choice.kind(now)
-        is_on_device = self._decoder is DecoderKind.NVDEC and gpu is not None and gpu.new_device_ring is not None
-        device_ring = self._rings.take() if is_on_device and self._needs.row_bytes else None
+        device_ring = self._device_ring()
         try:
             start = self._start_record(now, device_ring)
             return self._hosts.line(start, self.source_id, company=self._choice.company(now)), device_ring
@@ -324,6 +325,19 @@ class Source:
             if device_ring is not None:
                 self._rings.put_back(device_ring)
             raise
+
+    def _device_ring(self) -> DeviceRing | None:
+        """For the rows of a run that begins; None where they go through the host's memory."""
+        gpu = self._options.gpu
+        if self._decoder is not DecoderKind.NVDEC or gpu is None or gpu.new_device_ring is None:
+            return None
+        if not self._needs.row_bytes or gpu.is_card_lost():
+            return None
+        try:
+            return self._rings.take()
+        except GpuFailed as error:
+            log.warning("rows go through the host", source=self.source_id, reason=error.message)
+            return None
 
     def _new_device_ring(self) -> DeviceRing:
         gpu = self._options.gpu

@@ -15,6 +15,7 @@ from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.settings.records import GpuSettings
 from deepstream_pipeline.types import DecoderKind
 from server.vision.spec import PrepareSpec, ScalingFilter
+from tests.deepstream_pipeline.gpu.fake_driver import install
 
 AUTO = (DecoderKind.AUTO,)
 DEVICE = cast(Device, SimpleNamespace(name="a card"))
@@ -22,6 +23,8 @@ DEVICE = cast(Device, SimpleNamespace(name="a card"))
 
 class StandInEngine:
     """Answers the trial as it is told."""
+
+    is_card_lost = False
 
     def __init__(self, kind: HandOver) -> None:
         self.kind = kind
@@ -86,6 +89,19 @@ def test_card_that_cannot_be_opened_leaves_the_cpu(monkeypatch: pytest.MonkeyPat
     found = open_card(GpuSettings(device=3), AUTO)
     assert (found.device, found.absence) == (None, "there is no GPU 3")
     assert found.sources(GpuSettings(), asked(HandOver.HOST), a_network()) == (None, "there is no GPU 3")
+
+
+def test_memory_of_a_lost_card_is_let_go_of_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went with the context: the source that ends, or begins anew, does so all the same."""
+    driver = install(monkeypatch)
+    gpu, _ = Card(Device.open()).sources(GpuSettings(), asked(HandOver.DEVICE), a_network())
+    assert gpu is not None
+    assert gpu.new_device_ring is not None
+    ring = gpu.new_device_ring(4, 100)
+    driver.fail("cuMemFree", "CUDA_ERROR_LAUNCH_FAILED")
+    ring.close()
+    driver.fail("cuMemFree", None)
+    assert not gpu.is_card_lost()
 
 
 def test_rows_that_the_card_cannot_make_are_made_by_the_cpu() -> None:

@@ -121,6 +121,9 @@ class FakeDriver(ModuleType):
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         return self._told("cuStreamSynchronize")
 
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        return self._told("cuCtxSynchronize")
+
     def cuMemAlloc(self, size_bytes: int) -> tuple[Any, ...]:
         told = self._told("cuMemAlloc", 0)
         if told[1] is None:

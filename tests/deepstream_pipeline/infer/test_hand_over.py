@@ -205,6 +205,28 @@ def test_card_that_fails_is_told_and_costs_those_rows_alone(driver: FakeDriver, 
     until(lambda: len(rig.line._slab) == 0)
 
 
+def test_card_that_does_nothing_more_is_known_to_be_lost(driver: FakeDriver, rig: Rig) -> None:
+    """Not by a copy that failed alone: by a context that fails whatever is asked of it. It is told once."""
+    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    rows = rig.on_card([0.1])
+    driver.fail("cuMemcpyDtoDAsync", "CUDA_ERROR_LAUNCH_FAILED")
+    rig.submit(rows).answer()
+    assert not rig.engine.is_card_lost
+    driver.fail("cuMemcpyDtoDAsync", None)
+    assert rig.submit(rows).answer().error is None
+    driver.fail("cuMemcpyDtoDAsync", "CUDA_ERROR_LAUNCH_FAILED")
+    driver.fail("cuCtxSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+    with capture_logs() as lines:
+        rig.submit(rows).answer()
+        rig.submit(rows).answer()
+    assert rig.engine.is_card_lost
+    assert ["through the host from now on" in line["event"] for line in lines if line["log_level"] == "warning"] == [
+        True
+    ]
+    driver.fail("cuMemcpyDtoDAsync", None)
+    driver.fail("cuCtxSynchronize", None)
+
+
 def test_rows_that_find_no_room_are_refused(rig: Rig) -> None:
     """What waits is asked again; what is late is dropped."""
     rig.engine.hand_over(rig.network, HandOver.AUTO)

@@ -164,7 +164,7 @@ class FakeChild:
             time.sleep(3600)
 
     def do_on_device(self, frames: float) -> None:
-        self.frame(is_on_device=True, row_shape=(int(self.wish("row", ROW_BYTES)),))
+        self.frame(is_on_device=bool(self.start.device_ring), row_shape=(int(self.wish("row", ROW_BYTES)),))
         self.wait_for_ever()
 
     def do_silent(self, frames: float) -> None:

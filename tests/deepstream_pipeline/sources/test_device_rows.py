@@ -1,11 +1,13 @@
 """Rows on the card, in the parent: a ring of them for each run, and nothing that a process says of them is believed."""
 
 from dataclasses import dataclass, replace
+from threading import Event
 from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.errors import GpuFailed
 from deepstream_pipeline.sources.feed import Feed
@@ -15,7 +17,7 @@ from deepstream_pipeline.sources.options import DeviceRing, GpuSources, SourceNe
 from deepstream_pipeline.sources.ring import Ring, new_ring, ring_size
 from deepstream_pipeline.sources.row_rings import RowRings
 from deepstream_pipeline.sources.timeline import Timeline
-from deepstream_pipeline.types import DeviceRow
+from deepstream_pipeline.types import DeviceRow, SourceState
 from tests.deepstream_pipeline.sources.fake_child import ROW_BYTES
 from tests.deepstream_pipeline.sources.parent import NEEDS, Told, camera, one, running
 from tests.deepstream_pipeline.sources.test_seats import DEEP
@@ -140,19 +142,41 @@ def test_rows_of_a_source_lie_in_the_ring_that_its_process_was_told_of() -> None
         assert len(made) == 1
 
 
-def test_card_without_room_for_rows_is_tried_again() -> None:
-    """The reason is the card's."""
+def test_card_without_room_for_rows_leaves_them_in_the_host() -> None:
+    """The camera runs all the same, and the reason is told."""
 
     def new(frames: int, row_bytes: int) -> FakeRing:
         raise GpuFailed("CUDA_ERROR_OUT_OF_MEMORY: could not allocate")
 
-    told = Told()
+    told = Told(is_keeping=True)
     gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=new)
-    with running(told, replace(DEEP, gpu=gpu)) as sources:
+    with capture_logs() as lines, running(told, replace(DEEP, gpu=gpu)) as sources:
         sources.add(camera("live"), NEEDS)
-        assert one(sources).source_id == "a"
-        told.wait(lambda: one(sources).restarts >= 1 or bool(one(sources).reason))
-        assert "could not be started (CUDA_ERROR_OUT_OF_MEMORY" in one(sources).reason
+        told.wait_for("frame", 1)
+        assert isinstance(told.frames[0].row, np.ndarray)
+    reasons = [line["reason"] for line in lines if line["event"] == "rows go through the host"]
+    assert reasons == ["CUDA_ERROR_OUT_OF_MEMORY: could not allocate"]
+
+
+def test_card_that_is_lost_moves_rows_to_the_host() -> None:
+    """What the program shared of it is gone for good: its cameras begin anew, and give rows that can be handed over."""
+    made: list[FakeRing] = []
+    is_lost = Event()
+
+    def new(frames: int, row_bytes: int) -> FakeRing:
+        made.append(FakeRing(frames, row_bytes))
+        return made[-1]
+
+    told = Told(is_keeping=True)
+    gpu = replace(DEEP.gpu or GpuSources(), new_device_ring=new, is_card_lost=is_lost.is_set)
+    with running(told, replace(DEEP, gpu=gpu)) as sources:
+        sources.add(camera("on_device"), NEEDS)
+        told.wait_for("frame", 1)
+        assert isinstance(told.frames[0].row, DeviceRow)
+        told.frames[0].release()
+        is_lost.set()
+        told.wait(lambda: any(isinstance(prepared.row, np.ndarray) for prepared in told.frames))
+        assert (one(sources).restarts, one(sources).state, len(made)) == (1, SourceState.RUNNING, 1)
 
 
 def replace_ready(**changes: object) -> FrameReady:
