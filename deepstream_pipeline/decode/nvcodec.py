@@ -6,6 +6,7 @@ lets it; a picture that it had to mend comes out, too, and the library says so o
 decoder goes on at a keyframe; pictures of another size than its first ones are scaled to that, in silence, or fail.
 """
 
+import threading
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -36,7 +37,8 @@ class NvCodec(Protocol):
     """One decoder. Surfaces are over with its next call."""
 
     def decode(self, data: bytes, index: int) -> list[Surface]:
-        """data: a packet, Annex B. Raises PacketRefused, fatal, where the decoder fails."""
+        """data: a packet, Annex B. Raises PacketRefused, fatal, where the decoder fails; NeedsCpu where it says that
+        its card does not take such a stream."""
 
     def flush(self) -> list[Surface]:
         """All that is left; it may go on at a keyframe."""
@@ -68,6 +70,7 @@ class NvdecOpener:
         self._library: ModuleType = PyNvVideoCodec
         self._gpu = gpu
         self._limits: dict[str, dict[str, int]] = {}
+        self._limits_lock = threading.Lock()
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         """A decoder. Raises NeedsCpu."""
@@ -86,19 +89,19 @@ class NvdecOpener:
                 usedevicememory=True,
                 latency=library.DisplayDecodeLatencyType.LOW,
             )
-        except (library.PyNvVCException, RuntimeError) as error:
+        except (library.PyNvVCException, library.PyNvVCExceptionUnsupported, RuntimeError) as error:
             raise NeedsCpu(f"NVDEC cannot decode {codec} of {size[0]}x{size[1]} ({_first_line(error)})") from None
         return _Nvdec(library, decoder)
 
     def _limits_of(self, codec: str, codec_id: object) -> dict[str, int]:
-        if codec not in self._limits:
-            library = self._library
-            self._limits[codec] = dict(
-                library.GetDecoderCaps(
-                    gpuid=self._gpu, codec=codec_id, chromaformat=library.cudaVideoChromaFormat(_CHROMA_420), bitdepth=8
+        """Asked once: the library makes another CUDA context for it, which takes its time and much memory."""
+        with self._limits_lock:
+            if codec not in self._limits:
+                library, chroma = self._library, self._library.cudaVideoChromaFormat(_CHROMA_420)
+                self._limits[codec] = dict(
+                    library.GetDecoderCaps(gpuid=self._gpu, codec=codec_id, chromaformat=chroma, bitdepth=8)
                 )
-            )
-        return self._limits[codec]
+            return self._limits[codec]
 
 
 def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str:
@@ -141,6 +144,8 @@ class _Nvdec:
     def _given(self, packet: Any) -> list[Surface]:
         try:
             self._frames = self._decoder.Decode(packet)
+        except self._library.PyNvVCExceptionUnsupported as error:  # no kind of PyNvVCException
+            raise NeedsCpu(f"NVDEC does not take this stream ({_first_line(error)})") from None
         except (self._library.PyNvVCException, RuntimeError) as error:
             raise PacketRefused(f"NVDEC: {_first_line(error)}", is_fatal=True) from None
         return [self._surface(frame) for frame in self._frames]

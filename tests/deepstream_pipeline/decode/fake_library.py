@@ -13,6 +13,10 @@ class PyNvVCException(Exception):
     """The library's."""
 
 
+class PyNvVCExceptionUnsupported(Exception):
+    """Its other one, which is no kind of the first: what a card does not decode."""
+
+
 class PacketData:
     """What is decoded."""
 
@@ -50,22 +54,26 @@ def view(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
 
 
 class FakeLibrary:
-    """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made."""
+    """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made. looked: how often it was
+    asked for a card's limits."""
 
     cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc")
     cudaVideoChromaFormat = int
     DisplayDecodeLatencyType = SimpleNamespace(LOW="low")
     VideoPacketFlag = SimpleNamespace(ENDOFPICTURE=8)
     PyNvVCException = PyNvVCException
+    PyNvVCExceptionUnsupported = PyNvVCExceptionUnsupported
     PacketData = PacketData
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.decoders: list[FakeDecoder] = []
         self.is_out_of_memory = False
+        self.looked = 0
 
     def GetDecoderCaps(self, gpuid: int, codec: str, chromaformat: int, bitdepth: int) -> dict[str, int]:
         """A card's."""
+        self.looked += 1
         return {"num_decoder_engines": 7} | LIMITS[codec]
 
     def CreateDecoder(self, **asked: Any) -> "FakeDecoder":
@@ -78,13 +86,16 @@ class FakeLibrary:
 
 
 class FakeDecoder:
-    """The library's decoder."""
+    """The library's decoder. refuses: its card takes no such stream, as it finds with the first packet."""
 
     def __init__(self, codec: str) -> None:
         self.inner = FakeNvCodec(codec, lambda line: None)
+        self.refuses = False
 
     def Decode(self, packet: PacketData) -> list[Frame]:
         """Of a packet, or what is left."""
+        if self.refuses:
+            raise PyNvVCExceptionUnsupported("Codec not supported on this GPU\nat NvDecoder.cpp:1")
         try:
             if not packet.bsl:
                 return [Frame(one) for one in self.inner.flush()]

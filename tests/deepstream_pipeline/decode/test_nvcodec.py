@@ -49,6 +49,22 @@ def test_failure_of_the_library_is_ours_in_one_line(library: FakeLibrary, tmp_pa
     assert refused.value.is_fatal
 
 
+def test_stream_that_the_card_does_not_take_is_the_cpus(library: FakeLibrary, tmp_path: Path) -> None:
+    """The library says so with its first packet, by an exception that is none of its others."""
+    decoder = NvdecOpener()("h264", 0, (160, 96))
+    library.decoders[0].refuses = True
+    with pytest.raises(NeedsCpu, match=r"NVDEC does not take this stream \(Codec not supported on this GPU\)"):
+        decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
+
+
+def test_cards_limits_are_asked_once_a_codec(library: FakeLibrary) -> None:
+    """The library makes a CUDA context for each asking."""
+    opener = NvdecOpener()
+    for codec in ("h264", "hevc", "h264", "hevc"):
+        opener(codec, 0, (640, 360))
+    assert library.looked == 2
+
+
 def test_decoder_that_cannot_be_is_the_cpus(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too small a picture, no memory, no library: each says why."""
     opener = NvdecOpener()
