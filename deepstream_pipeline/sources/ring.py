@@ -55,12 +55,17 @@ def new_ring(size: RingSize, name: str) -> int:
 
 
 class Ring:
-    """One process's view of the memory. It takes the descriptor over. Arrays of it stay valid after `close`."""
+    """One process's view of the memory. It takes the descriptor over, also where it raises OSError. Arrays of it stay
+    valid after `close`."""
 
     def __init__(self, descriptor: int, size: RingSize) -> None:
         self.size = size
         self._descriptor = descriptor
-        self._bytes = np.frombuffer(mmap.mmap(descriptor, size.size_bytes), np.uint8)
+        try:
+            self._bytes = np.frombuffer(mmap.mmap(descriptor, size.size_bytes), np.uint8)
+        except BaseException:
+            self.close()
+            raise
 
     def array(self, slot: int, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> "npt.NDArray[np.generic]":
         """A view into a slot. Raises ValueError where it would reach beyond it, so that no child's word is trusted."""

@@ -125,15 +125,13 @@ class Seat(Line):
         self._how: str | None = None
         self._leave_s = max(start.open_timeout_s, start.read_timeout_s) + LEAVE_MARGIN_S
         self._left_at: float | None = None
-        with ExitStack() as opened:
+        with ExitStack() as opened, ExitStack() as handed_over:
             opened.callback(self.socket.close)
+            handed_over.callback(self._handed_over)
             self.pidfd, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.callback(os.close, self.pidfd)
-            try:
-                socket.send_fds(host.control, [CAMERA], [self._theirs.fileno(), self._ring_fd, end])
-            finally:
-                os.close(end)
-                self._handed_over()
+            handed_over.callback(os.close, end)
+            socket.send_fds(host.control, [CAMERA], [self._theirs.fileno(), self._ring_fd, end])
             opened.pop_all()
         host.seats.add(self)
         self.flush()
@@ -229,9 +227,12 @@ class DecodeHosts:
         until = time.monotonic() + timeout_s
         for host in self._hosts:
             host.ask_to_end(time.monotonic())
+        late = [host for host in self._hosts if not host.is_reaped(max(until - time.monotonic(), 0.0))]
+        for host in late:
+            host.kill("the program ends")
+        until = time.monotonic() + _REAP_S
+        for host in late:
+            host.is_reaped(max(until - time.monotonic(), 0.0))
         for host in self._hosts:
-            if not host.is_reaped(max(until - time.monotonic(), 0.0)):
-                host.kill("the program ends")
-                host.is_reaped(_REAP_S)
             host.close()
         self._hosts = []

@@ -27,8 +27,9 @@ def serve(control: socket.socket, run: RunCamera) -> int:
             for descriptor in descriptors:
                 os.close(descriptor)
             continue
-        cameras.append(Camera(run, *descriptors))
-        cameras[-1].start()
+        camera = Camera(run, *descriptors)
+        if camera.begin():
+            cameras.append(camera)
     until = time.monotonic() + _LAST_S
     for camera in cameras:
         camera.join(max(until - time.monotonic(), 0.0))
@@ -43,8 +44,21 @@ class Camera(threading.Thread):
         self._run_camera = run
         self._descriptors = socket_fd, ring_fd, end_fd
 
+    def begin(self) -> bool:
+        """Whether it runs. Where the system has no thread left, it is over, and the others go on."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            sys.stderr.write(f"a camera got no thread: {error}\n")
+            socket_fd, ring_fd, _ = self._descriptors
+            os.close(socket_fd)
+            os.close(ring_fd)
+            self._tell_end(1)
+            return False
+        return True
+
     def run(self) -> None:
-        socket_fd, ring_fd, end_fd = self._descriptors
+        socket_fd, ring_fd, _ = self._descriptors
         status = 1
         try:
             with socket.socket(fileno=socket_fd) as link:
@@ -53,9 +67,13 @@ class Camera(threading.Thread):
             last = traceback.extract_tb(error.__traceback__)[-1]
             sys.stderr.write(f"a camera ended by {type(error).__name__} in {last.filename}:{last.lineno}\n")
         finally:
-            with suppress(OSError):  # nobody looks any more
-                os.write(end_fd, bytes([status & 0xFF]))
-            os.close(end_fd)
+            self._tell_end(status)
+
+    def _tell_end(self, status: int) -> None:
+        _, _, end_fd = self._descriptors
+        with suppress(OSError):  # nobody looks any more
+            os.write(end_fd, bytes([status & 0xFF]))
+        os.close(end_fd)
 
 
 def _next_camera(control: socket.socket) -> list[int] | None:

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.nvcodec import NvdecOpener
@@ -40,9 +41,13 @@ class Card:
         try:
             device, opener = self._opened()
         except (GpuUnavailable, NeedsCpu) as error:
-            return _refuse(link, error.message)
-        device.bind()
-        stream = device.new_stream()
+            return _end(link, EndReason.NEEDS_CPU, error.message)
+        try:
+            device.bind()
+            stream = device.new_stream()
+        except GpuFailed as fault:
+            _end_where_broken(device, fault)
+            return _end(link, EndReason.INTERNAL, fault.message)
         try:
             codecs = NvdecCodecs(opener, stream.handle, self._errors)
             tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
@@ -65,9 +70,10 @@ class Card:
             return self._device, self._opener
 
 
-def _refuse(link: socket.socket, reason: str) -> int:
-    link.send(encode(Ended(EndReason.NEEDS_CPU, reason)))
-    return 0
+def _end(link: socket.socket, reason: EndReason, text: str) -> int:
+    with suppress(OSError):  # nobody listens any more
+        link.send(encode(Ended(reason, text)))
+    return int(reason is EndReason.INTERNAL)
 
 
 def _end_where_broken(device: Device, fault: GpuFailed) -> None:

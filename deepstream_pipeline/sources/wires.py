@@ -32,9 +32,10 @@ class Bell:
         """Before one looks for what it was rung for."""
         if not self._is_rung:
             return
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
-        self._is_rung = False
+        with self._lock:  # not between another's two steps: what it writes then would wake its hearer for ever
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.descriptor)
+            self._is_rung = False
 
     def close(self) -> None:
         with self._lock:

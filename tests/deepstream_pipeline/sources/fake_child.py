@@ -167,6 +167,10 @@ class FakeChild:
         self.frame(is_on_device=bool(self.start.device_ring), row_shape=(int(self.wish("row", ROW_BYTES)),))
         self.wait_for_ever()
 
+    def do_on_no_card(self, frames: float) -> None:
+        self.frame(is_on_device=True)
+        self.wait_for_ever()
+
     def do_silent(self, frames: float) -> None:
         self.play(frames)
         self.wait_for_ever()

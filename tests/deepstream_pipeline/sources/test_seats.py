@@ -1,7 +1,11 @@
 """Cameras that share decode processes: what one of them can do to the others, and what it cannot."""
 
+import errno
+import gc
+import mmap
 import os
 import signal
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -10,6 +14,7 @@ import psutil
 import pytest
 
 from deepstream_pipeline.sources import seats
+from deepstream_pipeline.sources.messages import Start
 from deepstream_pipeline.sources.options import GpuSources
 from deepstream_pipeline.sources.snapshot import ProcessSnapshot
 from deepstream_pipeline.sources.sources import Sources
@@ -120,7 +125,7 @@ def test_camera_that_stalls_or_runs_away_leaves_its_seat() -> None:
         assert len(sources.processes()) == 1
 
 
-@pytest.mark.parametrize("mode", ["rubbish", "bad_slot", "on_device"])
+@pytest.mark.parametrize("mode", ["rubbish", "bad_slot", "on_no_card"])
 def test_process_that_breaks_a_promise_is_ended_and_its_culprit_sits_alone(mode: str) -> None:
     """What a process says is not believed once it lied: its cameras begin anew, the liar in a process of its own."""
     told = Told()
@@ -269,6 +274,31 @@ def test_shared_process_that_cannot_be_started_is_tried_again() -> None:
         told.wait(lambda: one(sources).restarts >= 1)
         assert one(sources).reason == "the decode process could not be started (No such file or directory)"
         assert sources.processes() == ()
+
+
+@pytest.mark.parametrize("step", ["pipe2", "mmap", "send_fds"])
+def test_seat_that_cannot_be_taken_leaves_no_descriptor(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program has no descriptor left, one less with each try would be for ever."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    start = Start(uri="rtsp://fake/live", spec=b"", ring_frames=2, slot_bytes=4096, ring_bytes=8192, policy="block")
+    host = seats.DecodeHost((*SHARED, "0"), 4, "")
+    try:
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        owner = {"pipe2": os, "mmap": mmap, "send_fds": socket}[step]
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, refuse)
+            with pytest.raises(OSError, match="Too many"):
+                seats.Seat(host, start, "a")
+        gc.collect()
+        assert (len(os.listdir("/proc/self/fd")), host.seats) == (before, set())
+    finally:
+        host.kill("the test is over")
+        assert host.is_reaped(5.0)
+        host.close()
 
 
 def test_cameras_that_come_and_go_in_shared_processes_leave_nothing() -> None:

@@ -182,6 +182,24 @@ def test_card_that_fails_ends_the_process_only_where_nothing_goes_on(
     assert driver.is_all_given_back
 
 
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_card_that_fails_before_a_camera_begins_is_told_as_one_that_fails_later(
+    path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """With CUDA's word for it; a process whose context is broken does not live on for cameras that come again."""
+    driver, ends = fake[1], Mock()
+    monkeypatch.setattr(shared_work.os, "_exit", ends)
+    state = CUresult.CUDA_ERROR_LAUNCH_FAILED if is_broken else CUresult.CUDA_SUCCESS
+    driver.cuCtxSynchronize = lambda: (state,)  # type: ignore[attr-defined]
+    driver.fail("cuStreamCreate", "CUDA_ERROR_LAUNCH_FAILED")
+    with camera(path) as (parent, thread):
+        assert parent.rest() == []
+        assert ended(parent).reason is EndReason.INTERNAL
+        assert "CUDA_ERROR_LAUNCH_FAILED" in ended(parent).text
+        thread.join(PATIENCE_S)
+    assert ends.called is is_broken
+
+
 def test_camera_that_is_left_gives_everything_back(path: Path, fake: tuple[Device, FakeDriver]) -> None:
     """Its parent closes its socket in the middle of its frames."""
     with camera(path, is_loop=True) as (parent, _):

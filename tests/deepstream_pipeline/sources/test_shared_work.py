@@ -1,13 +1,16 @@
 """Real cameras' threads in one process, with FFmpeg in NVDEC's place: files, as a process of their own plays them."""
 
+import os
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deepstream_pipeline.sources import shared_child
+from deepstream_pipeline.sources import shared_cameras, shared_child
 from deepstream_pipeline.sources.messages import Cut
 from deepstream_pipeline.sources.options import GpuSources, SourcesOptions
 from deepstream_pipeline.sources.sources import SourceNeeds
@@ -143,3 +146,38 @@ def test_shared_process_started_by_hand_says_what_it_is(
     """Status 2, and a sentence."""
     assert shared_child.main(arguments) == 2
     assert "a part of `penstock video`" in capsys.readouterr().err
+
+
+def test_camera_that_gets_no_thread_is_over_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has none left, its end is told as another's, and its neighbours keep their process."""
+    tries: list[int] = []
+    start = threading.Thread.start
+
+    def start_the_second(thread: threading.Thread) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def run(link: socket.socket, ring: int) -> int:
+        os.close(ring)
+        return 7
+
+    monkeypatch.setattr(shared_cameras.Camera, "start", start_the_second)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        serving = threading.Thread(target=shared_cameras.serve, args=(theirs, run))
+        serving.start()
+        words = []
+        for _ in range(2):
+            link, ring, (end, write_end) = socket.socketpair(), os.memfd_create("ring"), os.pipe()
+            socket.send_fds(ours, [b"camera"], [link[1].fileno(), ring, write_end])
+            link[1].close()
+            os.close(ring)
+            os.close(write_end)
+            words.append((link[0].recv(1), os.read(end, 2), os.read(end, 1)))
+            link[0].close()
+            os.close(end)
+        ours.shutdown(socket.SHUT_RDWR)
+        serving.join(5.0)
+    assert words == [(b"", b"\x01", b""), (b"", b"\x07", b"")]

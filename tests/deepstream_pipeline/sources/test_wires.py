@@ -1,8 +1,12 @@
 """What the sources' thread waits for."""
 
 import os
+import select
 import socket
+import threading
 from unittest.mock import Mock
+
+import pytest
 
 from deepstream_pipeline.sources.line import Line
 from deepstream_pipeline.sources.wires import Bell, Wires
@@ -28,3 +32,26 @@ def test_end_that_is_seen_and_not_known_yet_is_asked_for_again_without_spinning(
     ours.close()
     theirs.close()
     os.close(end)
+
+
+def test_bell_that_is_rung_while_it_is_heard_wakes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two steps of who rings it nobody hears it: it would ring on, and wake its thread for ever."""
+    bell = Bell()
+    write, is_between = os.eventfd_write, threading.Event()
+
+    def slow_write(descriptor: int, value: int) -> None:
+        is_between.set()
+        hearer.join(0.2)
+        write(descriptor, value)
+
+    hearer = threading.Thread(target=lambda: (is_between.wait(5.0), bell.heard()))
+    monkeypatch.setattr(os, "eventfd_write", slow_write)
+    hearer.start()
+    bell.ring()
+    hearer.join(5.0)
+    bell.heard()
+    assert select.select([bell.descriptor], [], [], 0.0)[0] == []
+    monkeypatch.setattr(os, "eventfd_write", write)
+    bell.ring()
+    assert select.select([bell.descriptor], [], [], 0.0)[0] == [bell.descriptor]
+    bell.close()
