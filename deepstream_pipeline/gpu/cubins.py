@@ -5,11 +5,13 @@ and NVRTC's version. A file there is code for the card: one that another user co
 is not taken. Where nothing can be kept, every process compiles.
 """
 
+import ctypes
 import hashlib
 import os
 import stat
 import tempfile
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from deepstream_pipeline.gpu.kernels import SOURCE
 _KEPT = 16  # compiled sources: other versions of the program, other cards of the machine
 _MOST_BYTES = 4 << 20
 _DIGEST_BYTES = 32
+_COMPILERS = ("cuda_nvrtc/lib", "cu13/lib")  # in the packages nvidia: of nvidia-cuda-nvrtc-cu12, and of CUDA 13's
 # Without --fmad=false the places would be rounded otherwise than on the CPU.
 _OPTIONS = (b"--fmad=false", b"--std=c++14")
 
@@ -121,7 +124,24 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
     except ImportError:
         raise GpuUnavailable("the package cuda-bindings is not installed: run make gpu") from None
+    _load_compiler()
     return nvrtc
+
+
+def _load_compiler() -> None:
+    """NVRTC as pip installs it, wherever this Python has its packages: cuda-bindings looks for it in the interpreter's
+    own folder and where the linker looks, and takes what is loaded. NVRTC 13 does not look beside itself for its
+    builtins. Where there is none, it is left to cuda-bindings to find one."""
+    package = find_spec("nvidia")
+    for root in list(package.submodule_search_locations or ()) if package else []:
+        for folder in _COMPILERS:
+            compilers = sorted(Path(root, folder).glob("libnvrtc.so.*"))
+            if compilers:
+                with suppress(OSError):
+                    for builtins in Path(root, folder).glob("libnvrtc-builtins.so.*"):
+                        ctypes.CDLL(str(builtins))
+                    ctypes.CDLL(str(compilers[-1]))
+                    return
 
 
 def _version(nvrtc: Any) -> str:

@@ -1,10 +1,11 @@
 """Compiled kernels are kept for the next process, and only ours are taken: tried with a stand-in for NVRTC."""
 
+import ctypes
 import sys
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,6 +168,41 @@ def test_without_the_compiler_the_sentence_says_how_to_get_it(
     monkeypatch.setattr(nvrtc, "nvrtcVersion", not_found)
     with pytest.raises(GpuUnavailable, match=r"\(libnvrtc\) is not here: run make gpu"):
         cubin_for((9, 0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "version"), [("cuda_nvrtc/lib", "12"), ("cu13/lib", "13")], ids=["of CUDA 12", "of CUDA 13"]
+)
+def test_compiler_is_found_wherever_packages_are(
+    nvrtc: FakeNvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, version: str
+) -> None:
+    """Not in the interpreter's own folder alone; first its builtins: NVRTC 13 does not look beside itself for them."""
+    place = tmp_path / "nvidia" / folder
+    place.mkdir(parents=True)
+    names = [f"libnvrtc{part}.so.{version}{minor}" for part, minor in (("-builtins", ".0"), ("", ""), (".alt", ""))]
+    for name in names:
+        (place / name).write_text("")
+    loaded: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    monkeypatch.setattr(
+        "deepstream_pipeline.gpu.cubins.find_spec",
+        lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path / "other"), str(tmp_path / name)]),
+    )
+    cubin_for((9, 0), tmp_path / "kernels")
+    assert loaded == [str(place / name) for name in names[:2]]
+
+
+def test_compiler_that_does_not_load_is_left_to_cuda_bindings(
+    nvrtc: FakeNvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another machine's architecture, say; where the linker looks there may be one."""
+    (tmp_path / "cu13" / "lib").mkdir(parents=True)
+    (tmp_path / "cu13" / "lib" / "libnvrtc.so.13").write_text("none")
+    monkeypatch.setattr(
+        "deepstream_pipeline.gpu.cubins.find_spec",
+        lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]),
+    )
+    assert cubin_for((9, 0), tmp_path / "kernels").startswith(b"cubin")
 
 
 def test_cache_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
