@@ -37,7 +37,7 @@ def window(streams: int, complaint: str = "") -> dict[str, Any]:
         "cores": cores,
         "cpu_ms_a_frame": {kind: one / 9 for kind, one in cores.items()},
         "card": {"nvdec": 0.97 if complaint else 0.9, "sm": 0.5, "pcie_to_card_mb_s": 90.0, "pcie_to_host_mb_s": 60.0},
-        "processes": [["decode process, pid 9", 1.4], ["video program, pid 7", 0.8]],
+        "processes": [["decode process, pid 9", 0.4], ["video program, pid 7", 0.8]],
         "threads_by_name": [["video program: results", 1.9]],
         "threads": [["video program, pid 7, main thread", 0.6]],
     }

@@ -12,10 +12,13 @@ from deepstream_pipeline.types import DropReason
 from loadtest.bench.gpu.video.faults import Seen, gap_of, judged, read_results
 from loadtest.bench.gpu.video.fleet import Setup, with_named_threads
 from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
+from loadtest.bench.gpu.video.options import MODEL, parse_arguments
 from loadtest.bench.gpu.video.page import Page, joined, latency_between, read_page
-from loadtest.bench.gpu.video.pieces import Folder, Piece, pieces_of
+from loadtest.bench.gpu.video.pieces import PARTS, Folder, Piece, pieces_of
 from loadtest.bench.gpu.video.usage import Usage, busiest, cores_by_kind
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint, shares
+from loadtest.bench.gpu.video.windows import search
+from loadtest.bench.wire import BadAnswer
 from loadtest.measure.buckets import Buckets
 from tests.loadtest.gpu_video_pieces import window
 
@@ -73,6 +76,33 @@ def test_search_ends_after_its_tries() -> None:
         assert count is not None
         finding.record(count, is_held=True)
     assert finding.next_count() is None
+
+
+def test_search_keeps_what_it_found_before_it_broke_off() -> None:
+    """A card is lent for minutes: what was measured stays; where nothing was, the reason is told."""
+
+    def attempt(count: int) -> dict[str, object]:
+        if count > 8:
+            raise BadAnswer("penstock video run does not answer")
+        return {"streams": count, "complaint": ""}
+
+    found = search([4, 8], 100, 6, attempt)
+    assert (found["held"], len(found["tries"]), found["cut"]) == (
+        8,
+        2,
+        "54 streams: penstock video run does not answer",
+    )
+    with pytest.raises(BadAnswer):
+        search([9], 100, 6, attempt)
+
+
+def test_miniature_needs_no_card_and_no_pytorch() -> None:
+    """`--no-gpu` alone is a whole command; what is said beside it wins."""
+    mini = parse_arguments("", ["--no-gpu"])
+    assert (mini.decoder, mini.model, mini.only) == ("cpu", "street", ("streams", "hand-over", "cpu", "faults"))
+    whole = parse_arguments("", [])
+    assert (whole.decoder, whole.model, whole.only) == ("nvdec", MODEL, PARTS)
+    assert parse_arguments("", ["--no-gpu", "--model", "people", "--only", "cpu"]).model == "people"
 
 
 def test_streams_are_spread_evenly() -> None:
@@ -189,6 +219,10 @@ def test_limit_is_named_with_what_is_full() -> None:
     assert limit_in_words(window(300), cores).startswith("nothing that was read is full (")
     python = window(300, "p99 150 ms") | {"card": {}, "processes": [["video program, pid 7", 0.99]]}
     assert limit_in_words(python, cores).startswith("one Python process is full (video program, pid 7)")
+    of_cpu = {"processes": [["decode process, pid 9", 0.99]], "card": {}, "decode_processes": {"cpu": 9, "nvdec": 0}}
+    assert limit_in_words(window(300) | of_cpu, cores).startswith("nothing"), "FFmpeg's threads, not Python's"
+    shared = of_cpu | {"decode_processes": {"cpu": 0, "nvdec": 9}}
+    assert limit_in_words(window(300) | shared, cores).startswith("one Python process is full (decode process, pid 9)")
 
 
 def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """NVDEC alone, with stand-ins: of its worker processes, and of the library in a worker."""
 
+import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.nvdec import best_of, decode_alone
 from loadtest.bench.gpu.video.nvdec_worker import Lane
+from loadtest.bench.gpu.video.parts import environ_of_mps
 from loadtest.bench.wire import BadAnswer
+from server.gpu.mps import PIPE_DIRECTORY
+from server.local.running import RunningStack
 
 WORKER = """
 import json, sys
@@ -28,6 +33,30 @@ def test_rate_is_that_of_all_processes(tmp_path: Path) -> None:
         found = decode_alone(tmp_path / "c.mp4", (2, 3), 0.1, card, (sys.executable, "-c", WORKER))
     assert (found["rate"], found["cores"]) == (2 * 3 * 100.0, pytest.approx(0.2))
     assert best_of([found, found | {"rate": 1.0}]) is found
+
+
+def test_processes_are_clients_of_mps_only_where_they_are_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the bench itself is a client of."""
+    monkeypatch.setenv(PIPE_DIRECTORY, "/somebody's")
+    says_it = WORKER.replace("50 * int(sys.argv[2])", f"len(os.environ.get('{PIPE_DIRECTORY}', ''))")
+    program = (sys.executable, "-c", f"import os\n{says_it}")
+    with CardMeter(is_gpu=False) as card:
+        without = decode_alone(tmp_path / "c.mp4", (1, 1), 0.1, card, program)
+        within = decode_alone(tmp_path / "c.mp4", (1, 1), 0.1, card, program, os.environ | {PIPE_DIRECTORY: "12345"})
+    assert (without["is_mps"], without["rate"]) == (False, 0)
+    assert (within["is_mps"], within["rate"]) == (True, 10)
+
+
+def test_environment_of_mps_is_that_of_the_stack(tmp_path: Path) -> None:
+    """As the video programs take it; none where the stack has no MPS, or there is none."""
+    stack = RunningStack(tmp_path, "http://127.0.0.1:1", "127.0.0.1:2", 7, str(tmp_path / "mps"))
+    environ = environ_of_mps(stack)
+    assert environ is not None
+    assert environ[PIPE_DIRECTORY].startswith(str(tmp_path / "mps"))
+    assert environ_of_mps(replace(stack, mps_directory="")) is None
+    assert environ_of_mps(None) is None
 
 
 def test_process_that_cannot_begin_is_told_in_its_own_words(tmp_path: Path) -> None:

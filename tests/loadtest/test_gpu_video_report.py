@@ -11,7 +11,7 @@ from loadtest.bench.gpu.video.report import JSON_FILE, PAGE, main
 from loadtest.committed import read_bench
 from loadtest.results import State
 from loadtest.targets import read_targets
-from tests.loadtest.gpu_video_pieces import CONDITIONS, made_up
+from tests.loadtest.gpu_video_pieces import CONDITIONS, made_up, window
 
 
 def test_report_judges_by_the_targets(tmp_path: Path) -> None:
@@ -41,6 +41,18 @@ def test_report_of_a_part_of_a_run_says_what_was_not_measured(tmp_path: Path) ->
     assert "* streams: **not measured**" in page
     assert page.endswith("Nothing.\n")
     assert json.loads((tmp_path / JSON_FILE).read_text())["results"][0]["kind"] == "nvdec"
+
+
+def test_search_that_broke_off_is_told(tmp_path: Path) -> None:
+    """With where, and why; and which shape decoded most, as clients of MPS or not."""
+    tried = {"held": 4, "missed": 0, "alone_per_s": 0.0, "tries": [window(4)], "cut": "8 streams: no answer"}
+    Folder(tmp_path).write(Piece("streams", "h264-720p", 1), tried, CONDITIONS)
+    best = {"processes": 8, "threads": 4, "is_mps": True, "rate": 900.0, "cores": 1.0, "card": {}}
+    Folder(tmp_path).write(Piece("nvdec", "h264-720p", 1), {"best": best, "tries": [best]}, CONDITIONS)
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / PAGE).read_text()
+    assert "The search broke off at 8 streams: no answer" in page
+    assert "| 8 × 4, MPS |" in page
 
 
 def test_folder_without_pieces_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

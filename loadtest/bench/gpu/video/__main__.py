@@ -2,13 +2,14 @@
 
     python -m loadtest.bench.gpu.video --out gpu-video                  # three rounds; what is there is not done again
     python -m loadtest.bench.gpu.video --out gpu-video --only nvdec,streams --rounds 1 --budget-s 480
-    python -m loadtest.bench.gpu.video.report gpu-video                 # report.md and gpu-video.json, on any machine
+    python -m loadtest.bench.gpu.video.report gpu-video                 # gpu-video.md, .json and .png, on any machine
 
-nvdec      Processes and threads that only decode: frames a second of the card.
+nvdec      Processes and threads that only decode, in several shapes, as clients of the stack's MPS and without: the
+           most frames a second.
 streams    `penstock up --engine triton` with GoogLeNet, and video programs beside it whose cameras are a clip each,
            played in a loop at its own speed, tracker on, every frame inferred. The highest number that is held: of the
            due frames at most 0.1 % dropped and 99.5 to 100.5 % answered, no stream more than 3 frames behind, 99 % of
-           the answers within 100 ms of the frame's capture.
+           the answers within 100 ms of the frame's capture, which is when its packet was due.
 hand-over  The same streams with rows in the card's memory, and with rows copied to the host.
 cpu        The highest number of the same streams that the CPU decodes, with the same engine.
 faults     At half load: a decode process is killed, cameras send rubbish.
@@ -55,10 +56,10 @@ def run(options: argparse.Namespace, stack: ExitStack) -> int:
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-video-")))
     work.mkdir(parents=True, exist_ok=True)
     _tell(f"{len(todo)} pieces to do, work in {work}")
+    card = stack.enter_context(CardMeter(is_gpu=options.is_gpu))  # first: without a card it ends here
     cameras = tuple(CAMERAS[name] for name in dict.fromkeys(piece.camera for piece in todo))
     make_clips(work, cameras, options.clip_seconds)
     _tell(f"clips are there after {time.monotonic() - began_s:.0f} s")
-    card = stack.enter_context(CardMeter(is_gpu=options.is_gpu))
     bench = Bench(options, work, folder, card, _environment_of(options))
     stack.callback(bench.close)
     told, failed = _conditions(options), 0

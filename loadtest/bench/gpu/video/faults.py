@@ -21,7 +21,7 @@ STEADY_S, BACK_S, RUBBISH_S, LOOK_S = 3.0, 20.0, 8.0, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A frame that was answered. at_s: the wall clock at its decoding."""
+    """A frame that was answered. at_s: the wall clock at its capture."""
 
     number: int
     at_s: float

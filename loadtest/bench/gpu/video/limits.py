@@ -22,7 +22,8 @@ def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
     nvdec = max(card.get("nvdec", 0.0), card.get("decoder_utilisation", 0.0))
     machine = used.get("machine", 0.0)
     what, share = _busiest(tried, "threads")
-    python, python_share = _busiest(tried, "processes", _PYTHON)
+    is_shared = tried.get("decode_processes", {}).get("nvdec", 0) > 0  # its cameras are threads of one Python
+    python, python_share = _busiest(tried, "processes", (*_PYTHON, "decode process") if is_shared else _PYTHON)
     reasons = [
         (nvdec >= FULL_NVDEC, "NVDEC is the limit"),
         (bool(cores) and machine >= FULL_CORES * cores, "the CPU's cores are the limit"),

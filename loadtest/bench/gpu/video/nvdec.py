@@ -1,11 +1,12 @@
 """NVDEC alone: how many frames a second the card decodes when nobody does anything with them."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,31 @@ from typing import Any
 from loadtest.bench.gpu.raw import CHECKOUT
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.wire import BadAnswer
+from server.gpu.mps import PIPE_DIRECTORY
 
-SHAPES = ((4, 4), (8, 2), (8, 4), (12, 2), (16, 2))  # processes, threads of each
+SHAPES = ((4, 4), (8, 2), (8, 4), (12, 2), (16, 2), (16, 4))  # processes, threads of each
 READY_S, STOP_S, AHEAD_S = 60.0, 5.0, 0.3
 Program = tuple[str, ...]
 WORKER: Program = (sys.executable, "-m", "loadtest.bench.gpu.video.nvdec_worker")
 
 
 def decode_alone(
-    clip: Path, shape: tuple[int, int], seconds: float, card: CardMeter, program: Program = WORKER
+    clip: Path,
+    shape: tuple[int, int],
+    seconds: float,
+    card: CardMeter,
+    program: Program = WORKER,
+    mps: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """rate, cores and what the card said. Raises BadAnswer with a worker's own last words."""
+    """rate, cores and what the card said. mps: the environment of MPS' clients; None: without it.
+
+    Raises BadAnswer with a worker's own last words.
+    """
     processes, threads = shape
     command = [*program, str(clip), str(threads)]
+    environ = dict(mps) if mps else {name: value for name, value in os.environ.items() if name != PIPE_DIRECTORY}
     with ExitStack() as stack:
-        workers = [stack.enter_context(_worker(command)) for _ in range(processes)]
+        workers = [stack.enter_context(_worker(command, environ)) for _ in range(processes)]
         stack.callback(_end, workers)
         timer = threading.Timer(READY_S + seconds + STOP_S, _end, [workers])  # then a line is empty
         stack.callback(timer.cancel)
@@ -48,7 +59,8 @@ def decode_alone(
         raise BadAnswer("NVDEC alone: a process ended before its time")
     rate = sum(one["frames"] / one["seconds"] for one in found)
     cores = sum(one["cpu_s"] / one["seconds"] for one in found)
-    return {"processes": processes, "threads": threads, "rate": rate, "cores": cores, "card": told}
+    shape_told = {"processes": processes, "threads": threads, "is_mps": mps is not None}
+    return shape_told | {"rate": rate, "cores": cores, "card": told}
 
 
 def best_of(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -56,9 +68,9 @@ def best_of(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return max(tries, key=lambda one: float(one["rate"]))
 
 
-def _worker(command: Sequence[str]) -> "subprocess.Popen[str]":
+def _worker(command: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=CHECKOUT)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=CHECKOUT, env=environ)
 
 
 def _line(worker: "subprocess.Popen[str]") -> str:

@@ -3,7 +3,8 @@
     python -m loadtest.bench.gpu.video.nvdec_worker CLIP THREADS
 
 Says `ready`, takes a line of two moments of the monotonic clock, and answers with what was decoded between them. The
-packets lie in memory as Annex B; nothing is copied, prepared or shown: the decoder's own rate.
+packets lie in memory as Annex B; nothing is copied, prepared or shown: the decoder's own rate. Context and streams are
+as in the product: one stream a decoder, and who waits for the card sleeps.
 """
 
 import json
@@ -15,6 +16,8 @@ from typing import Any
 
 import av
 import numpy as np
+
+from deepstream_pipeline.gpu.device import Device
 
 _FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 _LOOK_S, _WARM_S = 0.001, 1.0
@@ -35,11 +38,11 @@ def packets_of(clip: Path) -> tuple[str, list[Any]]:
 class Lane:
     """A thread's decoder and what came of it so far."""
 
-    def __init__(self, nvc: Any, codec: str, packets: list[Any]) -> None:
+    def __init__(self, nvc: Any, codec: str, packets: list[Any], stream: int = 0) -> None:
         self._nvc, self._packets = nvc, packets
         kind = nvc.cudaVideoCodec.HEVC if codec == "hevc" else nvc.cudaVideoCodec.H264
         self._decoder = nvc.CreateDecoder(
-            gpuid=0, codec=kind, cudacontext=0, cudastream=0, usedevicememory=True,
+            gpuid=0, codec=kind, cudacontext=0, cudastream=stream, usedevicememory=True,
             latency=nvc.DisplayDecodeLatencyType.LOW,
         )  # fmt: skip
         self.frames = 0
@@ -65,7 +68,9 @@ def main() -> None:
     import PyNvVideoCodec as nvc
 
     codec, packets = packets_of(clip)
-    lanes = [Lane(nvc, codec, packets[:]) for _ in range(threads)]
+    device = Device.open()
+    streams = [device.new_stream() for _ in range(threads)]
+    lanes = [Lane(nvc, codec, packets, stream.handle) for stream in streams]
     threads_of = [threading.Thread(target=lane.run, daemon=True) for lane in lanes]
     for thread in threads_of:
         thread.start()

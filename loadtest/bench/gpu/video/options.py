@@ -10,6 +10,7 @@ from loadtest.bench.gpu.video.clips import CAMERAS
 from loadtest.bench.gpu.video.pieces import PARTS
 
 MODEL = "googlenet-torch-uint8-random"
+_MINIATURE = "street"  # needs no PyTorch
 
 
 def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -19,7 +20,7 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", type=_words(PARTS), default=PARTS, metavar="PART,…", help=", ".join(PARTS))
+    parser.add_argument("--only", type=_words(PARTS), metavar="PART,…", help=f"{', '.join(PARTS)} [all]")
     parser.add_argument(
         "--cameras", type=_words(tuple(CAMERAS)), default=tuple(CAMERAS), metavar="NAME,…", help=", ".join(CAMERAS)
     )
@@ -31,6 +32,9 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
     _add_product(parser)
     _add_places(parser)
     chosen = parser.parse_args(arguments)
+    chosen.only = chosen.only or (PARTS if chosen.is_gpu else tuple(part for part in PARTS if part != "nvdec"))
+    chosen.decoder = chosen.decoder or ("nvdec" if chosen.is_gpu else "cpu")
+    chosen.model = chosen.model or (MODEL if chosen.is_gpu else _MINIATURE)
     counts = (chosen.programs, chosen.cameras_per_process, chosen.instances, chosen.max_batch, chosen.tries)
     if min(*counts, *chosen.rounds) < 1 or chosen.seconds <= 0 or min(chosen.streams or [1]) < 1:
         parser.error("--rounds, --seconds, --streams and every number of programs, instances, … are above 0")
@@ -55,11 +59,11 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
 def _add_product(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", type=int, default=4, metavar="N", help="video programs [4]")
     parser.add_argument("--cameras-per-process", type=int, default=16, metavar="N", help="of the video programs [16]")
-    parser.add_argument("--decoder", choices=("nvdec", "cpu"), default="nvdec", help="of streams, faults [nvdec]")
+    parser.add_argument("--decoder", choices=("nvdec", "cpu"), help="of streams, faults [nvdec]")
     parser.add_argument("--hand-over", choices=("auto", "device", "host"), default="auto", help="of streams [auto]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="of the video programs [their own choice]")
     parser.add_argument("--push-timeout-us", type=int, metavar="N", help="batched-push-timeout [the default]")
-    parser.add_argument("--model", default=MODEL, help=f"that sees every frame [{MODEL}, which is made]")
+    parser.add_argument("--model", help=f"that sees every frame [{MODEL}, which is made]")
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of the model [4]")
     parser.add_argument("--batching", choices=("off", "triton"), default="triton", help="of the model [triton]")
     parser.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the model [64]")
@@ -72,7 +76,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, metavar="DIR", help="for clips, models, logs; kept [a temporary one]")
     parser.add_argument(
         "--no-gpu", dest="is_gpu", action="store_false",
-        help="a miniature: decoder cpu, the embedded engine, without MPS; --model street, say",
+        help="a miniature: decoder cpu, model street, the embedded engine; no nvdec, no MPS",
     )  # fmt: skip
     parser.add_argument(
         "--engine-environment", type=Path, default=Path(environment) if environment else None, metavar="DIR",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from loadtest.bench.gpu.raw import CHECKOUT
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS, clip_path, make_rubbish
 from loadtest.bench.gpu.video.faults import judged, read_results, run_faults
-from loadtest.bench.gpu.video.fleet import Fleet, NotAllThere, Setup
+from loadtest.bench.gpu.video.fleet import Fleet, Setup
 from loadtest.bench.gpu.video.nvdec import SHAPES, best_of, decode_alone
 from loadtest.bench.gpu.video.options import MODEL
 from loadtest.bench.gpu.video.pieces import Folder, Piece
 from loadtest.bench.gpu.video.windows import Pacing, measure, search, try_count
 from loadtest.bench.wire import BadAnswer
+from server.commands.video_engine import joinable, place_of, share_card
+from server.gpu.mps import PIPE_DIRECTORY
+from server.local.running import RunningStack, running_stacks
 
 SHARE_WANTED, MOST_OF_ALONE = 0.95, 1.03  # of NVDEC alone
 HAND_OVERS = ("device", "host")
@@ -63,14 +66,36 @@ class Bench:
         return "see its file"
 
     def nvdec(self, piece: Piece) -> dict[str, Any]:
-        """All shapes in the first round of a folder, then the two that were best."""
-        earlier, clip = self.folder.found("nvdec", piece.camera, piece.number), self._clip(piece)
-        shapes = list(SHAPES)
+        """All shapes in the first round of a folder, as clients of MPS where the programs are, and the best without;
+        then the two that were best."""
+        earlier, clip, mps = self.folder.found("nvdec", piece.camera, piece.number), self._clip(piece), self._of_mps()
+
+        def alone(processes: int, threads: int, *, is_mps: bool) -> dict[str, Any]:
+            seconds, environ = self._options.nvdec_seconds, mps if is_mps else None
+            return decode_alone(clip, (processes, threads), seconds, self._card, mps=environ)
+
         if earlier:
-            ranked = sorted(earlier["tries"], key=lambda one: -float(one["rate"]))
-            shapes = [(int(one["processes"]), int(one["threads"])) for one in ranked[:2]]
-        tries = [decode_alone(clip, shape, self._options.nvdec_seconds, self._card) for shape in shapes]
+            ranked = sorted(earlier["tries"], key=lambda one: -float(one["rate"]))[:2]
+            ways = [(one["processes"], one["threads"], bool(one.get("is_mps") and mps)) for one in ranked]
+            tries = [alone(processes, threads, is_mps=is_mps) for processes, threads, is_mps in ways]
+        else:
+            tries = [alone(*shape, is_mps=mps is not None) for shape in SHAPES]
+            best = best_of(tries)
+            tries += [alone(best["processes"], best["threads"], is_mps=False)] if mps else []
         return {"best": best_of(tries), "tries": tries}
+
+    def _of_mps(self) -> dict[str, str] | None:
+        """The environment of the stack's MPS' clients, as which the video programs decode, too; None where it has none
+        or does not start: NVDEC alone needs none."""
+        if not self._options.is_gpu or self._options.mps == "off":
+            return None
+        try:
+            self._stack()
+        except (BadAnswer, OSError, subprocess.SubprocessError) as error:
+            self._tell(f"NVDEC alone is measured without MPS: {error}")
+            self.close()
+            return None
+        return environ_of_mps(joinable(running_stacks()))
 
     def streams(self, piece: Piece) -> dict[str, Any]:
         """The search, by NVDEC alone of the same round where that was measured."""
@@ -126,10 +151,6 @@ class Bench:
         with ExitStack() as stack:
             fleet = self._fleet(setup, min(begin, most), piece.name)
             stack.enter_context(fleet)
-            began_s = time.monotonic()
-            with suppress(NotAllThere):  # the first try says so
-                fleet.wait(self._pacing.start_s)
-            first_s = time.monotonic() - began_s
 
             def attempt(count: int) -> dict[str, Any]:
                 found = try_count(fleet, count, self._window(fleet), self._pacing)
@@ -137,7 +158,7 @@ class Bench:
                 return found
 
             found = search(firsts, most, self._options.tries, attempt)
-        return found | {"first_streams_after_s": round(first_s, 1), "decoder": setup.decoder}
+        return found | {"first_streams_after_s": found["tries"][0]["waited_s"], "decoder": setup.decoder}
 
     def _window(self, fleet: Fleet) -> Callable[[], dict[str, Any]]:
         up = self._stack()
@@ -213,6 +234,15 @@ _PARTS: dict[str, Callable[[Bench, Piece], dict[str, Any]]] = {
     "cpu": Bench.cpu,
     "faults": Bench.faults,
 }
+
+
+def environ_of_mps(stack: RunningStack | None) -> dict[str, str] | None:
+    """Of a client of that stack's MPS; None where it has none."""
+    if stack is None or not stack.mps_directory:
+        return None
+    environ = {name: value for name, value in os.environ.items() if name != PIPE_DIRECTORY}
+    share_card(place_of(stack, ""), environ)
+    return environ
 
 
 def _with_torch(environment: Path) -> str:

@@ -12,6 +12,7 @@ from loadtest.bench.gpu.video.fleet import Fleet, NotAllThere
 from loadtest.bench.gpu.video.page import latency_between
 from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint
+from loadtest.bench.wire import BadAnswer
 
 HOPELESS_IN_TIME, HOPELESS_DROPPED = 0.8, 0.05
 SECOND_WINDOWS = 2  # that a number gets before it counts as missed: one moment of the machine's is not to decide
@@ -70,22 +71,22 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
 
 
 def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pacing: Pacing) -> dict[str, Any]:
-    """The fleet with so many streams: the first window that was held, else the last of two.
+    """The fleet with so many streams: the first window that was held, else the last of two. waited_s: for all streams.
 
     Streams that have no answer in time are a reason, and the window tells what was full meanwhile. Raises BadAnswer.
     """
     fleet.resize(count)
     try:
-        fleet.wait(pacing.start_s)
+        waited_s = round(fleet.wait(pacing.start_s), 1)
     except NotAllThere as error:
-        return window() | {"complaint": str(error)}
+        return window() | {"complaint": str(error), "waited_s": pacing.start_s}
     time.sleep(pacing.settle_s)
     found: dict[str, Any] = {}
     for _ in range(SECOND_WINDOWS):
         found = window()
         if not found["complaint"] or _is_hopeless(found):
             break
-    return found
+    return found | {"waited_s": waited_s}
 
 
 def _is_hopeless(found: dict[str, Any]) -> bool:
@@ -94,10 +95,19 @@ def _is_hopeless(found: dict[str, Any]) -> bool:
 
 
 def search(firsts: Sequence[int], most: int, tries: int, attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """held, missed (0 where nothing was), and every try."""
-    finding, tried = HeldSearch(firsts, most, tries), []
+    """held, missed (0 where nothing was), and every try. cut: why it ended before its time, empty where it did not.
+
+    Raises BadAnswer, OSError where the first try breaks off: what later ones found before that stays.
+    """
+    finding, tried, cut = HeldSearch(firsts, most, tries), list[dict[str, Any]](), ""
     while (count := finding.next_count()) is not None:
-        tried.append(attempt(count))
+        try:
+            tried.append(attempt(count))
+        except (BadAnswer, OSError) as error:
+            if not tried:
+                raise
+            cut = f"{count} streams: {error}"
+            break
         finding.record(count, is_held=not tried[-1]["complaint"])
     missed = [one["streams"] for one in tried if one["complaint"]]
-    return {"held": finding.held, "missed": min(missed, default=0), "tries": tried}
+    return {"held": finding.held, "missed": min(missed, default=0), "tries": tried, "cut": cut}
