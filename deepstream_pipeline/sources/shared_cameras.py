@@ -1,5 +1,6 @@
 """The cameras of a process that several share: a thread for each, from its descriptors' coming to its last byte."""
 
+import gc
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ _LAST_S = 10.0  # for the cameras that are left when the control socket ends
 def serve(control: socket.socket, run: RunCamera) -> int:
     """Run what comes, until the control socket ends and every camera is over, or its time. The exit status."""
     cv2.setNumThreads(1)
+    gc.freeze()  # what lives as long as the process is not looked through with each camera's end
     cameras: list[Camera] = []
     while (descriptors := _next_camera(control)) is not None:
         cameras = [camera for camera in cameras if camera.is_alive()]
@@ -37,7 +39,7 @@ def serve(control: socket.socket, run: RunCamera) -> int:
 
 
 class Camera(threading.Thread):
-    """One run of one source. Whatever happens in it, its end is told, and its descriptors are closed."""
+    """One run of one source. Whatever happens in it, its end is told, its descriptors closed, its memory free."""
 
     def __init__(self, run: RunCamera, socket_fd: int, ring_fd: int, end_fd: int) -> None:
         super().__init__(name="camera", daemon=True)
@@ -67,6 +69,7 @@ class Camera(threading.Thread):
             last = traceback.extract_tb(error.__traceback__)[-1]
             sys.stderr.write(f"a camera ended by {type(error).__name__} in {last.filename}:{last.lineno}\n")
         finally:
+            gc.collect()  # its ring and its packets hang on what knows each other: megabytes, for who knows how long
             self._tell_end(status)
 
     def _tell_end(self, status: int) -> None:

@@ -148,6 +148,20 @@ def test_shared_process_started_by_hand_says_what_it_is(
     assert "a part of `penstock video`" in capsys.readouterr().err
 
 
+def test_process_that_lives_on_keeps_no_memory_of_cameras_that_left(path: Path) -> None:
+    """A ring each, and the packets of a recording that may be asked for, are free with their thread."""
+    told = Told()
+    with running(told, OPTIONS) as sources:
+        sources.add(SourceConfig(str(path), "stays", is_loop=True, is_realtime=True), PICTURES)
+        told.wait_for("frame", 1, "stays")
+        pid = one(sources, "stays").pid
+        for number in range(3):
+            sources.add(SourceConfig(str(path), f"s{number}", record_cache_s=5.0), PICTURES)
+            told.wait_for("ended", 1, f"s{number}")
+        assert one(sources, "s2").decoder == "nvdec"
+        assert Path(f"/proc/{pid}/maps").read_text().count("penstock-ring") == 1
+
+
 def test_camera_that_gets_no_thread_is_over_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has none left, its end is told as another's, and its neighbours keep their process."""
     tries: list[int] = []
