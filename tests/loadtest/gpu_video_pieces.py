@@ -51,7 +51,7 @@ def made_up(out: Path, held: int = 320, rounds: int = 3) -> None:
             best = {"processes": 8, "threads": 2, "rate": 332.0 * FPS, "cores": 2.0, "card": {"nvdec": 1.0}}
             folder.write(Piece("nvdec", name, number), {"best": best, "tries": [best]}, CONDITIONS)
             count = held if name == "h264-720p" else camera.goal
-            found = {"held": count, "missed": count + 5, "alone_per_s": 332.0 * FPS, "took_s": 60.0}
+            found = {"decoder": "nvdec", "held": count, "missed": count + 5, "alone_per_s": 332.0 * FPS, "took_s": 60.0}
             tries = [window(count), window(count + 5, "p99 150 ms")]
             folder.write(Piece("streams", name, number), found | {"tries": tries}, CONDITIONS)
         ways = {"device": window(280), "host": window(280)}

@@ -9,12 +9,13 @@ import pytest
 
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.types import DropReason
+from loadtest.bench.gpu.video.engine import EngineCounts, ask_engine, busy_between, counts_of
 from loadtest.bench.gpu.video.faults import Seen, gap_of, judged, read_results
 from loadtest.bench.gpu.video.fleet import Setup, with_named_threads
 from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
 from loadtest.bench.gpu.video.options import MODEL, parse_arguments
 from loadtest.bench.gpu.video.page import Page, joined, latency_between, read_page
-from loadtest.bench.gpu.video.pieces import PARTS, Folder, Piece, pieces_of
+from loadtest.bench.gpu.video.pieces import PARTS, Folder, Piece, left_of, pieces_of
 from loadtest.bench.gpu.video.usage import Usage, busiest, cores_by_kind
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint, shares
 from loadtest.bench.gpu.video.windows import search
@@ -166,11 +167,21 @@ def test_results_are_read_without_a_half_line(tmp_path: Path) -> None:
 
 
 def test_pieces_come_with_nvdec_alone_before_what_is_held_against_it() -> None:
-    """Every round has every part but faults, which the first has."""
+    """Each camera's streams right after it, of the same run. Every round has every part; faults only the first."""
     names = [piece.name for piece in pieces_of(("streams", "nvdec", "faults"), ("h264-720p", "hevc-1080p"), (1, 2))]
-    assert {name.partition("-")[0] for name in names[:2]} == {"nvdec"}
+    assert [name.partition("-")[0] for name in names[:4]] == ["nvdec", "streams"] * 2
+    assert names[0].removeprefix("nvdec") == names[1].removeprefix("streams")
     assert len(names) == 2 * 4 + 1
     assert sum(name.startswith("faults") for name in names) == 1
+
+
+def test_nvdec_alone_is_measured_again_where_its_streams_are_left(tmp_path: Path) -> None:
+    """Another machine, lent later, is not to be held against the first."""
+    folder, pieces = Folder(tmp_path), list(pieces_of(("nvdec", "streams", "cpu"), ("h264-720p",), (1,)))
+    folder.write(pieces[0], {}, {})
+    assert left_of(pieces, folder) == pieces
+    folder.write(pieces[1], {}, {})
+    assert [one.part for one in left_of(pieces, folder)] == ["cpu"]
 
 
 def test_piece_that_was_measured_is_there_and_another_round_stands_in(tmp_path: Path) -> None:
@@ -223,6 +234,25 @@ def test_limit_is_named_with_what_is_full() -> None:
     assert limit_in_words(window(300) | of_cpu, cores).startswith("nothing"), "FFmpeg's threads, not Python's"
     shared = of_cpu | {"decode_processes": {"cpu": 0, "nvdec": 9}}
     assert limit_in_words(window(300) | shared, cores).startswith("one Python process is full (decode process, pid 9)")
+
+
+def test_engine_is_the_limit_where_its_instances_work_all_the_time() -> None:
+    """By Triton's counters, which count a batch's time once a request of it: here two requests an execution."""
+    page = (
+        'nv_inference_request_success{{model="m",version="1"}} {0}\n'
+        'nv_inference_request_failure{{model="m",reason="OTHER",version="1"}} 0\n'
+        'nv_inference_count{{model="m",version="1"}} {1}\nnv_inference_exec_count{{model="m",version="1"}} {2}\n'
+        'nv_inference_queue_duration_us{{model="m",version="1"}} {3}\n'
+        'nv_inference_compute_infer_duration_us{{model="m",version="1"}} {4}\n'
+    )
+    before, after = counts_of(page.format(10, 10, 5, 0, 7)), counts_of(page.format(410, 3210, 205, 800_000, 16_000_007))
+    busy = busy_between(before, after, 2.0, 4)
+    assert busy == {"busy": 1.0, "instances": 4, "rows_an_execution": 16, "ms_an_execution": 40.0, "queue_ms": 2.0}
+    assert limit_in_words(window(300) | {"card": {}, "engine": busy}, 16).startswith(
+        "the model's 4 instances are the lim"
+    )
+    assert busy_between(before, before, 2.0, 4) == {}, "nothing was asked of it"
+    assert ask_engine("http://127.0.0.1:9/metrics") == EngineCounts(), "a page that does not answer costs no window"
 
 
 def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None:

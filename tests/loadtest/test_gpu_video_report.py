@@ -55,6 +55,19 @@ def test_search_that_broke_off_is_told(tmp_path: Path) -> None:
     assert "| 8 × 4, MPS |" in page
 
 
+def test_miniature_claims_no_card(tmp_path: Path) -> None:
+    """What the CPU decoded is not how many servers a card is; where rows really lay stands beside the way asked for."""
+    tried = {"held": 4, "missed": 5, "decoder": "cpu", "tries": [window(4)]}
+    Folder(tmp_path).write(Piece("streams", "h264-720p", 1), tried, CONDITIONS)
+    Folder(tmp_path).write(Piece("cpu", "h264-720p", 1), tried | {"machine_cores": 2}, CONDITIONS)
+    ways = {"device": window(4) | {"rows": {"device": 0, "host": 9}}, "host": window(4)}
+    Folder(tmp_path).write(Piece("hand-over", "h264-720p", 1), {"streams": 4, "ways": ways}, CONDITIONS)
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / PAGE).read_text()
+    assert "How many CPU servers" not in page
+    assert "| device | 0 % | 4 |" in page
+
+
 def test_folder_without_pieces_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a sentence."""
     assert main([str(tmp_path)]) == 1

@@ -41,6 +41,7 @@ class PenstockUp:
             *(sys.executable, "-m", "server.cli", "up", *places, *engine, *ports, *engine_ports, *flags),
         ]
         self.port = 0
+        self.metrics_url = ""
 
     def __enter__(self) -> Self:
         self._home.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ class PenstockUp:
             if found := _READY.search(text):
                 if refused := _REFUSED.search(text):
                     raise BadAnswer(f"penstock up {refused[0]}")
-                self.port = urlsplit(found[1]).port or 0
+                self.port, self.metrics_url = urlsplit(found[1]).port or 0, found[3]
                 return
             if self.process.poll() is not None or time.monotonic() > until_s:
                 end = "\n".join(text.splitlines()[-_LOG_LINES:])

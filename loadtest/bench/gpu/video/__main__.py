@@ -33,7 +33,7 @@ from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import CAMERAS, clip_path, facts_of, make_clips
 from loadtest.bench.gpu.video.options import MODEL, parse_arguments
 from loadtest.bench.gpu.video.parts import Bench
-from loadtest.bench.gpu.video.pieces import Folder, Piece, pieces_of
+from loadtest.bench.gpu.video.pieces import Folder, Piece, left_of, pieces_of
 from loadtest.bench.report import conditions
 from loadtest.bench.wire import BadAnswer
 from loadtest.hardware import describe, read_machine
@@ -48,11 +48,8 @@ _VERSIONS_OF = ("PyNvVideoCodec", "cuda-bindings", "av", "torch", "nvidia-cudnn-
 def run(options: argparse.Namespace, stack: ExitStack) -> int:
     """0 when every piece was measured or is there; else 1."""
     folder, began_s = Folder(options.out), time.monotonic()
-    todo = [
-        piece
-        for piece in pieces_of(options.only, options.cameras, options.rounds)
-        if options.again or not folder.has(piece)
-    ]
+    pieces = list(pieces_of(options.only, options.cameras, options.rounds))
+    todo = pieces if options.again else left_of(pieces, folder)
     work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-video-")))
     work.mkdir(parents=True, exist_ok=True)
     _tell(f"{len(todo)} pieces to do, work in {work}")
@@ -98,10 +95,12 @@ def _conditions(options: argparse.Namespace) -> dict[str, str]:
     told = conditions() | {"machine": describe(read_machine()), "slo_p99_ms": f"{options.bound_ms:g}"}
     told["at"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     reading = read_cards()
-    told["gpu versions"] = ", ".join([f"driver {reading.driver}", *filter(None, map(_version, _VERSIONS_OF))])
+    driver = f"driver {reading.driver}" if reading.cards else "no GPU"
+    told["gpu versions"] = ", ".join([driver, *filter(None, map(_version, _VERSIONS_OF))])
     model = f"{options.instances} instances, batching {options.batching}, at most {options.max_batch}"
     told["model"] = f"{options.model}{f' ({model})' if options.model == MODEL else ''}"
-    told["programs"] = f"{options.programs}, {options.cameras_per_process} cameras a decode process, MPS {options.mps}"
+    shared = f"{options.cameras_per_process} cameras a decode process, MPS {options.mps}"
+    told["programs"] = f"{options.programs}, {shared if options.is_gpu else 'a decode process a camera, the CPU alone'}"
     return told
 
 

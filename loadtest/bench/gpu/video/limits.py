@@ -6,7 +6,7 @@ from typing import Any
 
 from loadtest.report.wording import percent
 
-FULL_NVDEC, FULL_SM, FULL_CORES, FULL_THREAD, FULL_PYTHON = 0.95, 0.95, 0.92, 0.85, 0.95
+FULL_NVDEC, FULL_SM, FULL_ENGINE, FULL_CORES, FULL_THREAD, FULL_PYTHON = 0.95, 0.95, 0.95, 0.92, 0.85, 0.95
 _PYTHON = ("video program", "gateway")
 
 
@@ -18,7 +18,7 @@ def cores_of(machine: str) -> int:
 
 def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
     """One sentence on a window: what was full, and how full the rest was."""
-    card, used = tried.get("card", {}), tried.get("cores", {})
+    card, used, engine = tried.get("card", {}), tried.get("cores", {}), tried.get("engine", {})
     nvdec = max(card.get("nvdec", 0.0), card.get("decoder_utilisation", 0.0))
     machine = used.get("machine", 0.0)
     what, share = _busiest(tried, "threads")
@@ -28,6 +28,10 @@ def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
         (nvdec >= FULL_NVDEC, "NVDEC is the limit"),
         (bool(cores) and machine >= FULL_CORES * cores, "the CPU's cores are the limit"),
         (card.get("sm", 0.0) >= FULL_SM, "the card's SMs are the limit"),
+        (
+            engine.get("busy", 0.0) >= FULL_ENGINE,
+            f"the model's {engine.get('instances', 0):.0f} instances are the limit",
+        ),
         (share >= FULL_THREAD, f"one thread is the limit ({what})"),
         (python_share >= FULL_PYTHON, f"one Python process is full ({python}), whose threads take turns"),
     ]
@@ -35,6 +39,8 @@ def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
     waits = ": an answer's way is too long, or something waits" if tried.get("complaint") else ""
     why = " and ".join(full) or f"nothing that was read is full{waits}"
     figures = [f"{machine:.1f} of {cores} cores" if cores else f"{machine:.1f} cores"]
+    if engine:
+        figures = [f"the model's {engine['instances']:.0f} instances {percent(engine['busy'])}", *figures]
     if card:
         figures = [f"NVDEC {percent(nvdec)}", f"SMs {percent(card.get('sm', 0.0))}", *figures]
         if "pcie_to_host_mb_s" in card:

@@ -105,7 +105,8 @@ class Bench:
         firsts = self._options.streams or self._firsts(piece, wanted, streams_alone)
         most = self._options.most or max(math.ceil(MOST_OF_ALONE * streams_alone), *firsts)
         found = self._search(self._setup(piece, self._options.decoder), firsts, most, piece)
-        return found | {"alone_per_s": alone["best"]["rate"] if alone else 0.0}
+        is_of_round = alone is not None and self.folder.has(Piece("nvdec", piece.camera, piece.number))
+        return found | {"alone_per_s": alone["best"]["rate"] if alone and is_of_round else 0.0}
 
     def _firsts(self, piece: Piece, wanted: int, streams_alone: float) -> list[int]:
         earlier = self.folder.found("streams", piece.camera, piece.number)

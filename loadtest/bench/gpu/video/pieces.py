@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,23 @@ class Piece:
 
 
 def pieces_of(parts: Sequence[str], cameras: Sequence[str], rounds: Sequence[int]) -> Iterator[Piece]:
-    """In order: NVDEC alone first in each round, since what is held is held against it; cameras in an order drawn."""
+    """In order: of each camera NVDEC alone, then at once what is held against it; cameras in an order drawn."""
     for number in rounds:
-        for part in (one for one in PARTS if one in parts):
-            if part in ONCE and number != min(rounds):
-                continue
-            of_part = list(cameras if part in OF_EVERY_CAMERA else cameras[:1])
-            random.Random(number).shuffle(of_part)
-            for camera in of_part:
-                yield Piece(part, camera, number)
+        drawn = list(cameras)
+        random.Random(number).shuffle(drawn)
+        yield from (Piece(part, camera, number) for camera in drawn for part in OF_EVERY_CAMERA if part in parts)
+        for part in (one for one in PARTS if one in parts and one not in OF_EVERY_CAMERA):
+            if part not in ONCE or number == min(rounds):
+                yield Piece(part, cameras[0], number)
+
+
+def left_of(pieces: Iterable[Piece], folder: "Folder") -> list[Piece]:
+    """Those that are to be measured. NVDEC alone is so again where the streams held against it are: in the same run."""
+    pieces = list(pieces)
+    streams = {(one.camera, one.number) for one in pieces if one.part == "streams" and not folder.has(one)}
+    return [
+        one for one in pieces if not folder.has(one) or (one.part == "nvdec" and (one.camera, one.number) in streams)
+    ]
 
 
 class Folder:

@@ -14,6 +14,7 @@ from typing import Any
 
 from loadtest.bench.gpu.report import of_what
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
+from loadtest.bench.gpu.video.engine import engine_in_words
 from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
 from loadtest.bench.gpu.video.pieces import PARTS, Folder
 from loadtest.bench.gpu.video.plots import write_plot
@@ -133,6 +134,7 @@ def _profile(tried: Mapping[str, Any]) -> str:
     decoders = ", ".join(f"{n} {kind}" for kind, n in tried["decode_processes"].items() if n)
     card = ", ".join(f"{name} {value:,.2f}" for name, value in tried["card"].items())
     batch = f"A call of the engine: {tried['frames_a_batch']:.1f} frames, {tried['infer_ms_a_batch']:.1f} ms."
+    batch = " ".join(filter(None, (batch, engine_in_words(tried.get("engine", {})))))
     lines = [
         f"{batch} Rows: {rows_by}. Decode processes: {decoders or 'not told'}. Threads by name, in cores: {busiest}."
     ]
@@ -172,13 +174,20 @@ def _hand_over(bodies: Sequence[Body]) -> str:
         if tries:
             held = sum(not one["complaint"] for one in tries)
             rows.append((
-                way, tries[0]["streams"], f"{held} of {len(tries)}", _middle(tries, "p50_ms"), _middle(tries, "p99_ms"),
+                way, _on_card(tries), tries[0]["streams"], f"{held} of {len(tries)}",
+                _middle(tries, "p50_ms"), _middle(tries, "p99_ms"),
                 _of(tries, "cpu_ms_a_frame", "machine"), *(_of(tries, "cores", kind) for kind in _CPU_KINDS),
                 *(_of(tries, "card", way_of) for way_of in ("pcie_to_card_mb_s", "pcie_to_host_mb_s")),
             ))  # fmt: skip
-    head = ("rows in memory of", "streams", "held", "p50 ms", "p99 ms", "CPU ms a frame")
+    head = ("hand-over", "rows on the card", "streams", "held", "p50 ms", "p99 ms", "CPU ms a frame")
     names = ("cores: decode", "video", "Triton", "model", "PCIe to card MB/s", "to host MB/s")
     return _table("Frames handed over", (*head, *names), rows)
+
+
+def _on_card(tries: Sequence[Mapping[str, Any]]) -> str:
+    rows = [one["rows"] for one in tries]
+    count = sum(sum(one.values()) for one in rows)
+    return percent(sum(one.get("device", 0) for one in rows) / count) if count else ""
 
 
 def _cpu(bodies: Sequence[Body]) -> str:

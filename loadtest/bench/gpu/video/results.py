@@ -41,7 +41,8 @@ def shares_of_alone(bodies: Sequence[Body], camera: str) -> list[float]:
 
 def servers(bodies: Sequence[Body]) -> float:
     """How many times what these cores decode the card holds; 0 where either is not there."""
-    cpu, card = of_part(bodies, "cpu"), of_part(bodies, "streams", SHARE_OF)
+    cpu = of_part(bodies, "cpu")
+    card = [one for one in of_part(bodies, "streams", SHARE_OF) if one["found"].get("decoder") == "nvdec"]
     if not cpu or not card:
         return 0.0
     of_cpu = median(float(one["found"]["held"]) for one in cpu)

@@ -8,6 +8,7 @@ from typing import Any
 from loadtest.bench.gpu.penstock_up import PenstockUp
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import FPS
+from loadtest.bench.gpu.video.engine import ask_engine, busy_between
 from loadtest.bench.gpu.video.fleet import Fleet, NotAllThere
 from loadtest.bench.gpu.video.page import latency_between
 from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
@@ -31,9 +32,11 @@ class Pacing:
 def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> dict[str, Any]:
     """One window's figures, `complaint` empty where it was held. Raises BadAnswer."""
     stack = up.process.pid
-    used, before = usage_of(fleet.pids, stack), fleet.look()
+    engine, used, before = ask_engine(up.metrics_url), usage_of(fleet.pids, stack), fleet.look()
     told = card.during(pacing.seconds)
     after, spent = fleet.look(), usage_of(fleet.pids, stack)
+    engine_after = ask_engine(up.metrics_url)
+    instances = sum(kind == "model instance" for kind, _ in spent.processes)
     seconds = after.at_s - before.at_s
     ids = fleet.ids
     window = Window(
@@ -66,6 +69,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         "cores": cores,
         "cpu_ms_a_frame": {kind: 1000 * one / frames_per_s for kind, one in cores.items()},
         "card": told,
+        "engine": busy_between(engine, engine_after, seconds, instances),
         **busiest(used, spent),
     }  # fmt: skip
 
