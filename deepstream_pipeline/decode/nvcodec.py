@@ -15,6 +15,7 @@ from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.errors import NeedsCpu
 
 _CHROMA_420 = 1  # cudaVideoChromaFormat_420 of cuviddec.h: the library gives it no name of its own
+_WORDS = "Error Type :"
 _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 
 
@@ -90,7 +91,7 @@ class NvdecOpener:
                 latency=library.DisplayDecodeLatencyType.LOW,
             )
         except (library.PyNvVCException, library.PyNvVCExceptionUnsupported, RuntimeError) as error:
-            raise NeedsCpu(f"NVDEC cannot decode {codec} of {size[0]}x{size[1]} ({_first_line(error)})") from None
+            raise NeedsCpu(f"NVDEC cannot decode {codec} of {size[0]}x{size[1]} ({_words_of(error)})") from None
         return _Nvdec(library, decoder)
 
     def _limits_of(self, codec: str, codec_id: object) -> dict[str, int]:
@@ -145,9 +146,9 @@ class _Nvdec:
         try:
             self._frames = self._decoder.Decode(packet)
         except self._library.PyNvVCExceptionUnsupported as error:  # no kind of PyNvVCException
-            raise NeedsCpu(f"NVDEC does not take this stream ({_first_line(error)})") from None
+            raise NeedsCpu(f"NVDEC does not take this stream ({_words_of(error)})") from None
         except (self._library.PyNvVCException, RuntimeError) as error:
-            raise PacketRefused(f"NVDEC: {_first_line(error)}", is_fatal=True) from None
+            raise PacketRefused(f"NVDEC: {_words_of(error)}", is_fatal=True) from None
         return [self._surface(frame) for frame in self._frames]
 
     def _surface(self, frame: Any) -> Surface:
@@ -167,6 +168,8 @@ def _address_of(data: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+def _words_of(error: BaseException) -> str:
+    """The library writes "HandleVideoSequence : ", the code, "Error Type : " and the words, and where it stands."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    words = next((line for line in lines if line.startswith(_WORDS)), lines[0])
+    return words.removeprefix(_WORDS).strip()[:200]

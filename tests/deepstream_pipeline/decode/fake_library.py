@@ -53,6 +53,11 @@ def view(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     return SimpleNamespace(__cuda_array_interface__=interface)
 
 
+def text_of(code: int, words: str) -> str:
+    """As the library words an error (2.2.4)."""
+    return f"HandleVideoSequence : \nError code : {code}\nError Type : {words}\nat /project/NvDecoder.cpp:430\n"
+
+
 class FakeLibrary:
     """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made. looked: how often it was
     asked for a card's limits."""
@@ -79,7 +84,7 @@ class FakeLibrary:
     def CreateDecoder(self, **asked: Any) -> "FakeDecoder":
         """One."""
         if self.is_out_of_memory:
-            raise PyNvVCException("CUDA_ERROR_OUT_OF_MEMORY\nat NvDecoder.cpp:1")
+            raise PyNvVCException(text_of(2, "CUDA_ERROR_OUT_OF_MEMORY"))
         self.asked.append(asked)
         self.decoders.append(FakeDecoder(asked["codec"]))
         return self.decoders[-1]
@@ -95,7 +100,7 @@ class FakeDecoder:
     def Decode(self, packet: PacketData) -> list[Frame]:
         """Of a packet, or what is left."""
         if self.refuses:
-            raise PyNvVCExceptionUnsupported("Codec not supported on this GPU\nat NvDecoder.cpp:1")
+            raise PyNvVCExceptionUnsupported(text_of(801, "Codec not supported on this GPU"))
         try:
             if not packet.bsl:
                 return [Frame(one) for one in self.inner.flush()]
@@ -103,4 +108,4 @@ class FakeDecoder:
             data = ctypes.string_at(packet.bsl_data, packet.bsl)
             return [Frame(one) for one in self.inner.decode(data, packet.pts)]
         except PacketRefused as refused:
-            raise PyNvVCException(f"{refused.message}\nat NvDecoder.cpp:1") from None
+            raise PyNvVCException(text_of(801, refused.message)) from None
