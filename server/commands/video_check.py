@@ -89,12 +89,17 @@ def sink_name(sink: object) -> str:
 
 def _say(settings: VideoSettings, probed: Probed) -> None:
     console = table_console()
-    table = Table("source", "from", "rules", *(["opened"] if probed else []), header_style="bold")
+    are_said = any(source.config.decoder is not DecoderKind.AUTO for source in settings.sources)
+    table = Table(
+        *("source", "from", *(["decoder"] if are_said else []), "rules", *(["opened"] if probed else [])),
+        header_style="bold",
+    )
     for source in settings.sources:
         fault, seen = probed.get(source.config.source_id, ("", ""))
         cells = [
             source.config.source_id,
             _uri_cell(source),
+            *([source.config.decoder.value] if are_said else []),
             ", ".join(_rules_in(settings.rules_section(source))) or "–",
         ]
         row = [Text(one_line(cell)) for cell in cells]

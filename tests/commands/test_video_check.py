@@ -48,6 +48,15 @@ def test_check_of_good_settings_tells_what_would_run(check: Check) -> None:
     assert "hush" not in done.output
 
 
+def test_check_tells_who_is_to_decode_each_source_where_one_says_so(check: Check) -> None:
+    """A column more; where all leave it to auto there is none."""
+    done = check(GOOD.replace("loop: true", "decoder: nvdec"))
+    assert done.exit_code == 0, done.output
+    rows = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
+    assert ("auto" in rows["door"], "nvdec" in rows["clip"]) == (True, True)
+    assert "decoder" not in check(GOOD).stdout
+
+
 def test_check_as_json_is_one_object(check: Check) -> None:
     """For programs, on one line."""
     told = json.loads(check(GOOD, "--json").stdout)
