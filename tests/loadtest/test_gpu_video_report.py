@@ -62,10 +62,13 @@ def test_miniature_claims_no_card(tmp_path: Path) -> None:
     Folder(tmp_path).write(Piece("cpu", "h264-720p", 1), tried | {"machine_cores": 2}, CONDITIONS)
     ways = {"device": window(4) | {"rows": {"device": 0, "host": 9}}, "host": window(4)}
     Folder(tmp_path).write(Piece("hand-over", "h264-720p", 1), {"streams": 4, "ways": ways}, CONDITIONS)
+    half = {"streams": 4, "ways": {"host": window(4)}, "failed": {"device": "the engine is elsewhere"}}
+    Folder(tmp_path).write(Piece("hand-over", "h264-720p", 2), half, CONDITIONS)
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()
     assert "How many CPU servers" not in page
     assert "| device | 0 % | 4 |" in page
+    assert "Not measured: device in round 2. the engine is elsewhere" in page
 
 
 def test_folder_without_pieces_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

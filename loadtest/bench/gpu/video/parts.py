@@ -123,15 +123,23 @@ class Bench:
         return self._search(self._setup(piece, "cpu"), firsts, most, piece) | {"machine_cores": cores}
 
     def hand_over(self, piece: Piece) -> dict[str, Any]:
-        """Rows in either memory at the same load, in an order drawn."""
+        """Rows in either memory at the same load, in an order drawn. failed: the ways that did not begin, and why."""
         count = (self._options.streams or [self._load(piece, HAND_OVER_SHARE)])[0]
         ways = list(HAND_OVERS)
         random.Random(piece.number).shuffle(ways)
         tries: dict[str, Any] = {}
+        failed: dict[str, str] = {}
         for way in ways:
-            with self._fleet(self._setup(piece, self._options.decoder, way), count, f"{piece.name}-{way}") as fleet:
-                tries[way] = try_count(fleet, count, self._window(fleet), self._pacing)
-        return {"streams": count, "ways": tries}
+            setup = self._setup(piece, self._options.decoder, way)
+            try:
+                with self._fleet(setup, count, f"{piece.name}-{way}") as fleet:
+                    tries[way] = try_count(fleet, count, self._window(fleet), self._pacing)
+            except (BadAnswer, OSError) as error:
+                failed[way] = str(error)
+                self._tell(f"{piece.name}, {way}: {error}")
+        if not tries:
+            raise BadAnswer("; ".join(f"{way}: {why}" for way, why in failed.items()))
+        return {"streams": count, "ways": tries, "failed": failed}
 
     def faults(self, piece: Piece) -> dict[str, Any]:
         """At half load, every result written."""

@@ -181,7 +181,12 @@ def _hand_over(bodies: Sequence[Body]) -> str:
             ))  # fmt: skip
     head = ("hand-over", "rows on the card", "streams", "held", "p50 ms", "p99 ms", "CPU ms a frame")
     names = ("cores: decode", "video", "Triton", "model", "PCIe to card MB/s", "to host MB/s")
-    return _table("Frames handed over", (*head, *names), rows)
+    failed = [
+        f"Not measured: {way} in round {one['round']}. {why}"
+        for one in found
+        for way, why in one["found"].get("failed", {}).items()
+    ]
+    return "\n".join([_table("Frames handed over", (*head, *names), rows), *(f"{line}\n" for line in failed)])
 
 
 def _on_card(tries: Sequence[Mapping[str, Any]]) -> str:
