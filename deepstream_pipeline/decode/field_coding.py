@@ -9,7 +9,7 @@ _MOST_ZEROS = 32  # of a number's length; the standard has no longer one
 _MOST_OFFSETS = 255
 
 
-class _Bits:
+class Bits:
     """Of a unit without its emulation prevention. Raises IndexError behind its end."""
 
     def __init__(self, unit: bytes) -> None:
@@ -18,10 +18,12 @@ class _Bits:
         self._place = 0
 
     def flag(self) -> bool:
+        """One bit."""
         self._place += 1
         return self._bits[self._place - 1] == "1"
 
     def skip(self, count: int) -> None:
+        """So many bits."""
         self._place += count
 
     def number(self) -> int:
@@ -44,12 +46,18 @@ class _Bits:
 def may_hold_fields(unit: bytes) -> bool:
     """unit: an H.264 sequence parameter set, its header byte first. What cannot be read is said to hold none."""
     try:
-        return _may_hold_fields(_Bits(unit), unit[1])
+        return _may_hold_fields(Bits(unit), unit[1])
     except IndexError:
         return False
 
 
-def _may_hold_fields(bits: _Bits, profile: int) -> bool:
+def _may_hold_fields(bits: Bits, profile: int) -> bool:
+    skip_to_frames(bits, profile)
+    return not bits.flag()  # frame_mbs_only
+
+
+def skip_to_frames(bits: Bits, profile: int) -> None:
+    """To frame_mbs_only_flag. Raises IndexError."""
     bits.skip(32)  # header, profile, constraints, level
     bits.number()  # its id
     if profile in _HAS_CHROMA:
@@ -66,10 +74,9 @@ def _may_hold_fields(bits: _Bits, profile: int) -> bool:
     bits.number()  # max_num_ref_frames
     bits.skip(1)
     _ = bits.number(), bits.number()  # width, height
-    return not bits.flag()  # frame_mbs_only
 
 
-def _skip_chroma(bits: _Bits) -> None:
+def _skip_chroma(bits: Bits) -> None:
     chroma = bits.number()
     if chroma == 3:
         bits.skip(1)
@@ -82,7 +89,7 @@ def _skip_chroma(bits: _Bits) -> None:
             _skip_scaling(bits, 16 if place < 6 else 64)
 
 
-def _skip_scaling(bits: _Bits, size: int) -> None:
+def _skip_scaling(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:

@@ -22,6 +22,7 @@ from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 
 from deepstream_pipeline.decode.codec import Decoded, PacketRefused, VideoPacket
+from deepstream_pipeline.decode.cropping import is_cut_before
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.field_coding import may_hold_fields
 from deepstream_pipeline.decode.nvcodec import NvCodec, OpenNvCodec, Surface
@@ -171,6 +172,8 @@ class NvdecCodec:
             look = self._looked_at(packet)
             if self._name == "h264" and may_hold_fields(sequence):
                 raise NeedsCpu("NVDEC is used for whole pictures, and these may be interlaced")
+            if is_cut_before(sequence, self._name):
+                raise NeedsCpu("NVDEC shows of a picture what this stream says is cut off at its left or top")
             nvdec = self._codecs.open(self._name, self._codecs.stream, (look.width, look.height))
         except NeedsCpu as refusal:
             if self._nvdec is None or self._is_doubted:
