@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
-from deepstream_pipeline.decode.nvcodec import NvdecOpener
+from deepstream_pipeline.decode.nvcodec import NvCodec, NvdecOpener, OpenNvCodec
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.errors import GpuFailed, GpuUnavailable, NeedsCpu
 from deepstream_pipeline.gpu.device import Device
@@ -49,7 +49,7 @@ class Card:
             _end_where_broken(device, fault)
             return _end(link, EndReason.INTERNAL, fault.message)
         try:
-            codecs = NvdecCodecs(opener, stream.handle, self._errors)
+            codecs = NvdecCodecs(_telling(device, opener), stream.handle, self._errors)
             tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
             status = self._work(device, link, ring, start, tools)
         finally:
@@ -74,6 +74,20 @@ def _end(link: socket.socket, reason: EndReason, text: str) -> int:
     with suppress(OSError):  # nobody listens any more
         link.send(encode(Ended(reason, text)))
     return int(reason is EndReason.INTERNAL)
+
+
+def _telling(device: Device, opener: OpenNvCodec) -> OpenNvCodec:
+    """That opener, where a card that is lost is no stream's fault: a new process is wanted then, and no CPU."""
+
+    def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+        try:
+            return opener(codec, stream, size)
+        except NeedsCpu as refusal:
+            if device.is_lost():
+                raise GpuFailed(refusal.message) from refusal
+            raise
+
+    return open_codec
 
 
 def _end_where_broken(device: Device, fault: GpuFailed) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
+from deepstream_pipeline.errors import NeedsCpu
 from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.gpu.ring import DeviceRing
 from deepstream_pipeline.sources import shared_work
@@ -198,6 +199,25 @@ def test_card_that_fails_before_a_camera_begins_is_told_as_one_that_fails_later(
         assert "CUDA_ERROR_LAUNCH_FAILED" in ended(parent).text
         thread.join(PATIENCE_S)
     assert ends.called is is_broken
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_decoder_that_cannot_be_made_by_a_broken_card_moves_no_camera_to_the_cpu(
+    path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    """What NVDEC refuses on a context that is lost says nothing of the stream: the process begins anew."""
+    opener, ends = Mock(side_effect=NeedsCpu("NVDEC cannot decode this")), Mock()
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: opener)
+    monkeypatch.setattr(shared_work.os, "_exit", ends)
+    state = CUresult.CUDA_ERROR_LAUNCH_FAILED if is_broken else CUresult.CUDA_SUCCESS
+    fake[1].cuCtxSynchronize = lambda: (state,)  # type: ignore[attr-defined]
+    with camera(path) as (parent, thread):
+        assert parent.rest() == []
+        assert ended(parent).reason is (EndReason.INTERNAL if is_broken else EndReason.NEEDS_CPU)
+        assert "NVDEC cannot decode this" in ended(parent).text
+        thread.join(PATIENCE_S)
+    assert ends.called is is_broken
+    assert fake[1].is_all_given_back
 
 
 def test_camera_that_is_left_gives_everything_back(path: Path, fake: tuple[Device, FakeDriver]) -> None:
