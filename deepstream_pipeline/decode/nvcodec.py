@@ -95,7 +95,8 @@ class NvdecOpener:
         return _Nvdec(library, decoder)
 
     def _limits_of(self, codec: str, codec_id: object) -> dict[str, int]:
-        """Asked once: the library makes another CUDA context for it, which takes its time and much memory."""
+        """Asked once: the library makes another CUDA context for it, which takes its time and much memory. It asks the
+        first card, whichever is named; what another does not take it says with the first packet."""
         with self._limits_lock:
             if codec not in self._limits:
                 library, chroma = self._library, self._library.cudaVideoChromaFormat(_CHROMA_420)
