@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.bench.gpu.video import parts
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.nvdec import best_of, decode_alone
 from loadtest.bench.gpu.video.nvdec_worker import Lane
+from loadtest.bench.gpu.video.options import parse_arguments
 from loadtest.bench.gpu.video.parts import environ_of_mps
+from loadtest.bench.gpu.video.pieces import Folder, Piece
 from loadtest.bench.wire import BadAnswer
 from server.gpu.mps import PIPE_DIRECTORY
 from server.local.running import RunningStack
@@ -57,6 +60,36 @@ def test_environment_of_mps_is_that_of_the_stack(tmp_path: Path) -> None:
     assert environ[PIPE_DIRECTORY].startswith(str(tmp_path / "mps"))
     assert environ_of_mps(replace(stack, mps_directory="")) is None
     assert environ_of_mps(None) is None
+
+
+def test_stack_that_does_not_start_costs_nvdec_alone_nothing_and_is_tried_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lent card's minutes are not spent on waiting for it again and again."""
+    starts = []
+
+    class Stack:
+        def __init__(self, *words: object, **_: object) -> None:
+            starts.append(words)
+
+        def __enter__(self) -> "Stack":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def wait(self, until_s: float) -> None:
+            raise BadAnswer("cannot serve")
+
+    monkeypatch.setattr(parts, "PenstockUp", Stack)
+    monkeypatch.setattr(
+        parts, "decode_alone", lambda *_, mps: {"processes": 1, "threads": 1, "rate": 9.0, "is_mps": mps}
+    )
+    options = parse_arguments("", ["--model", "street"])
+    with CardMeter(is_gpu=False) as card:
+        bench = parts.Bench(options, tmp_path, Folder(tmp_path / "out"), card, tmp_path)
+        for _ in range(3):
+            assert bench.measure(Piece("nvdec", "h264-720p", 1))["best"]["is_mps"] is None
+    assert len(starts) == 2
 
 
 def test_process_that_cannot_begin_is_told_in_its_own_words(tmp_path: Path) -> None:

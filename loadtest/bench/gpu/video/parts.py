@@ -33,6 +33,7 @@ HAND_OVERS = ("device", "host")
 HAND_OVER_SHARE = 0.9  # of what is held
 CORE_STREAMS = (5, 14)  # 720p streams of a core that are tried first, and at most
 _EXPORT_S = 300.0
+_MOST_STARTS = 2  # of a stack that does not become ready: each costs minutes of a lent card
 
 
 class Bench:
@@ -45,6 +46,7 @@ class Bench:
         self._options, self._work, self._card, self._environment = options, work, card, environment
         self._pacing = Pacing(options.seconds, options.bound_ms, options.settle, options.start_s)
         self._up: PenstockUp | None = None
+        self._failed_starts = 0  # in a row
 
     def measure(self, piece: Piece) -> dict[str, Any]:
         """What the piece found."""
@@ -206,6 +208,9 @@ class Bench:
         if self._up is not None and self._up.process.poll() is None:
             return self._up
         self.close()
+        if self._failed_starts >= _MOST_STARTS:
+            raise BadAnswer(f"penstock up did not become ready {_MOST_STARTS} times, and is not started again")
+        self._failed_starts += 1
         options, home = self._options, self._work / "home"
         if options.model == MODEL:
             self._export(home)
@@ -215,6 +220,7 @@ class Bench:
         self._up = up.__enter__()
         began_s = time.monotonic()
         up.wait(began_s + options.load_s)
+        self._failed_starts = 0
         self._tell(f"penstock up is ready after {time.monotonic() - began_s:.0f} s")
         return up
 
