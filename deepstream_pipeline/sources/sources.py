@@ -218,7 +218,8 @@ class Sources:
             if now >= self._end_at - _KILL_S:
                 source.kill()
                 self._hosts.kill()
-        return not self._sources or now >= self._end_at
+        is_empty = not self._sources and not self._commands  # one that was added a moment ago is told of as ended, too
+        return is_empty or now >= self._end_at
 
     def _close_all(self) -> None:
         """Who is left, at the end of the time or after a fault of ours, is killed, reaped and told of as ended."""

@@ -302,6 +302,17 @@ def test_sources_refuse_what_cannot_be_meant() -> None:
     assert [len(told.of("ended", source)) for source in "ab"] == [1, 1]
 
 
+def test_source_that_was_added_just_before_the_end_is_told_of_as_ended() -> None:
+    """Whoever was let add it waits for that word."""
+    told = Told()
+    sources = Sources(OPTIONS, told)
+    sources.add(camera("live"), NEEDS)
+    sources._end_at = time.monotonic() + 5.0  # as close sets it, before the thread has heard of the source
+    sources.start()
+    told.wait_for("ended")
+    assert sources.close(5.0)
+
+
 def test_sources_never_started_can_be_closed() -> None:
     """Whoever fails before the start leaves nothing."""
     before = len(os.listdir("/proc/self/fd"))
