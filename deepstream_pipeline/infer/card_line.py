@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
 from deepstream_pipeline.errors import GpuFailed, InferFailed, InferRefused
 from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.gpu.slab import LINGER_S, DeviceLease, DeviceSlab
+from deepstream_pipeline.infer.copier import Copier
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.remote_line import RemoteLine
 from deepstream_pipeline.types import DeviceRow, RowArray
@@ -41,7 +41,7 @@ class CardLine:
         self._device = device
         self._slab = DeviceSlab(device, size_bytes, asyncio.get_running_loop().call_later)
         self._remote = RemoteLine(place, regions=(self._slab.name,))
-        self._copier = ThreadPoolExecutor(1, thread_name_prefix="card")
+        self._copier = Copier("card")
         self._turn = asyncio.Lock()
         self._registrations = 0
         self._is_stuck = self._is_failing = False
@@ -110,9 +110,19 @@ class CardLine:
         if self._registrations:
             await self._unregister()
         await self._remote.aclose()
-        self._copier.shutdown(wait=False, cancel_futures=True)
         if not self._is_stuck:  # else it goes with the process
-            await asyncio.to_thread(self._slab.close)
+            await self._close_slab()
+        self._copier.shutdown()
+
+    async def _close_slab(self) -> None:
+        """In time, and whatever the card says: who ends has more to end."""
+        closing = asyncio.get_running_loop().run_in_executor(self._copier, self._slab.close)
+        try:
+            async with asyncio.timeout(GATHER_S):
+                await asyncio.shield(closing)
+        except (GpuFailed, TimeoutError) as error:
+            closing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+            log.debug("memory of the card was not given back", reason=str(error))
 
     def _lease(self, size_bytes: int) -> DeviceLease:
         lease = self._slab.lease(size_bytes)

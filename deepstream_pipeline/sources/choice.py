@@ -9,6 +9,7 @@ from collections import deque
 from deepstream_pipeline.types import DecoderKind
 
 CPU_FOR_S = 3600.0  # from then on a stream that is opened anew is shown to the card again
+CARD_GONE_FOR_S = 60.0  # the same, where the card and not the stream was the reason
 LOSSES, LOSSES_WITHIN_S = 2, 60.0
 ALONE_FOR_S = 600.0
 ALONE = "alone"
@@ -42,6 +43,10 @@ class DecoderChoice:
     def needs_cpu(self, now: float) -> None:
         """The card's video engine does not take it."""
         self._cpu_until = now + CPU_FOR_S
+
+    def has_no_card(self, now: float) -> None:
+        """The card cannot be used at this time."""
+        self._cpu_until = max(self._cpu_until, now + CARD_GONE_FOR_S)
 
     def lost_process(self, now: float, name: str) -> None:
         """That process died, and nobody knows by whose fault: of several cameras, it may be this one's."""

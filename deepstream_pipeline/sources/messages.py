@@ -13,7 +13,8 @@ MESSAGE_BYTES = 65_536  # the most that one message may have
 
 class EndReason(StrEnum):
     """Why a decode process ends. eof: a file is over, or a camera hung up. played_out: what a server plays came to the
-    end that it had given. needs_cpu: the card's video engine does not take it, and a CPU may."""
+    end that it had given. needs_cpu: the card's video engine does not take it, and a CPU may. no_card: the card itself
+    cannot be used at this time, which says nothing of the stream."""
 
     EOF = "eof"
     PLAYED_OUT = "played_out"
@@ -23,6 +24,7 @@ class EndReason(StrEnum):
     DECODE = "decode"
     INTERNAL = "internal"
     NEEDS_CPU = "needs_cpu"
+    NO_CARD = "no_card"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):

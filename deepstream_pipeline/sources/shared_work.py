@@ -20,7 +20,7 @@ from deepstream_pipeline.sources.ring import Ring, RingSize
 
 
 class Card:
-    """The process's card, opened with the first camera. Where it cannot be, each is told that it needs the CPU."""
+    """The process's card, opened with the first camera. Where it cannot be, each is told so."""
 
     def __init__(self, index: int, errors: DecodeErrors) -> None:
         """errors: what the decoder's library says on the process's standard output."""
@@ -40,7 +40,9 @@ class Card:
         ring.close()  # it is mapped
         try:
             device, opener = self._opened()
-        except (GpuUnavailable, NeedsCpu) as error:
+        except GpuUnavailable as error:
+            return _end(link, EndReason.NO_CARD, error.message)
+        except NeedsCpu as error:
             return _end(link, EndReason.NEEDS_CPU, error.message)
         try:
             device.bind()

@@ -275,10 +275,10 @@ class Source:
         self._do(action)
 
     def _ended(self, reason: EndReason, text: str, now: float) -> None:
-        if reason is EndReason.NEEDS_CPU:
+        if reason in (EndReason.NEEDS_CPU, EndReason.NO_CARD):
             if self._decoder is DecoderKind.CPU:
                 raise BrokenPromise("its process needs the CPU, and has it")
-            self._choice.needs_cpu(now)
+            (self._choice.needs_cpu if reason is EndReason.NEEDS_CPU else self._choice.has_no_card)(now)
             if self._choice.may_use_cpu:
                 log.info("the CPU decodes a source that the card does not", source=self.source_id, reason=text)
         self.watch.said_end(now, reason, text)

@@ -23,6 +23,7 @@ FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder onc
 
 
 _FOR_GOOD = (EndReason.NOT_ALLOWED, EndReason.NEEDS_CPU)
+_BY_CPU = (EndReason.NEEDS_CPU, EndReason.NO_CARD)
 
 
 class Action(Enum):
@@ -299,7 +300,7 @@ class Watch:
         is_repeatable = self.is_live or self._options.is_loop or not self.frames
         if reason is EndReason.PLAYED_OUT or (reason is EndReason.EOF and not self.is_live):
             self._finish(SourceState.ENDED, "")
-        elif reason is EndReason.NEEDS_CPU and self._options.may_use_cpu and is_repeatable:
+        elif reason in _BY_CPU and self._options.may_use_cpu and is_repeatable:
             self._is_restart, self._due = False, now
             self._phase = _Phase.IDLE if self._is_paused else _Phase.WAITING
         elif reason in _FOR_GOOD or is_gone or is_unreadable:

@@ -227,6 +227,18 @@ def test_card_that_does_nothing_more_is_known_to_be_lost(driver: FakeDriver, rig
     driver.fail("cuCtxSynchronize", None)
 
 
+def test_engine_is_closed_in_order_where_the_card_is_lost(driver: FakeDriver, rig: Rig) -> None:
+    """What the card does not give back keeps nobody from the rest of the end."""
+    rig.engine.hand_over(rig.network, HandOver.AUTO)
+    slab = rig.line._slab
+    driver.fail("cuCtxSetCurrent", "CUDA_ERROR_LAUNCH_FAILED")
+    with capture_logs() as lines:
+        rig.engine.close()
+    driver.fail("cuCtxSetCurrent", None)
+    assert [line for line in lines if line["log_level"] in ("warning", "error")] == []
+    slab.close()  # for who counts what is left
+
+
 def test_rows_that_find_no_room_are_refused(rig: Rig) -> None:
     """What waits is asked again; what is late is dropped."""
     rig.engine.hand_over(rig.network, HandOver.AUTO)

@@ -146,6 +146,9 @@ class FakeChild:
         if self.mode == "needs_cpu" and self.start.decoder == "nvdec":
             self.say(Ended(EndReason.NEEDS_CPU, "10 bit"))
             return
+        if self.mode == "no_card" and self.start.decoder == "nvdec":
+            self.say(Ended(EndReason.NO_CARD, "out of memory"))
+            return
         if self.mode == "dies_early":
             sys.stderr.write("Traceback\nModuleNotFoundError: av\n")
             sys.exit(3)

@@ -61,3 +61,13 @@ def test_who_broke_a_promise_sits_alone_at_once() -> None:
     choice = DecoderChoice(AUTO, None)
     choice.broke_promise(5.0)
     assert choice.company(5.0) == ALONE
+
+
+def test_stream_comes_back_to_a_card_that_was_away_sooner_than_to_one_that_does_not_take_it() -> None:
+    """A minute, and an hour; the longer of the two."""
+    choice = DecoderChoice(DecoderKind.AUTO, None)
+    choice.has_no_card(0.0)
+    assert [choice.kind(now) for now in (59.0, 60.0)] == [DecoderKind.CPU, DecoderKind.NVDEC]
+    choice.needs_cpu(100.0)
+    choice.has_no_card(101.0)
+    assert [choice.kind(now) for now in (3699.0, 3700.0)] == [DecoderKind.CPU, DecoderKind.NVDEC]

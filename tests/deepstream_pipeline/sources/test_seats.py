@@ -252,6 +252,18 @@ def test_stream_that_the_card_does_not_take_fails_where_only_the_card_may() -> N
         assert told.wait_for_state(SourceState.FAILED) == "10 bit"
 
 
+def test_card_that_cannot_be_used_for_a_while_ends_no_source_for_good() -> None:
+    """Who may goes on by the CPU, and who may not is tried again: the card may come back."""
+    told = Told()
+    with running(told, DEEP) as sources:
+        sources.add(camera("no_card?fps=50", "a"), NEEDS)
+        sources.add(camera("no_card", "b", decoder=DecoderKind.NVDEC), NEEDS)
+        told.wait_for("frame", 5, "a")
+        assert (one(sources, "a").decoder, one(sources, "a").restarts) == ("cpu", 0)
+        told.wait(lambda: one(sources, "b").restarts >= 1)
+        assert reasons(told, "b")[0] == "out of memory"
+
+
 def test_source_that_wants_a_card_that_is_not_there_fails_and_auto_does_not() -> None:
     """The sentence says why there is none, and what to choose."""
     told = Told()

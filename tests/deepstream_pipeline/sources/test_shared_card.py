@@ -160,7 +160,7 @@ def test_what_the_card_does_not_take_needs_the_cpu(
     fake[1].devices = 0
     with camera(path) as (parent, _):
         assert parent.rest() == []
-        assert (ended(parent).reason, parent.of(Opened)) == (EndReason.NEEDS_CPU, [])
+        assert (ended(parent).reason, parent.of(Opened)) == (EndReason.NO_CARD, [])
         assert "there is no GPU 0" in ended(parent).text
 
 
