@@ -8,19 +8,16 @@ deploy.models.googlenet of the same seed, and so are its answers: within 1e-4 of
 
 import argparse
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from deploy.models.resnet50_torch import CLASS_COUNT, DEFAULT_HOME
-from server.catalogue.placing import disk_sentence, new_model_folder
+from deploy.models.torch_folder import CLASS_COUNT, CLASSES, add_flags, save_program, write_and_tell, write_folder
 
 NAME = "googlenet-torch-uint8-random"
 PROGRAM = "python -m deploy.models.googlenet_torch"
-_NO_TORCH, _CANNOT_WRITE = 2, 1
 _BATCHING = {"off": "", "triton": "dynamic_batching { }\n"}
 _PAPER = "Szegedy et al., *Going Deeper with Convolutions*, CVPR 2015, without the auxiliary heads, with LRN"
 
@@ -40,74 +37,37 @@ def run(arguments: Sequence[str]) -> None:
     """The command line."""
     given = _parser().parse_args(arguments)
     form = Form(given.name, given.seed, given.instances, given.batching, given.max_batch)
-    if "-random" not in form.name:
-        _end(f"{PROGRAM}: --name {form.name} must have -random in it: the weights are", _NO_TORCH)
-    try:
-        folder = write(form, given.home.expanduser())
-    except ModuleNotFoundError as error:
-        _end(f"{PROGRAM}: {error.name} is not here: run it by the Python of .venv-triton after make gpu", _NO_TORCH)
-    except OSError as error:
-        _end(f"{PROGRAM}: {disk_sentence(error, given.home)}", _CANNOT_WRITE)
-    sys.stdout.write(
-        f"{form.name} is in {folder}; its weights are random, so its answers mean nothing\n"
-        f"a stack that runs serves it after: penstock models load {form.name}\n"
-    )
+    write_and_tell(PROGRAM, form.name, given.home, partial(write, form))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="Write GoogLeNet with seeded random weights as an exported PyTorch program."
     )
-    home = os.environ.get("PENSTOCK_HOME", DEFAULT_HOME)
-    parser.add_argument("--home", type=Path, default=Path(home), help=f"its models/ gets the folder [{home}]")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights: the same seed gives the same weights [0]")
-    parser.add_argument("--instances", type=_at_least_one, default=1, help="each a process, and a client of MPS [1]")
-    parser.add_argument("--batching", choices=tuple(_BATCHING), default="triton", help="who forms batches [triton]")
-    parser.add_argument("--max-batch", type=_at_least_one, default=64, metavar="N", help="rows a batch [64]")
+    add_flags(parser, _BATCHING)
     parser.add_argument("--name", default=NAME, help=f"of the model, -random in it [{NAME}]")
     return parser
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _end(sentence: str, code: int) -> None:
-    sys.stderr.write(f"{sentence}\n")
-    raise SystemExit(code)
-
-
 def write(form: Form, home: Path) -> Path:
     """The complete folder in home's repository, at once. Raises OSError; ModuleNotFoundError without torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "model.pt2"
-        export(form.seed, program)
-        data = program.read_bytes()
-    with new_model_folder(home, form.name) as staged:
-        (staged / "1").mkdir()
-        (staged / "1" / "model.pt2").write_bytes(data)
-        (staged / "config.pbtxt").write_text(config_text(form), encoding="utf-8")
-        labels = "".join(f"class {number}\n" for number in range(CLASS_COUNT))
-        (staged / "labels.txt").write_text(labels, encoding="utf-8")
-        (staged / "MODEL.md").write_text(_facts(form, data), encoding="utf-8")
-    return home / "models" / form.name
+    return write_folder(
+        home,
+        form.name,
+        export=partial(export, form.seed),
+        config=config_text(form),
+        facts=partial(_facts, form),
+    )
 
 
 def export(seed: int, path: Path) -> None:
-    """The program, its first dimension free from 1 to 1024."""
+    """The program, its first dimension free."""
     import torch  # here, so that --help needs none
 
     from deploy.models.googlenet_network import GoogLeNet
     from deploy.models.resnet50_network import OfPixels
 
-    module = OfPixels(GoogLeNet(seed)).eval()
-    pixels = torch.zeros((2, 3, 224, 224), dtype=torch.uint8)
-    rows = torch.export.Dim("rows", min=1, max=1024)
-    with torch.no_grad():
-        exported = torch.export.export(module, (pixels,), dynamic_shapes=({0: rows},))
-    torch.export.save(exported, path)
+    save_program(OfPixels(GoogLeNet(seed)), torch.zeros((2, 3, 224, 224), dtype=torch.uint8), path)
 
 
 def config_text(form: Form) -> str:
@@ -142,7 +102,7 @@ parameters {{ key: "topk" value {{ string_value: "5" }} }}
 parameters {{
   key: "labels"
   value {{
-    string_value: "{";".join(f"class {number}" for number in range(CLASS_COUNT))}"
+    string_value: "{";".join(CLASSES)}"
   }}
 }}
 """

@@ -10,19 +10,16 @@ deploy.models.resnet50 of the same seed: two engines can be compared.
 
 import argparse
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from server.catalogue.placing import disk_sentence, new_model_folder
+from deploy.models.torch_folder import CLASS_COUNT, CLASSES, add_flags, save_program, write_and_tell, write_folder
 
-DEFAULT_HOME = "~/.penstock"
-CLASS_COUNT = 1000
+PROGRAM = "python -m deploy.models.resnet50_torch"
 NAMES = {"fp32": "resnet50-torch-random", "uint8": "resnet50-torch-uint8-random", "pictures": "resnet50-jpeg-random"}
-_NO_TORCH, _CANNOT_WRITE = 2, 1
 _NORMALISING = """\
 parameters { key: "net-scale-factor" value { string_value: "0.00392156862745098" } }
 parameters { key: "offsets" value { string_value: "123.675;116.28;103.53" } }
@@ -71,67 +68,30 @@ def run(arguments: Sequence[str]) -> None:
     wire = "pictures" if given.pictures else given.input
     name = given.name or NAMES[wire]
     form = Form(wire, name, given.seed, given.instances, given.batching, given.max_batch)
-    program = "python -m deploy.models.resnet50_torch"
-    if "-random" not in name:
-        _end(f"{program}: --name {name} must have -random in it: the weights are", _NO_TORCH)
-    try:
-        folder = write(form, given.home.expanduser())
-    except ModuleNotFoundError as error:
-        _end(f"{program}: {error.name} is not here: run it by the Python of .venv-triton after make gpu", _NO_TORCH)
-    except OSError as error:
-        _end(f"{program}: {disk_sentence(error, given.home)}", _CANNOT_WRITE)
-    sys.stdout.write(
-        f"{name} is in {folder}; its weights are random, so its answers mean nothing\n"
-        f"a stack that runs serves it after: penstock models load {name}\n"
-    )
+    write_and_tell(PROGRAM, name, given.home, partial(write, form))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m deploy.models.resnet50_torch",
+        prog=PROGRAM,
         description="Write ResNet-50 v1.5 with seeded random weights as an exported PyTorch program.",
     )
-    home = os.environ.get("PENSTOCK_HOME", DEFAULT_HOME)
-    parser.add_argument("--home", type=Path, default=Path(home), help=f"its models/ gets the folder [{home}]")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights: the same seed gives the same weights [0]")
+    add_flags(parser, _BATCHING)
     parser.add_argument("--input", choices=("fp32", "uint8"), default="fp32", help="what its tensors are [fp32]")
     parser.add_argument("--pictures", action="store_true", help="take encoded pictures, which the instance decodes")
-    parser.add_argument("--instances", type=_at_least_one, default=1, help="each a process, and a client of MPS [1]")
-    parser.add_argument("--batching", choices=tuple(_BATCHING), default="triton", help="who forms batches [triton]")
-    parser.add_argument("--max-batch", type=_at_least_one, default=64, metavar="N", help="rows a batch [64]")
     parser.add_argument("--name", help="of the model, -random in it")
     return parser
 
 
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _end(sentence: str, code: int) -> None:
-    sys.stderr.write(f"{sentence}\n")
-    raise SystemExit(code)
-
-
 def write(form: Form, home: Path) -> Path:
     """The complete folder in home's repository, at once. Raises OSError; ModuleNotFoundError without torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "model.pt2"
-        export(form, program)
-        data = program.read_bytes()
-    with new_model_folder(home, form.name) as staged:
-        (staged / "1").mkdir()
-        (staged / "1" / "model.pt2").write_bytes(data)
-        (staged / "config.pbtxt").write_text(config_text(form), encoding="utf-8")
-        labels = "".join(f"class {number}\n" for number in range(CLASS_COUNT))
-        (staged / "labels.txt").write_text(labels, encoding="utf-8")
-        (staged / "MODEL.md").write_text(_facts(form, data), encoding="utf-8")
-    return home / "models" / form.name
+    return write_folder(
+        home, form.name, export=partial(export, form), config=config_text(form), facts=partial(_facts, form)
+    )
 
 
 def export(form: Form, path: Path) -> None:
-    """The program, its first dimension free from 1 to 1024."""
+    """The program, its first dimension free."""
     import torch  # here, so that --help needs none
 
     from deploy.models.resnet50_network import OfPixels, Resnet50
@@ -140,10 +100,7 @@ def export(form: Form, path: Path) -> None:
     pixels = torch.zeros((2, 3, 224, 224), dtype=torch.uint8)
     is_of_pixels = form.wire == "uint8"
     module, sample = (OfPixels(network), pixels) if is_of_pixels else (network, pixels.float())
-    rows = torch.export.Dim("rows", min=1, max=1024)
-    with torch.no_grad():
-        exported = torch.export.export(module.eval(), (sample,), dynamic_shapes=({0: rows},))
-    torch.export.save(exported, path)
+    save_program(module, sample, path)
 
 
 def config_text(form: Form) -> str:
@@ -181,7 +138,7 @@ parameters {{ key: "topk" value {{ string_value: "5" }} }}
 parameters {{
   key: "labels"
   value {{
-    string_value: "{";".join(f"class {number}" for number in range(CLASS_COUNT))}"
+    string_value: "{";".join(CLASSES)}"
   }}
 }}
 """
@@ -199,7 +156,7 @@ for measuring speed. It knows no class; `class 0` to `class {CLASS_COUNT - 1}` a
 | architecture | {_PAPER} |
 | licence | made on this machine by Apache-2.0 code of this project; nothing in it was trained or fetched |
 | file | `1/model.pt2`, {len(data):,} bytes, SHA-256 `{hashlib.sha256(data).hexdigest()}` |
-| made | `python -m deploy.models.resnet50_torch`, seed {form.seed}; the weights are `resnet50-random`'s of that seed |
+| made | `{PROGRAM}`, seed {form.seed}; the weights are `resnet50-random`'s of that seed |
 | format | a program of `torch.export.save`, its first dimension free |
 | in | `image`, {_SHAPES[form.wire]} |
 | out | `logits`, FP32 [N, {CLASS_COUNT}]; the gateway applies the softmax |
