@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 
 import structlog
@@ -44,8 +45,8 @@ class Card:
         found = GpuSources(cameras_per_process=settings.cameras_per_process, device=settings.device)
         if not choice.is_on_card:
             return found, ""
-        rings = _Rings(self.device)
-        return replace(found, new_device_ring=rings.new, is_card_lost=lambda: engine.is_card_lost), ""
+        new_ring = partial(_Ring, self.device)
+        return replace(found, new_device_ring=new_ring, is_card_lost=lambda: engine.is_card_lost), ""
 
 
 def open_card(settings: GpuSettings, wishes: Iterable[DecoderKind]) -> Card:
@@ -86,19 +87,8 @@ def _is_there(library: str) -> bool:
     return True
 
 
-class _Rings:
-    """Memory of the card for sources' rows."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def new(self, frames: int, row_bytes: int) -> "_Ring":
-        """Raises GpuFailed where the card has no room."""
-        return _Ring(self._device, frames, row_bytes)
-
-
 class _Ring(DeviceRing):
-    """One that is let go of without a word when the card is lost: its memory went with the context."""
+    """A source's rows, let go of without a word when the card is lost: their memory went with the context."""
 
     def close(self) -> None:
         try:

@@ -41,7 +41,7 @@ MODEL_TIMEOUT_S = 60.0
 FITTING_BATCH = 4  # frames of a batch where nobody said, and the model and the sources allow it
 SPARE_SLOTS = 3  # of a ring, beyond what the engine may hold: one that is written, two that wait
 LEAST_SLOTS = 6
-OPENING_ON_A_CARD = SourcesOptions(max_opening=32)  # a process begins once for several
+OPENING_ON_A_CARD = 32  # sources at one moment: a process begins once for several
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +256,11 @@ def _options(settings: VideoSettings, models: _Models) -> PipelineOptions:
     mux = settings.mux.options(min(max(network.max_batch_size, 1), max(FITTING_BATCH, sources)))
     dispatch = DispatchOptions()
     frames = math.ceil(mux.batch_size * dispatch.max_batches / sources) + SPARE_SLOTS
+    on_cpu = SourcesOptions(ring_frames=max(frames, LEAST_SLOTS), gpu_absence=models.gpu_absence)
+    on_card = replace(on_cpu, gpu=models.gpu, max_opening=OPENING_ON_A_CARD)
     return PipelineOptions(
         mux=mux,
         dispatch=dispatch,
-        sources=replace(
-            OPENING_ON_A_CARD if models.gpu is not None else SourcesOptions(),
-            ring_frames=max(frames, LEAST_SLOTS),
-            gpu=models.gpu,
-            gpu_absence=models.gpu_absence,
-        ),
+        sources=on_cpu if models.gpu is None else on_card,
         interval=settings.primary.interval,
     )

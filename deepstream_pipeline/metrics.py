@@ -66,7 +66,7 @@ TABLE = (
     Declaration("decode_seconds", _S, "CPU time of decoding a frame.", ("source",)),
     Declaration("prepare_seconds", _S, "CPU time of making a frame ready for the network.", ("source",)),
     Declaration("glass_to_event_seconds", _H, "From a frame's packet's coming to its result.", ("source",), SECONDS),
-    Declaration("decode_processes", _G, "Decode processes that have a source open.", ("decoder",)),
+    Declaration("decode_processes", _G, "Decode processes that run, each with a source or several.", ("decoder",)),
     Declaration("rows_total", _C, "Rows that the engine was given, by where they lay.", ("hand_over",)),
     Declaration("mux_wait_seconds", _H, "From a frame's packet's coming to its batch.", (), SECONDS),
     Declaration("batch_frames", _H, "Frames of a batch.", (), FRAMES),

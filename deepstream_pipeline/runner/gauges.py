@@ -1,12 +1,12 @@
 """What sources tell in sums and snapshots, as metrics: counters by what was added since, gauges as they are now."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deepstream_pipeline.metrics import DECODERS, VideoMetrics
 from deepstream_pipeline.sources.messages import Beat
-from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.sources.snapshot import ProcessSnapshot, SourceSnapshot
 
 
 @dataclass(slots=True)
@@ -40,14 +40,10 @@ class Gauges:
         self._metrics.decode_s(source_id, max(decode_s, 0.0) / frames, frames)
         self._metrics.prepare_s(source_id, max(prepare_s, 0.0) / frames, frames)
 
-    def refresh(self, snapshots: Iterable[SourceSnapshot]) -> None:
+    def refresh(self, snapshots: Iterable[SourceSnapshot], processes: Sequence[ProcessSnapshot]) -> None:
         """What is true at this moment."""
-        snapshots = tuple(snapshots)
-        processes = {
-            (snapshot.opened.decoder, snapshot.pid) for snapshot in snapshots if snapshot.opened and snapshot.pid
-        }
         for decoder in DECODERS:
-            self._metrics.decode_processes(decoder, sum(kind == decoder for kind, _ in processes))
+            self._metrics.decode_processes(decoder, sum(process.decoder == decoder for process in processes))
         for snapshot in snapshots:
             self._metrics.fps(snapshot.source_id, snapshot.fps)
             self._metrics.frozen(snapshot.source_id, snapshot.is_frozen)

@@ -252,7 +252,7 @@ class Pipeline:
 
     def metrics_page(self) -> bytes:
         """Prometheus' text, as things are now."""
-        self._gauges.refresh(self._sources.snapshot())
+        self._gauges.refresh(self._sources.snapshot(), self._sources.processes())
         return self._parts.metrics.page()
 
     def rules(self, source_id: str) -> object:

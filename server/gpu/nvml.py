@@ -3,11 +3,12 @@
 `python -m server.gpu.nvml` asks and prints one JSON object; `read_cards` runs that with a deadline.
 """
 
-import subprocess
 import sys
 from enum import StrEnum
 
 import msgspec
+
+from server.gpu.child_answer import NoAnswer, ask_child
 
 READ_TIMEOUT_S = 10.0  # the first call after boot initialises every card; seconds without the persistence daemon
 _PROGRAM = (sys.executable, "-P", "-m", "server.gpu.nvml")
@@ -54,17 +55,11 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read_cards(timeout_s: float = READ_TIMEOUT_S) -> Reading:
-    """Blocks for timeout_s at most; whatever goes wrong is in the outcome."""
+    """Blocks for timeout_s, and a second, at most; whatever goes wrong is in the outcome."""
     try:
-        asked = subprocess.run(_PROGRAM, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
-        return msgspec.json.decode(asked.stdout, type=Reading)
-    except subprocess.TimeoutExpired:
-        return Reading(NvmlOutcome.TIMED_OUT, f"{timeout_s:g} s")
-    except OSError as error:
-        return Reading(NvmlOutcome.FAILED, str(error))
-    except msgspec.DecodeError:
-        last = asked.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Reading(NvmlOutcome.FAILED, last[0] if last else f"the process ended with {asked.returncode}")
+        return ask_child(_PROGRAM, Reading, timeout_s)
+    except NoAnswer as error:
+        return Reading(NvmlOutcome.TIMED_OUT if error.is_late else NvmlOutcome.FAILED, str(error))
 
 
 def ask_nvml() -> Reading:

@@ -6,7 +6,6 @@ through ctypes (cuvidGetDecoderCaps of libnvcuvid), so that it needs no package.
 """
 
 import ctypes
-import subprocess
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from server.gpu.child_answer import NoAnswer, ask_child
 
 READ_TIMEOUT_S = 10.0  # a context on a card that nobody used since the boot takes seconds
 _PROGRAM = (sys.executable, "-P", "-m", "server.gpu.video_engines")
@@ -54,17 +55,11 @@ class VideoEngines(msgspec.Struct, frozen=True):
 
 
 def read_engines(timeout_s: float = READ_TIMEOUT_S) -> VideoEngines:
-    """Blocks for timeout_s at most; whatever goes wrong is in the outcome."""
+    """Blocks for timeout_s, and a second, at most; whatever goes wrong is in the outcome."""
     try:
-        asked = subprocess.run(_PROGRAM, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
-        return msgspec.json.decode(asked.stdout, type=VideoEngines)
-    except subprocess.TimeoutExpired:
-        return VideoEngines(EngineOutcome.TIMED_OUT, f"{timeout_s:g} s")
-    except OSError as error:
-        return VideoEngines(EngineOutcome.FAILED, str(error))
-    except msgspec.DecodeError:
-        last = asked.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return VideoEngines(EngineOutcome.FAILED, last[0] if last else f"the process ended with {asked.returncode}")
+        return ask_child(_PROGRAM, VideoEngines, timeout_s)
+    except NoAnswer as error:
+        return VideoEngines(EngineOutcome.TIMED_OUT if error.is_late else EngineOutcome.FAILED, str(error))
 
 
 class _Caps(ctypes.Structure):

@@ -11,7 +11,7 @@ from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.figures import Removed, statistics_of
 from deepstream_pipeline.runner.gauges import Gauges
 from deepstream_pipeline.sources.messages import Opened
-from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.sources.snapshot import ProcessSnapshot, SourceSnapshot
 from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import (
     AnalyticsEvent,
@@ -119,15 +119,16 @@ def test_decoder_of_a_source_is_told_once_it_is_open() -> None:
 
 
 def test_metrics_say_who_decodes_and_in_how_many_processes() -> None:
-    """Sources of one process count it once; a source that has none counts none; each is told as it is now."""
+    """A process with several sources counts once; each is told as it is now."""
     metrics = VideoMetrics()
     gauges = Gauges(metrics)
-    gauges.refresh([opened("a", "nvdec", 7), opened("b", "nvdec", 7), opened("c", "cpu", 8), opened("d", "cpu", None)])
+    sources = [opened("a", "nvdec", 7), opened("b", "nvdec", 7), opened("c", "cpu", 8), opened("d", "cpu", None)]
+    gauges.refresh(sources, [ProcessSnapshot(7, "nvdec", 2), ProcessSnapshot(8, "cpu", 1)])
     page = metrics.page().decode()
     assert 'penstock_video_decode_processes{decoder="nvdec"} 1.0' in page
     assert 'penstock_video_decode_processes{decoder="cpu"} 1.0' in page
     assert 'penstock_video_decoder{decoder="nvdec",source="b"} 1.0' in page
-    gauges.refresh([opened("b", "cpu", 9)])
+    gauges.refresh([opened("b", "cpu", 9)], [ProcessSnapshot(9, "cpu", 1)])
     page = metrics.page().decode()
     assert 'penstock_video_decode_processes{decoder="nvdec"} 0.0' in page
     assert 'penstock_video_decoder{decoder="nvdec",source="b"} 0.0' in page
