@@ -21,7 +21,7 @@ from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.sinks.recordings import RecordOptions
 from deepstream_pipeline.sources.messages import Beat, Cut, Recorded
 from deepstream_pipeline.sources.options import SourceListener, SourceNeeds, SourcesOptions
-from deepstream_pipeline.sources.snapshot import SourceSnapshot
+from deepstream_pipeline.sources.snapshot import ProcessSnapshot, SourceSnapshot
 from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.runner.fakes import NETWORK, FakeEngine, Following, KeptSink, Slots
@@ -60,6 +60,10 @@ class FakeSources:
         if source_id not in self.configs:
             raise UnknownSource(source_id)
         self.images.append((source_id, is_wanted))
+
+    def processes(self) -> tuple[ProcessSnapshot, ...]:
+        """None: nothing is decoded here."""
+        return ()
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
         return tuple(one for one in self.shown.values() if one.source_id in self.configs)
