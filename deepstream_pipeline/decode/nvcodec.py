@@ -1,7 +1,7 @@
 """NVDEC through NVIDIA's PyNvVideoCodec: one decoder, bytes in, addresses of pictures out.
 
 What it does was measured (2.2.4, on an H200): a picture comes out with its packet, or as soon as the order of showing
-lets it; a picture that it had to mend comes out, too, and the library says so on the process's C stdout only
+lets it, with the lowest stamp of all that it holds; a picture that it had to mend comes out, too, and the library says so on the process's C stdout only
 (`decode_errors`); of garbage, and of packets that are missing, nothing comes, in silence; after a flush the same
 decoder goes on at a keyframe; pictures of another size than its first ones are scaled to that, in silence, or fail.
 """
@@ -21,12 +21,13 @@ _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A picture (NV12) in the order of showing, as its decoder cropped it. index: of the bytes that it came of.
+    """A picture (NV12) in the order of showing, as its decoder cropped it. stamp: the lowest of those that were given
+    with the pictures that the decoder held.
 
     luma, chroma: addresses; pitch: bytes from line to line.
     """
 
-    index: int
+    stamp: int
     luma: int
     chroma: int
     pitch: int
@@ -37,8 +38,8 @@ class Surface:
 class NvCodec(Protocol):
     """One decoder. Surfaces are over with its next call."""
 
-    def decode(self, data: bytes, index: int) -> list[Surface]:
-        """data: a packet, Annex B. Raises PacketRefused, fatal, where the decoder fails; NeedsCpu where it says that
+    def decode(self, data: bytes, stamp: int) -> list[Surface]:
+        """data: a packet, Annex B. stamp: its place in the order of showing. Raises PacketRefused, fatal, where the decoder fails; NeedsCpu where it says that
         its card does not take such a stream."""
 
     def flush(self) -> list[Surface]:
@@ -132,9 +133,9 @@ class _Nvdec:
         self._layout: tuple[tuple[int, ...], int, int] = ((), 0, 0)  # (shape, pitch, from luma to chroma)
         self._frames: list[Any] = []  # borrowed
 
-    def decode(self, data: bytes, index: int) -> list[Surface]:
+    def decode(self, data: bytes, stamp: int) -> list[Surface]:
         packet = self._packet
-        packet.bsl_data, packet.bsl, packet.pts = _address_of(data), len(data), index
+        packet.bsl_data, packet.bsl, packet.pts = _address_of(data), len(data), stamp
         return self._given(packet)
 
     def flush(self) -> list[Surface]:

@@ -5,7 +5,7 @@ keyframe on the CPU, and so tells the size, the colours, the lines and how the p
 then begins there. So nothing is ever scaled in silence, and a stream that is none for NVDEC is known by its first
 keyframe: NeedsCpu. A keyframe is a few milliseconds of one core.
 
-Each packet gets a number, by which its picture is known when it comes out. One that did not come out when another after
+Each packet gets a stamp, by which its picture is known when it comes out. One that did not come out when another after
 it in the order of showing did is a packet lost (a leading picture is not: nothing after it builds on it).
 """
 
@@ -215,10 +215,10 @@ class NvdecCodec:
         nvdec = self._nvdec
         if nvdec is None:  # it failed
             return self._await_key()
-        number = self._numbers.next(sent)
+        stamp = self._numbers.next(sent)
         self._is_flushed = False
         try:
-            surfaces = nvdec.decode(data, number)
+            surfaces = nvdec.decode(data, stamp)
         except PacketRefused:
             self._numbers.lose_all()
             self._numbers.told_lost()  # this one
@@ -242,7 +242,7 @@ class NvdecCodec:
         """Those of packets that are known: a decoder gives no picture twice."""
         found = []
         for surface in surfaces:
-            sent = self._numbers.came_out(surface.index)
+            sent = self._numbers.came_out(surface.stamp)
             if sent is not None:
                 found.append((surface, sent))
         return found

@@ -94,7 +94,7 @@ def test_pictures_come_out_with_their_packets(tmp_path: Path, stream: Stream, co
     """Without B-frames nothing is held back: each packet's picture comes of that very call."""
     packets = annex_b_packets(tmp_path, codec)
     decoder = NvdecOpener()(codec, stream.handle, SIZE)
-    numbers = [[one.index for one in decoder.decode(packet, number)] for number, packet in enumerate(packets)]
+    numbers = [[one.stamp for one in decoder.decode(packet, number)] for number, packet in enumerate(packets)]
     assert numbers == [[number] for number in range(len(packets))]
     assert decoder.flush() == []
     decoder.close()
@@ -106,10 +106,10 @@ def test_flushed_decoder_goes_on_at_a_keyframe(tmp_path: Path, stream: Stream) -
     decoder = NvdecOpener()("h264", stream.handle, SIZE)
     numbers = []
     for number, packet in enumerate(packets * 2):
-        numbers += [one.index for one in decoder.decode(packet, number)]
+        numbers += [one.stamp for one in decoder.decode(packet, number)]
         if number == len(packets) - 1:
-            numbers += [one.index for one in decoder.flush()]
-    numbers += [one.index for one in decoder.flush()]
+            numbers += [one.stamp for one in decoder.flush()]
+    numbers += [one.stamp for one in decoder.flush()]
     assert numbers == list(range(len(packets) * 2))
     decoder.close()
 
@@ -123,7 +123,7 @@ def test_mended_picture_is_named_by_its_number(tmp_path: Path, stream: Stream, w
     marked = []
     for number, packet in enumerate(packets):
         surfaces = decoder.decode(packet, number)
-        marked += errors.take({one.index for one in surfaces})
+        marked += errors.take({one.stamp for one in surfaces})
     decoder.close()
     assert marked == [7]
     assert errors.unclaimed == 0
@@ -136,7 +136,7 @@ def test_number_after_a_missing_picture_counts_what_was_decoded(tmp_path: Path, 
     packets[7] = damaged_packet(packets[7])
     errors = watch.errors()
     decoder = NvdecOpener()("h264", stream.handle, SIZE)
-    numbers = [one.index for place, packet in enumerate(packets) for one in decoder.decode(packet, place)]
+    numbers = [one.stamp for place, packet in enumerate(packets) for one in decoder.decode(packet, place)]
     decoder.close()
     assert 3 not in numbers
     assert 6 in errors.take(set(range(len(packets))))
@@ -166,5 +166,5 @@ def test_decoders_come_and_go(tmp_path: Path, stream: Stream) -> None:
     opener = NvdecOpener()
     for _ in range(100):
         decoder = opener("h264", stream.handle, SIZE)
-        assert [one.index for one in decoder.decode(first, 5)] == [5]
+        assert [one.stamp for one in decoder.decode(first, 5)] == [5]
         decoder.close()

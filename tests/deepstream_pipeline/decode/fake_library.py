@@ -31,8 +31,8 @@ class Frame:
         self.shape = (surface.height * 3 // 2, surface.width)
 
     def getPTS(self) -> int:
-        """What was given with its packet."""
-        return self._surface.index
+        """Its stamp."""
+        return self._surface.stamp
 
     def GetPtrToPlane(self, plane: int) -> int:
         """An address."""

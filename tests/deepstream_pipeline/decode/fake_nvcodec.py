@@ -3,7 +3,7 @@
 It has the library's manners, as they were measured on an H200: garbage and lost packets give nothing, in silence; a
 picture that was mended comes out, and a line on the standard output says so; pictures of a smaller size than its first
 are scaled to that in silence, larger ones are an error; a flushed decoder goes on at a keyframe; what it gave is over
-with its next call. It is no proof of what a card does: tests/gpu has the same tests on one.
+with its next call; the picture that is shown next has the lowest stamp of all that the decoder holds. It is no proof of what a card does: tests/gpu has the same tests on one.
 """
 
 import ctypes
@@ -73,25 +73,28 @@ class FakeNvCodec:
         assert isinstance(context, VideoCodecContext)
         context.thread_count, context.flags = 1, context.flags | Flags.output_corrupt
         self._context, self._said = context, said
-        self._decoded: list[int] = []  # the numbers of what was decoded, by their place
+        self._pictures = 0  # that were decoded
+        self._held: dict[int, int] = {}  # stamps of pictures that were not shown yet, by their place
         self._size: tuple[int, int] | None = None
         self._memory: list[Plane] = []
         self.fails = self.is_closed = False
 
-    def decode(self, data: bytes, index: int) -> list[Surface]:
+    def decode(self, data: bytes, stamp: int) -> list[Surface]:
         """What comes out with it."""
         self._let_go()
         if self.fails:
             raise PacketRefused("NVDEC: it fails", is_fatal=True)
         packet = av.Packet(data)
-        packet.pts = index
-        self._decoded.append(index)
+        packet.pts = self._pictures
+        self._held[self._pictures] = stamp
+        self._pictures += 1
         return self._surfaces(packet)
 
     def flush(self) -> list[Surface]:
         """What is left."""
         self._let_go()
         surfaces = self._surfaces(None)
+        self._held.clear()
         self._context.flush_buffers()
         return surfaces
 
@@ -105,9 +108,17 @@ class FakeNvCodec:
             frames = self._context.decode(packet)
         except FFmpegError:
             if packet is not None:
-                self._decoded.remove(packet.pts or 0)
+                self._pictures -= 1
+                del self._held[self._pictures]
             return []
         return [self._surface(frame) for frame in frames]
+
+    def _shown(self, frame: av.VideoFrame) -> int:
+        """The picture's stamp."""
+        if frame.key_frame or not self._context.has_b_frames:  # what FFmpeg swallowed before it is no picture
+            self._held = {place: stamp for place, stamp in self._held.items() if place >= (frame.pts or 0)}
+        place = min(self._held, key=self._held.__getitem__)
+        return self._held.pop(place)
 
     def _surface(self, frame: av.VideoFrame) -> Surface:
         if self._size is None:
@@ -117,13 +128,12 @@ class FakeNvCodec:
             raise PacketRefused("NVDEC: Reconfigure Not supported when width/height > maxwidth", is_fatal=True)
         if (frame.width, frame.height) != self._size:
             frame = frame.reformat(width, height)
-        number = frame.pts or 0
         if frame.is_corrupt:
-            self._said(f"Decode Error occurred for picture {self._decoded.index(number)}\n")
+            self._said(f"Decode Error occurred for picture {frame.pts}\n")
         memory = nv12_of(frame)
         self._memory.append(memory)
         address = memory.ctypes.data
-        return Surface(number, address, address + width * height, width, width, height)
+        return Surface(self._shown(frame), address, address + width * height, width, width, height)
 
     def _let_go(self) -> None:
         assert not self.is_closed

@@ -34,10 +34,10 @@ def test_pictures_say_their_number_and_where_they_lie(library: FakeLibrary, tmp_
     decoder = NvdecOpener()(codec, 0, (322, 182))
     surfaces = [one for number, packet in enumerate(packets) for one in decoder.decode(packet, number)]
     surfaces += decoder.flush()
-    assert [one.index for one in surfaces] == list(range(20))
+    assert [one.stamp for one in surfaces] == list(range(20))
     assert {(one.width, one.height, one.pitch) for one in surfaces} == {(322, 182, 322)}
     assert {one.chroma - one.luma for one in surfaces} == {322 * 182}
-    assert [one.index for one in decoder.decode(packets[0], 20) + decoder.flush()] == [20]
+    assert [one.stamp for one in decoder.decode(packets[0], 20) + decoder.flush()] == [20]
 
 
 def test_failure_of_the_library_is_ours_in_one_line(library: FakeLibrary, tmp_path: Path) -> None:

@@ -1,96 +1,110 @@
 """Which packet a picture came of, and which packets are lost."""
 
-from deepstream_pipeline.decode.packet_numbers import MOST_AWAITED, MOST_REORDERED, PacketNumbers, Sent
+from deepstream_pipeline.decode.packet_numbers import MOST_AWAITED, MOST_LATE, PacketNumbers, Sent
 
 
 def given(numbers: PacketNumbers, *packets: str) -> list[int]:
-    """Packets: a time in frames, K before it for a keyframe, - for none."""
+    """The packets' stamps. Packets: a time in seconds, K before it for a keyframe, - for none."""
     times = [None if "-" in one else float(one.strip("K")) for one in packets]
     return [numbers.next(Sent(time, "K" in one, is_corrupt=False)) for one, time in zip(packets, times, strict=True)]
 
 
-def lost(numbers: PacketNumbers, *out: int) -> list[int]:
+def lost(numbers: PacketNumbers, *stamps: int) -> list[int]:
     """How many are told lost with each picture that comes out; -1 for a picture of no packet."""
-    found = [numbers.came_out(number) for number in out]
+    found = [numbers.came_out(stamp) for stamp in stamps]
     return [-1 if sent is None else sent.lost for sent in found]
 
 
-def test_every_picture_is_known() -> None:
-    """In the order of decoding, or of showing: none is lost, and each is its packet's."""
+def test_pictures_in_the_order_of_showing_are_their_packets() -> None:
+    """The lowest stamp of those that a decoder holds is the packet's that is shown next."""
     numbers = PacketNumbers()
-    assert given(numbers, "K0", "3", "1", "2", "K4") == [0, 1, 2, 3, 4]
-    out = [numbers.came_out(number) for number in (0, 2, 3, 1, 4)]
-    assert [sent and (sent.raw_s, sent.lost) for sent in out] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
+    stamps = given(numbers, "K0", "3", "1", "2", "K4")
+    out = [numbers.came_out(stamp) for stamp in sorted(stamps)]
+    assert [sent and (sent.raw_s, sent.number, sent.lost) for sent in out] == [
+        (0, 0, 0), (1, 2, 0), (2, 3, 0), (3, 1, 0), (4, 4, 0),
+    ]  # fmt: skip
+
+
+def test_packets_without_times_are_known_by_their_order() -> None:
+    """Among others that have one, too."""
+    numbers = PacketNumbers()
+    stamps = given(numbers, "K-", "-", "-", "K5", "-")
+    assert stamps == sorted(set(stamps))
+    assert lost(numbers, *stamps) == [0] * 5
+
+
+def test_clock_that_goes_back_leaves_the_order_as_it_is() -> None:
+    """A keyframe of another clock is shown after all that was coded before it, and so is what follows it."""
+    numbers = PacketNumbers()
+    stamps = given(numbers, "K100", "102", "101", "K0", "2", "1", "K200", "201", "3", "4")
+    order = sorted(range(len(stamps)), key=stamps.__getitem__)
+    assert order == [0, 2, 1, 3, 5, 4, 6, 7, 8, 9]
+
+
+def test_same_time_twice_is_two_packets() -> None:
+    """Both pictures come."""
+    numbers = PacketNumbers()
+    stamps = given(numbers, "K0", "1", "1", "1")
+    assert lost(numbers, *sorted(stamps)) == [0] * 4
 
 
 def test_picture_comes_once() -> None:
-    """A number of no packet, or a second time, is no picture."""
+    """A stamp of no packet, or a second time, is no picture."""
     numbers = PacketNumbers()
-    given(numbers, "K0")
-    assert lost(numbers, 0, 0, 7) == [0, -1, -1]
+    (stamp,) = given(numbers, "K0")
+    assert lost(numbers, stamp, stamp, stamp + 7) == [0, -1, -1]
 
 
 def test_missing_picture_is_told_with_the_next_one_shown() -> None:
     """Before that one is judged."""
     numbers = PacketNumbers()
-    given(numbers, "K0", "1", "2", "3", "4")
-    assert lost(numbers, 0, 3, 4) == [0, 2, 0]
+    stamps = given(numbers, "K0", "1", "2", "3", "4")
+    assert lost(numbers, stamps[0], *stamps[3:]) == [0, 2, 0]
 
 
 def test_picture_that_is_shown_later_is_not_missing() -> None:
     """A reference that waits for its B-frames."""
     numbers = PacketNumbers()
-    given(numbers, "K0", "3", "1", "2", "6")
-    assert lost(numbers, 0, 3) == [0, 1]  # "1" is gone; "3" is still to come
-    assert lost(numbers, 1) == [0]
+    key, third, _, second, _ = given(numbers, "K0", "3", "1", "2", "6")
+    assert lost(numbers, key, second) == [0, 1]  # "1" is gone; "3" is still to come
+    assert lost(numbers, third) == [0]
 
 
 def test_leading_picture_is_not_missed() -> None:
     """What was coded after a keyframe and is shown before it builds on what lies before where a stream was joined."""
     numbers = PacketNumbers()
-    given(numbers, "K5", "3", "4", "6")
-    assert lost(numbers, 0, 3) == [0, 0]
+    key, *_, last = given(numbers, "K5", "3", "4", "6")
+    assert lost(numbers, key, last) == [0, 0]
 
 
-def test_keyframe_passes_over_all_before_it() -> None:
-    """Without times, too."""
+def test_picture_that_was_given_up_may_come() -> None:
+    """It is a picture all the same, and is counted no more among those that gave none."""
     numbers = PacketNumbers()
-    given(numbers, "K-", "-", "-", "K-")
-    assert lost(numbers, 0, 3) == [0, 2]
-
-
-def test_missing_picture_without_a_time_is_told_some_time() -> None:
-    """No stream shows a picture so much later."""
-    numbers = PacketNumbers()
-    given(numbers, "K-", *["-"] * 30)
-    assert lost(numbers, 0, *range(2, 3 + MOST_REORDERED)) == [0] * (MOST_REORDERED + 1) + [1]
-
-
-def test_times_that_are_not_those_of_showing_are_known_by_a_late_picture() -> None:
-    """AVI tells the order of decoding: once one was given up too early, only the order counts."""
-    numbers = PacketNumbers()
-    given(numbers, "K1", "2", "3", "4", "5", "6", "7")
-    assert lost(numbers, 0, 2, 3, 1) == [0, 1, 0, 0]
-    assert lost(numbers, 5, 6, 4) == [0, 0, 0]
+    stamps = given(numbers, "K0", "1", "2")
+    assert lost(numbers, stamps[2], stamps[1]) == [2, 0]
+    found = numbers.came_out(*given(numbers, "3"))
+    assert found is not None
+    assert found.names == (2, 3)  # "0" is missing, still
 
 
 def test_names_are_those_that_the_decoder_may_use() -> None:
     """The picture's number among those that were decoded, and among all where some gave nothing."""
     numbers = PacketNumbers()
-    given(numbers, "K0", "1", "2", "3")
-    out = [numbers.came_out(number) for number in (0, 1, 3)]
+    stamps = given(numbers, "K0", "1", "2", "3")
+    out = [numbers.came_out(stamps[place]) for place in (0, 1, 3)]
     assert [sent and sent.names for sent in out] == [(0,), (1,), (2, 3)]
 
 
 def test_too_many_are_not_awaited() -> None:
-    """The oldest is given up, one with each packet."""
+    """The oldest is given up, one with each packet; of those given up a few are known."""
     numbers = PacketNumbers()
-    given(numbers, "K0", *["-"] * (MOST_AWAITED - 1))
+    stamps = given(numbers, "K0", *["-"] * (MOST_AWAITED - 1))
     assert numbers.lose_oldest() is False
-    given(numbers, "-")
+    stamps += given(numbers, "-")
     assert numbers.lose_oldest() is True
     numbers.told_lost()
-    assert lost(numbers, MOST_AWAITED) == [MOST_AWAITED - MOST_REORDERED - 1]
+    assert lost(numbers, stamps[-1]) == [MOST_AWAITED - 1]
+    assert lost(numbers, stamps[-MOST_LATE - 2], stamps[-MOST_LATE - 1]) == [-1, 0]
 
 
 def test_forgotten_packets_are_not_lost() -> None:
@@ -98,10 +112,8 @@ def test_forgotten_packets_are_not_lost() -> None:
     numbers = PacketNumbers()
     given(numbers, "K0", "1")
     numbers.forget()
-    given(numbers, "K0")
-    assert lost(numbers, 2) == [0]
+    assert lost(numbers, *given(numbers, "K0")) == [0]
     given(numbers, "1")
     numbers.lose_all()
     other = numbers.anew()
-    given(other, "K0")
-    assert lost(other, 0) == [1]
+    assert lost(other, *given(other, "K0")) == [1]
