@@ -1,6 +1,8 @@
 """Tensors in shared memory: the embedded engine's answers, and what it writes there, are Triton's."""
 
+import asyncio
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.shared_memory import SharedMemory
@@ -13,6 +15,7 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
 from server.backends.triton_runtime import find_triton
+from server.core.backend import Relay
 from server.core.relay import GrpcAnswer, HttpAnswer
 from tests.backends.triton_of_onnx_models import running_triton
 from tests.contract.wire_case import F123, Json, grpc_call, infer, infer_binary, infer_request, set_parameter
@@ -21,6 +24,7 @@ from tests.contract.wire_models import write_models
 
 pytestmark = [pytest.mark.xdist_group("wire_memory"), pytest.mark.asyncio(loop_scope="module")]
 SIZE_BYTES, WHERE = 4096, 64
+UNREGISTERED_S = 10.0  # with the requests gone that held it
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -53,9 +57,25 @@ async def register(engines: Engines, memory: SharedMemory) -> None:
 
 
 async def unregister(engines: Engines) -> None:
+    """Nothing is registered afterwards. Triton keeps a region for as long as a request holds it, which may be a moment
+    longer than its answer takes, and would refuse the next test's of the same name till then."""
     message = service_pb2.SystemSharedMemoryUnregisterRequest()
     for relay in (engines.triton, engines.embedded):
-        await relay.grpc(grpc_call("SystemSharedMemoryUnregister", message), deadline=None)
+        began = time.monotonic()
+        while True:
+            answer = await relay.grpc(grpc_call("SystemSharedMemoryUnregister", message), deadline=None)
+            if answer.code == 0 and not await regions(relay):
+                break
+            assert time.monotonic() - began < UNREGISTERED_S, answer.details or await regions(relay)
+            await asyncio.sleep(0.01)
+
+
+async def regions(relay: Relay) -> list[str]:
+    """Their names."""
+    call = grpc_call("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
+    answer = await relay.grpc(call, deadline=None)
+    assert answer.code == 0, answer.details
+    return list(service_pb2.SystemSharedMemoryStatusResponse.FromString(answer.message).regions)
 
 
 def part(size: object = 12, offset: object = None, region: object = "r") -> Json:
@@ -177,8 +197,8 @@ async def test_http_binary_data_is_of_the_inputs_that_are_not_shared(engines: En
 async def _both(engines: Engines, memory: SharedMemory, asked: Any) -> list[tuple[HttpAnswer | GrpcAnswer, bytes]]:
     """Triton's answer and the segment afterwards, then the embedded engine's."""
     found: list[tuple[HttpAnswer | GrpcAnswer, bytes]] = []
-    await register(engines, memory)
     try:
+        await register(engines, memory)
         for relay in (engines.triton, engines.embedded):
             memory.buf[:] = F123.ljust(SIZE_BYTES, b"\0")
             answer: HttpAnswer | GrpcAnswer
