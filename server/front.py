@@ -53,6 +53,9 @@ from server.vision.pool import DecodePool
 TOLD_EVERY_S = 0.25
 SPANS_GRACE_S = 1.0
 CORE_CONNECTIONS = 256  # beyond those of inferences
+# For the core's first word, before a front listens without it. A core takes a few seconds to start, more where all
+# cores are busy; who asks for longer is better told why nothing is served (503, and live) than refused a connection.
+CORE_PATIENCE_S = 10.0
 
 log = get_logger("front")
 
@@ -179,6 +182,37 @@ async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
         loop.add_signal_handler(number, stop.set)
     front = Front(settings, seat)
     await front.pool.start()
+    tasks = [
+        asyncio.create_task(front.link.run()),
+        asyncio.create_task(_until_parent_is_gone(control, stop)),
+    ]
+    await _until_told(front, stop)
+    is_clean = stop.is_set() or await _serve_clients(front, control, stop, tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await front.aclose()
+    return 0 if is_clean else 1
+
+
+async def _until_told(front: Front, stop: asyncio.Event) -> None:
+    """Until the core has said how the engine is, somebody says stop, or the core has been silent for too long.
+
+    Who listened before would answer 503 where its neighbours on the same port answer that they are ready.
+    """
+    waiting = [asyncio.create_task(front.link.first_state.wait()), asyncio.create_task(stop.wait())]
+    done, pending = await asyncio.wait(waiting, timeout=CORE_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    if not done:
+        log.warning("the core has said nothing yet; listening", front=front.seat.index, seconds=CORE_PATIENCE_S)
+
+
+async def _serve_clients(
+    front: Front, control: ControlLine, stop: asyncio.Event, tasks: list[asyncio.Task[None]]
+) -> bool:
+    """Listen until somebody says stop, then drain; whether nothing was cut. tasks: what runs, and is added to."""
+    settings = front.settings
     listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
     rest = _rest(front, listener)
     address = authority(settings.host, settings.grpc_port)
@@ -188,21 +222,14 @@ async def _serve(settings: Settings, control: ControlLine, seat: Seat) -> int:
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
-    log.info("listening", front=seat.index, http=rest.port, grpc=grpc_server.port)
-    tasks = [
-        asyncio.create_task(front.link.run()),
+    log.info("listening", front=front.seat.index, http=rest.port, grpc=grpc_server.port)
+    tasks += [
         *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
         asyncio.create_task(front.tell(rest)),
-        asyncio.create_task(_until_parent_is_gone(control, stop)),
         asyncio.create_task(_tell_ready(control, front)),
     ]
     await until_stopped(stop, tasks)
-    is_clean = await _drain(front, rest, grpc_server)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await front.aclose()
-    return 0 if is_clean else 1
+    return await _drain(front, rest, grpc_server)
 
 
 def _rest(front: Front, listener: socket.socket) -> HttpListener:

@@ -96,6 +96,7 @@ class CoreLink:
         self._heard_at = 0.0
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.first_state = asyncio.Event()  # the core has said how the engine is, up or not
         self.first_up = asyncio.Event()
 
     # EngineView
@@ -338,6 +339,7 @@ class CoreLink:
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
         self._models = {known.name: self._same(known) for known in state.models}
         self._owned = frozenset(state.owned)
+        self.first_state.set()
         if state.is_up:
             self.first_up.set()
 

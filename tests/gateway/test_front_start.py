@@ -1,0 +1,183 @@
+"""When a front begins to listen: a real process, held as its parent holds it, and a core that speaks when it is told.
+
+The front's patience with its core is an hour where nothing may depend on it, and an instant where it is the subject.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from server.local.batch_line import SOCKET_NAME, BatchLine
+from server.local.control import FrontReady, GatewayServes
+from server.local.gateway_process import GatewayProcess, Part
+from server.local.messages import UP, Hello, State
+from server.settings import Settings
+from tests.integration.web import Answer, call
+from tests.local.test_core_link import short_path
+
+__all__ = ["short_path"]
+pytestmark = pytest.mark.usefixtures("short_path")
+PROGRAM = """
+from server import __main__, front
+front.CORE_PATIENCE_S = {patience_s}
+__main__.end(__main__.main())
+"""
+HOUR_S, INSTANT_S = 3600.0, 0.1
+REPEATED_S = 0.2  # a core says again and again how the engine is
+
+
+@dataclass
+class Core:
+    """Hears fronts that come to `folder`, and says nothing to them before `has_word` is set."""
+
+    folder: Path
+    has_word: bool = False
+    fronts: list[BatchLine[UP]] = field(default_factory=list)
+
+    def new_line(self) -> BatchLine[UP]:
+        return BatchLine(msgspec.msgpack.Decoder(UP), self._hear, lambda _: None)
+
+    def _hear(self, line: BatchLine[UP], record: UP) -> None:
+        if isinstance(record, Hello):
+            self.fronts.append(line)
+
+    async def run(self) -> None:
+        """For ever."""
+        server = await asyncio.get_running_loop().create_unix_server(self.new_line, str(self.folder / SOCKET_NAME))
+        try:
+            while True:
+                for line in self.fronts if self.has_word else ():
+                    line.send(State(True, "", 1, (), ()))
+                await asyncio.sleep(REPEATED_S)
+        finally:
+            server.close()
+            for line in self.fronts:
+                line.close()
+
+
+@dataclass
+class Front:
+    """Of `--workers 2`, the first. ports: REST's and gRPC's."""
+
+    process: GatewayProcess
+    ports: tuple[int, int]
+    news: list[object]
+    running: "asyncio.Task[int]"
+
+    def is_listening(self) -> list[bool]:
+        return [accepts(port) for port in self.ports]
+
+    async def ask(self, what: str) -> Answer:
+        return await asyncio.to_thread(call, "GET", f"http://127.0.0.1:{self.ports[0]}/v2/health/{what}")
+
+    async def ready_status(self) -> int:
+        return (await self.ask("ready")).status
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """As the parent holds it: bound, for others who share it, and nobody listens."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@asynccontextmanager
+async def begun(run_dir: Path, *, patience_s: float) -> AsyncIterator[Front]:
+    """Gone afterwards, whatever the test did to it."""
+    program = (sys.executable, "-c", PROGRAM.format(patience_s=patience_s))
+    news: list[object] = []
+    with held_port() as http_port, held_port() as grpc_port:
+        settings = Settings(
+            engine="embedded", workers=2, http_port=http_port, grpc_port=grpc_port, drain_delay_s=HOUR_S
+        )
+        part = Part("front 1", ("front-1",))
+        process = GatewayProcess(settings.model_dump_json(), run_dir, news.append, program=program, part=part)
+        running = asyncio.create_task(process.run())
+        try:
+            async with asyncio.timeout(60):
+                yield Front(process, (http_port, grpc_port), news, running)
+        finally:
+            process.kill()
+            await running
+
+
+@asynccontextmanager
+async def core_in(run_dir: Path) -> AsyncIterator[Core]:
+    core = Core(run_dir)
+    running = asyncio.create_task(core.run())
+    try:
+        yield core
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_front_accepts_no_connection_before_its_core_spoke(tmp_path: Path) -> None:
+    """Its neighbours on the port have them until then: the first answer that it ever gives is that it is ready."""
+    async with core_in(tmp_path) as core, begun(tmp_path, patience_s=HOUR_S) as front:
+        await until(lambda: core.fronts)
+        assert front.is_listening() == [False, False]
+        assert not front.news
+        core.has_word = True
+        await until(lambda: accepts(front.ports[0]))
+        assert await front.ready_status() == 200
+        await until(lambda: len(front.news) == 2)
+        assert [type(told) for told in front.news] == [GatewayServes, FrontReady]
+        assert front.is_listening() == [True, True]
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["silent", "absent"])
+async def test_front_listens_without_its_core_when_its_patience_is_over(tmp_path: Path, is_there: bool) -> None:
+    """It lives, and says why it is not ready; it serves once the core speaks after all."""
+    async with begun(tmp_path, patience_s=INSTANT_S) as front:
+        if is_there:
+            async with core_in(tmp_path):
+                await check_unready(front)
+        else:
+            await check_unready(front)
+        (tmp_path / SOCKET_NAME).unlink(missing_ok=True)
+        async with core_in(tmp_path) as core:
+            core.has_word = True
+            while await front.ready_status() != 200:
+                await asyncio.sleep(0.05)
+
+
+async def check_unready(front: Front) -> None:
+    await until(lambda: all(front.is_listening()))
+    assert (await front.ask("live")).status == 200
+    ready = await front.ask("ready")
+    assert ready.status == 503
+    assert "core" in ready.json["reason"]
+
+
+async def test_front_told_to_stop_before_its_core_spoke_ends_at_once(tmp_path: Path) -> None:
+    """It has accepted nothing, so there is nothing to drain and nothing wrong."""
+    async with core_in(tmp_path) as core, begun(tmp_path, patience_s=HOUR_S) as front:
+        await until(lambda: core.fronts)
+        await front.process.stop(HOUR_S)
+        assert await front.running == 0
