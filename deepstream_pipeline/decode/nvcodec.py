@@ -1,20 +1,21 @@
 """NVDEC through NVIDIA's PyNvVideoCodec: one decoder, bytes in, addresses of pictures out.
 
 What it does was measured (2.2.4, on an H200): a picture comes out with its packet, or as soon as the order of showing
-lets it, with the lowest stamp of all that it holds; a picture that it had to mend comes out, too, and the library says so on the process's C stdout only
-(`decode_errors`); of garbage, and of packets that are missing, nothing comes, in silence; after a flush the same
-decoder goes on at a keyframe; pictures of another size than its first ones are scaled to that, in silence, or fail.
+lets it, with the lowest stamp of all that it holds; one that it had to mend comes out, too, and the library says so on
+the process's C stdout only (`decode_errors`); of garbage, and of packets that are missing, nothing comes, in silence;
+after a flush the same decoder goes on at a keyframe; pictures of another size than its first ones are scaled to that,
+in silence, or fail.
 """
 
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 from deepstream_pipeline.decode.codec import PacketRefused
+from deepstream_pipeline.decode.cuvid import limits_of
 from deepstream_pipeline.errors import NeedsCpu
 
-_CHROMA_420 = 1  # cudaVideoChromaFormat_420 of cuviddec.h: the library gives it no name of its own
 _WORDS = "Error Type :"
 _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 
@@ -39,8 +40,8 @@ class NvCodec(Protocol):
     """One decoder. Surfaces are over with its next call."""
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
-        """data: a packet, Annex B. stamp: its place in the order of showing. Raises PacketRefused, fatal, where the decoder fails; NeedsCpu where it says that
-        its card does not take such a stream."""
+        """data: a packet, Annex B. stamp: its place in the order of showing. Raises PacketRefused, fatal, where the
+        decoder fails; NeedsCpu where it says that its card does not take such a stream."""
 
     def flush(self) -> list[Surface]:
         """All that is left; it may go on at a keyframe."""
@@ -62,27 +63,25 @@ class OpenNvCodec(Protocol):
 class NvdecOpener:
     """Opens decoders of one card. Every thread may use it."""
 
-    def __init__(self, gpu: int = 0) -> None:
-        """gpu: the card's number. Raises NeedsCpu where the library is not installed, or finds no driver."""
+    def __init__(self, gpu: int = 0, limits_of: Callable[[str], dict[str, int]] = limits_of) -> None:
+        """gpu: the card's number. limits_of: told h264 or hevc. Raises NeedsCpu where the library is not installed, or
+        finds no driver."""
         try:
             import PyNvVideoCodec
         except (ImportError, OSError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise NeedsCpu(f"NVDEC needs the package PyNvVideoCodec and NVIDIA's driver ({reason})") from None
         self._library: ModuleType = PyNvVideoCodec
-        self._gpu = gpu
-        self._limits: dict[str, dict[str, int]] = {}
-        self._limits_lock = threading.Lock()
+        self._gpu, self._limits_of = gpu, limits_of
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """A decoder. Raises NeedsCpu."""
+        """A decoder, of the card whose context the thread has. Raises NeedsCpu."""
+        refusal = refusal_of(codec, size, self._limits_of(codec))
+        if refusal:
+            raise NeedsCpu(refusal)
         library = self._library
         codec_id = library.cudaVideoCodec.HEVC if codec == "hevc" else library.cudaVideoCodec.H264
         try:
-            limits = self._limits_of(codec, codec_id)
-            refusal = refusal_of(codec, size, limits)
-            if refusal:
-                raise NeedsCpu(refusal)
             decoder = library.CreateDecoder(
                 gpuid=self._gpu,
                 codec=codec_id,
@@ -95,20 +94,9 @@ class NvdecOpener:
             raise NeedsCpu(f"NVDEC cannot decode {codec} of {size[0]}x{size[1]} ({_words_of(error)})") from None
         return _Nvdec(library, decoder)
 
-    def _limits_of(self, codec: str, codec_id: object) -> dict[str, int]:
-        """Asked once: the library makes another CUDA context for it, which takes its time and much memory. It asks the
-        first card, whichever is named; what another does not take it says with the first packet."""
-        with self._limits_lock:
-            if codec not in self._limits:
-                library, chroma = self._library, self._library.cudaVideoChromaFormat(_CHROMA_420)
-                self._limits[codec] = dict(
-                    library.GetDecoderCaps(gpuid=self._gpu, codec=codec_id, chromaformat=chroma, bitdepth=8)
-                )
-            return self._limits[codec]
-
 
 def refusal_of(codec: str, size: tuple[int, int], limits: dict[str, int]) -> str:
-    """Why a card with those limits (GetDecoderCaps) does not take pictures of that size; empty where it does."""
+    """Why a card with those limits (cuvid.limits_of) does not take pictures of that size; empty where it does."""
     width, height = size
     if not limits.get("num_decoder_engines", 1):
         return "the card has no video engine"

@@ -1,8 +1,8 @@
 """Which packet a picture came of, and which packets gave none. Sans-IO.
 
 The card's decoder keeps the stamps of the pictures that it holds in a heap: the picture that is shown next gets the
-lowest of them, whichever packet it came of (measured on an H200, H.264 and HEVC with B-frames). So a packet's stamp says
-its place in the order of showing: its time, moved on wherever the stream's clock goes back.
+lowest of them, whichever packet it came of (measured on an H200, H.264 and HEVC with B-frames). So a packet's stamp
+says its place in the order of showing: its time, moved on wherever the stream's clock goes back.
 """
 
 from collections.abc import Iterator

@@ -214,7 +214,7 @@ class PolledLink(Link):
     which its read timeout bounds."""
 
     def begin(self, beat: Callable[[], Beat]) -> None:
-        self._beat = beat
+        self._beat, self._is_waiting = beat, False
         self._beat_at = time.monotonic() + _BEAT_S
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
@@ -224,13 +224,24 @@ class PolledLink(Link):
             self._socket.shutdown(socket.SHUT_RD)
         self._look()
 
+    def attend(self) -> None:
+        """While the thread waits for its turn at the card: hear the parent, and tell it so. Raises ParentGone."""
+        self._is_waiting = True
+        try:
+            self._look()
+        finally:
+            self._is_waiting = False
+        if self._is_closed:
+            raise ParentGone
+
     def _look(self) -> None:
         with suppress(BlockingIOError):
             while not self._is_closed:
                 self._is_closed = not self._hear(socket.MSG_DONTWAIT)
         if time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_S
-            self._tell_beat(self._beat())
+            beat = self._beat()
+            self._tell_beat(msgspec.structs.replace(beat, is_waiting=True) if self._is_waiting else beat)
 
     def _wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         until = time.monotonic() + timeout_s

@@ -150,12 +150,14 @@ class Lost(Record, frozen=True):
 
 class Beat(Record, frozen=True):
     """Child → parent, each second: it lives. Sums since the start: frames decoded, packets that could not be, seconds
-    of CPU for decoding and for making ready."""
+    of CPU for decoding and for making ready. is_waiting: for its turn at the card, which is no silence of its source.
+    """
 
     decoded: int
     bad_packets: int
     decode_s: float
     prepare_s: float
+    is_waiting: bool = False
 
 
 class Recorded(Record, frozen=True):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.nvcodec import NvCodec, NvdecOpener, OpenNvCodec
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
+from deepstream_pipeline.decode.turns import MadeInTurn, Turns, turns_path
 from deepstream_pipeline.errors import GpuFailed, GpuUnavailable, NeedsCpu
 from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.sources.child_link import PolledLink
@@ -28,7 +29,7 @@ class Card:
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._opener: NvdecOpener | None = None
-        self._errors = errors
+        self._errors, self._turns = errors, Turns(turns_path(index))
 
     def run(self, link: socket.socket, ring_descriptor: int) -> int:
         """One camera, in a thread of its own, until it or its parent is over."""
@@ -51,19 +52,34 @@ class Card:
             _end_where_broken(device, fault)
             return _end(link, EndReason.INTERNAL, fault.message)
         try:
-            codecs = NvdecCodecs(_telling(device, opener), stream.handle, self._errors)
+            heard = PolledLink(link, start)
+            codecs = NvdecCodecs(self._in_turn(device, opener, heard), stream.handle, self._errors)
             tools = Tools(codecs, lambda ring, start: DeviceSlotWriter(device, ring, start), time.thread_time)
-            status = self._work(device, link, ring, start, tools)
+            status = self._work(device, heard, ring, start, tools)
         finally:
             stream.close()
         return status
 
-    def _work(self, device: Device, link: socket.socket, ring: Ring, start: Start, tools: Tools) -> int:
-        work = Work(PolledLink(link, start), ring, start, tools)
+    def _work(self, device: Device, link: PolledLink, ring: Ring, start: Start, tools: Tools) -> int:
+        work = Work(link, ring, start, tools)
         status = work.run()
         if work.gpu_fault is not None:
             _end_where_broken(device, work.gpu_fault)
         return status
+
+    def _in_turn(self, device: Device, opener: OpenNvCodec, link: PolledLink) -> OpenNvCodec:
+        """That opener, of decoders that are made in turn. A card that is lost is no stream's fault: a new process is
+        wanted then, and no CPU."""
+
+        def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
+            try:
+                return MadeInTurn(opener(codec, stream, size), self._turns, link.attend)
+            except NeedsCpu as refusal:
+                if device.is_lost():
+                    raise GpuFailed(refusal.message) from refusal
+                raise
+
+        return open_codec
 
     def _opened(self) -> tuple[Device, NvdecOpener]:
         with self._lock:
@@ -76,20 +92,6 @@ def _end(link: socket.socket, reason: EndReason, text: str) -> int:
     with suppress(OSError):  # nobody listens any more
         link.send(encode(Ended(reason, text)))
     return int(reason is EndReason.INTERNAL)
-
-
-def _telling(device: Device, opener: OpenNvCodec) -> OpenNvCodec:
-    """That opener, where a card that is lost is no stream's fault: a new process is wanted then, and no CPU."""
-
-    def open_codec(codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        try:
-            return opener(codec, stream, size)
-        except NeedsCpu as refusal:
-            if device.is_lost():
-                raise GpuFailed(refusal.message) from refusal
-            raise
-
-    return open_codec
 
 
 def _end_where_broken(device: Device, fault: GpuFailed) -> None:

@@ -19,6 +19,7 @@ GRACE_S = 2.0  # for a process that was asked to end, or said its last
 WELL_S = 10.0  # a source that gave frames for so long fails for the first time again
 AUTH_RETRY_S = 60.0
 TAKEN_OUT = "taken out"  # the reason of one that was removed
+WAITS_FOR_CARD = "waits for its turn at the card, which makes one decoder at a time"
 FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder once kills it again
 
 
@@ -177,9 +178,11 @@ class Watch:
         """So many frames were decoded, and did not come."""
         return self._count(now, count)
 
-    def beat(self, now: float, decoded: int) -> None:
-        """The process lives, and has decoded so many frames since its start."""
-        if decoded > self._beats:
+    def beat(self, now: float, decoded: int, *, is_waiting: bool = False) -> None:
+        """The process lives, and has decoded so many frames since its start. is_waiting: for its turn at the card."""
+        if is_waiting and self._phase is _Phase.OPEN and self.state is SourceState.CONNECTING:
+            self.reason = WAITS_FOR_CARD
+        if decoded > self._beats or is_waiting:
             self._beats = decoded
             self._progress(now)
 

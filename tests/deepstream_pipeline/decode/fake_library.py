@@ -6,7 +6,7 @@ from typing import Any
 
 from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.decode.nvcodec import Surface
-from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS, FakeNvCodec
+from tests.deepstream_pipeline.decode.fake_nvcodec import FakeNvCodec
 
 
 class PyNvVCException(Exception):
@@ -59,11 +59,9 @@ def text_of(code: int, words: str) -> str:
 
 
 class FakeLibrary:
-    """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made. looked: how often it was
-    asked for a card's limits."""
+    """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made."""
 
     cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc")
-    cudaVideoChromaFormat = int
     DisplayDecodeLatencyType = SimpleNamespace(LOW="low")
     VideoPacketFlag = SimpleNamespace(ENDOFPICTURE=8)
     PyNvVCException = PyNvVCException
@@ -74,12 +72,6 @@ class FakeLibrary:
         self.asked: list[dict[str, Any]] = []
         self.decoders: list[FakeDecoder] = []
         self.is_out_of_memory = False
-        self.looked = 0
-
-    def GetDecoderCaps(self, gpuid: int, codec: str, chromaformat: int, bitdepth: int) -> dict[str, int]:
-        """A card's."""
-        self.looked += 1
-        return {"num_decoder_engines": 7} | LIMITS[codec]
 
     def CreateDecoder(self, **asked: Any) -> "FakeDecoder":
         """One."""

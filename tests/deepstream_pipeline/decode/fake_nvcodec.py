@@ -3,7 +3,8 @@
 It has the library's manners, as they were measured on an H200: garbage and lost packets give nothing, in silence; a
 picture that was mended comes out, and a line on the standard output says so; pictures of a smaller size than its first
 are scaled to that in silence, larger ones are an error; a flushed decoder goes on at a keyframe; what it gave is over
-with its next call; the picture that is shown next has the lowest stamp of all that the decoder holds. It is no proof of what a card does: tests/gpu has the same tests on one.
+with its next call; the picture that is shown next has the lowest stamp of all that the decoder holds. It is no proof of
+what a card does: tests/gpu has the same tests on one.
 """
 
 import ctypes

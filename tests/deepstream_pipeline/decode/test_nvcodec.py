@@ -10,6 +10,7 @@ from deepstream_pipeline.decode.nvcodec import NvdecOpener
 from deepstream_pipeline.errors import NeedsCpu
 from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
 from tests.deepstream_pipeline.decode.fake_library import FakeLibrary
+from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
 
 def test_decoder_is_asked_for_without_delay_and_in_the_card(library: FakeLibrary) -> None:
     """On the card and the CUDA stream that were given."""
-    NvdecOpener(3)("hevc", 77, (640, 360))
+    NvdecOpener(3, LIMITS.__getitem__)("hevc", 77, (640, 360))
     expected = {"gpuid": 3, "codec": "hevc", "cudacontext": 0, "cudastream": 77, "usedevicememory": True}
     assert library.asked == [{**expected, "latency": "low"}]
 
@@ -31,7 +32,7 @@ def test_decoder_is_asked_for_without_delay_and_in_the_card(library: FakeLibrary
 def test_pictures_say_their_number_and_where_they_lie(library: FakeLibrary, tmp_path: Path, codec: str) -> None:
     """Each of its packet; after a flush the decoder goes on."""
     packets = annex_b_packets(tmp_path, codec, size=(322, 182))
-    decoder = NvdecOpener()(codec, 0, (322, 182))
+    decoder = NvdecOpener(0, LIMITS.__getitem__)(codec, 0, (322, 182))
     surfaces = [one for number, packet in enumerate(packets) for one in decoder.decode(packet, number)]
     surfaces += decoder.flush()
     assert [one.stamp for one in surfaces] == list(range(20))
@@ -42,7 +43,7 @@ def test_pictures_say_their_number_and_where_they_lie(library: FakeLibrary, tmp_
 
 def test_failure_of_the_library_is_ours_in_one_line(library: FakeLibrary, tmp_path: Path) -> None:
     """Without the library's source lines."""
-    decoder = NvdecOpener()("h264", 0, (160, 96))
+    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
     library.decoders[0].inner.fails = True
     with pytest.raises(PacketRefused, match=r"it fails\Z") as refused:
         decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
@@ -51,23 +52,15 @@ def test_failure_of_the_library_is_ours_in_one_line(library: FakeLibrary, tmp_pa
 
 def test_stream_that_the_card_does_not_take_is_the_cpus(library: FakeLibrary, tmp_path: Path) -> None:
     """The library says so with its first packet, by an exception that is none of its others."""
-    decoder = NvdecOpener()("h264", 0, (160, 96))
+    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
     library.decoders[0].refuses = True
     with pytest.raises(NeedsCpu, match=r"NVDEC does not take this stream \(Codec not supported on this GPU\)"):
         decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
 
 
-def test_cards_limits_are_asked_once_a_codec(library: FakeLibrary) -> None:
-    """The library makes a CUDA context for each asking."""
-    opener = NvdecOpener()
-    for codec in ("h264", "hevc", "h264", "hevc"):
-        opener(codec, 0, (640, 360))
-    assert library.looked == 2
-
-
 def test_decoder_that_cannot_be_is_the_cpus(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too small a picture, no memory, no library: each says why."""
-    opener = NvdecOpener()
+    opener = NvdecOpener(0, LIMITS.__getitem__)
     with pytest.raises(NeedsCpu, match="NVDEC takes h264 of 48x16 and more, and this is 32x32"):
         opener("h264", 0, (32, 32))
     library.is_out_of_memory = True
@@ -75,4 +68,4 @@ def test_decoder_that_cannot_be_is_the_cpus(library: FakeLibrary, monkeypatch: p
         opener("h264", 0, (640, 360))
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
     with pytest.raises(NeedsCpu, match="PyNvVideoCodec"):
-        NvdecOpener()
+        NvdecOpener(0, LIMITS.__getitem__)

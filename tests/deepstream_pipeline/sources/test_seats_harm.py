@@ -112,6 +112,7 @@ def test_random_harm_leaves_every_camera_running_and_nothing_behind(monkeypatch:
             harm.step()
             told.let_go(kept=10)
             time.sleep(0.1)
+        told.is_over = True  # what it would keep from now on nobody gives back
         for name in harm.names:
             sources.remove(name)
         told.wait(lambda: is_steady(sources))
@@ -121,7 +122,6 @@ def test_random_harm_leaves_every_camera_running_and_nothing_behind(monkeypatch:
             came = [frame.frame_num for frame in told.of("frame", name) if isinstance(frame, Frame)]
             assert came == sorted(set(came))
     finally:
-        told.is_over = True
         told.let_go(kept=0)
         assert sources.close(10.0)
     told.events.clear()

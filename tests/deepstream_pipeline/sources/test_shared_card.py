@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
+from deepstream_pipeline.decode.turns import Turns
 from deepstream_pipeline.errors import NeedsCpu
 from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.gpu.ring import DeviceRing
 from deepstream_pipeline.sources import shared_work
-from deepstream_pipeline.sources.messages import Ended, EndReason, FrameReady, Opened, Start
+from deepstream_pipeline.sources.messages import Beat, Ended, EndReason, FrameReady, Opened, Start
 from deepstream_pipeline.sources.ring import Ring, image_offset, new_ring, ring_size
 from server.vision.spec import PrepareSpec, ScalingFilter
 from tests.deepstream_pipeline.clips import number_of, write_clip
@@ -37,8 +38,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def fake(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, FakeDriver]:
+def fake(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Device, FakeDriver]:
     monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: FakeOpener())
+    monkeypatch.setattr(shared_work, "turns_path", lambda index: tmp_path / "turns")
     return card(library, monkeypatch)
 
 
@@ -217,6 +219,22 @@ def test_decoder_that_cannot_be_made_by_a_broken_card_moves_no_camera_to_the_cpu
         assert "NVDEC cannot decode this" in ended(parent).text
         thread.join(PATIENCE_S)
     assert ends.called is is_broken
+    assert fake[1].is_all_given_back
+
+
+def test_camera_waits_for_its_turn_and_says_so(path: Path, fake: tuple[Device, FakeDriver], tmp_path: Path) -> None:
+    """Another program makes a decoder on the same card: it is open, lives, and shows nothing until that is done."""
+
+    def nothing() -> None:
+        """Nobody is before us."""
+
+    with Turns(tmp_path / "turns").taken(nothing), camera(path) as (parent, _):
+        waiting = parent.until(lambda record: isinstance(record, Beat))
+        assert isinstance(waiting, Beat)
+        assert (waiting.is_waiting, waiting.decoded) == (True, 0)
+        assert len(parent.of(Opened)) == 1
+    with camera(path) as (parent, _):
+        assert len(parent.rest()) == FRAMES
     assert fake[1].is_all_given_back
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from deepstream_pipeline.sources.messages import EndReason
-from deepstream_pipeline.sources.watch import FILE_ATTEMPTS, Action, WatchOptions
+from deepstream_pipeline.sources.watch import FILE_ATTEMPTS, WAITS_FOR_CARD, Action, WatchOptions
 from deepstream_pipeline.types import SourceState
 from tests.deepstream_pipeline.sources.life import FILE, LIVE, LOOP, REMOTE, Life
 
@@ -84,6 +84,20 @@ def test_source_whose_frames_are_decoded_and_lost_is_not_stalled() -> None:
         assert life.watch.tick(life.now) is Action.NONE
     assert life.watch.decoded == 25 + 300
     life.watch.beat(life.now + 9.0, 159)
+    assert life.wait(10.1) is Action.KILL
+
+
+def test_source_that_waits_for_its_turn_at_the_card_is_not_stalled() -> None:
+    """Its process says so, and its state says why nothing comes; once the process is silent the clock runs again."""
+    life = Life()
+    life.open()
+    for _ in range(60):
+        life.now += 1.0
+        life.watch.beat(life.now, 0, is_waiting=True)
+        assert life.watch.tick(life.now) is Action.NONE
+    assert (life.state, life.watch.reason) == (SourceState.CONNECTING, WAITS_FOR_CARD)
+    life.play(1.0)
+    assert (life.state, life.watch.reason) == (SourceState.RUNNING, "")
     assert life.wait(10.1) is Action.KILL
 
 
