@@ -55,7 +55,7 @@ class Codec(Protocol):
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
         """What came out with this packet, in the order of showing; with None, all that is left.
 
-        Raises PacketRefused; NeedsCpu where the stream is none for a GPU.
+        Raises PacketRefused; NeedsCpu where the stream is none for a GPU; GpuFull where that has no room for it.
         """
 
     def reset(self) -> None:

@@ -130,7 +130,7 @@ class Decoder:
     def decode(self, packet: VideoPacket) -> list[Picture]:
         """The pictures that came out with this packet, often none, or one.
 
-        Raises DecodeError where none ever will; NeedsCpu where the stream is none for a GPU.
+        Raises DecodeError where none ever will; NeedsCpu where the stream is none for a GPU; GpuFull.
         """
         self._let_retired_go()
         if packet.is_corrupt:  # its frame, where one comes of it, is marked, too

@@ -4,9 +4,11 @@ What it does was measured (2.2.4, on an H200): a picture comes out with its pack
 lets it, with the lowest stamp of all that it holds; one that it had to mend comes out, too, and the library says so on
 the process's C stdout only (`decode_errors`); of garbage, and of packets that are missing, nothing comes, in silence;
 after a flush the same decoder goes on at a keyframe; pictures of another size than its first ones are scaled to that,
-in silence, or fail.
+in silence, or fail. A decoder is made with its first packet; an H200 has 288 at once, of whatever size, since each
+takes seven of the driver's channels, and what is beyond them is answered as memory that is full.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,9 +16,14 @@ from typing import Any, Protocol
 
 from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.decode.cuvid import limits_of
-from deepstream_pipeline.errors import NeedsCpu
+from deepstream_pipeline.errors import GpuFull, NeedsCpu
 
 _WORDS = "Error Type :"
+_IS_FULL = re.compile(r"Error code : 2\b|returned error 2\b|OUT_OF_MEMORY|out of memory")
+_FULL = (
+    "the GPU makes no more decoders (CUDA's error 2): it is out of memory, or of the driver's channels (some 2,000, "
+    "and a decoder takes seven); give it fewer cameras, or with decoder: auto the CPU takes the rest"
+)
 _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 
 
@@ -41,7 +48,8 @@ class NvCodec(Protocol):
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
         """data: a packet, Annex B. stamp: its place in the order of showing. Raises PacketRefused, fatal, where the
-        decoder fails; NeedsCpu where it says that its card does not take such a stream."""
+        decoder fails; NeedsCpu where it says that its card does not take such a stream; GpuFull where the card has no
+        room for it, which is found with its first packet."""
 
     def flush(self) -> list[Surface]:
         """All that is left; it may go on at a keyframe."""
@@ -56,7 +64,7 @@ class OpenNvCodec(Protocol):
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
         """codec: h264 or hevc, 8 bit, 4:2:0. stream: the CUDA stream of its copies. size: (width, height).
 
-        Raises NeedsCpu where it cannot be.
+        Raises NeedsCpu where it cannot be, GpuFull where it cannot be now.
         """
 
 
@@ -75,7 +83,7 @@ class NvdecOpener:
         self._gpu, self._limits_of = gpu, limits_of
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
-        """A decoder, of the card whose context the thread has. Raises NeedsCpu."""
+        """A decoder, of the card whose context the thread has. Raises NeedsCpu, GpuFull."""
         refusal = refusal_of(codec, size, self._limits_of(codec))
         if refusal:
             raise NeedsCpu(refusal)
@@ -91,6 +99,8 @@ class NvdecOpener:
                 latency=library.DisplayDecodeLatencyType.LOW,
             )
         except (library.PyNvVCException, library.PyNvVCExceptionUnsupported, RuntimeError) as error:
+            if _is_full(error):
+                raise GpuFull(_FULL) from None
             raise NeedsCpu(f"NVDEC cannot decode {codec} of {size[0]}x{size[1]} ({_words_of(error)})") from None
         return _Nvdec(library, decoder)
 
@@ -138,6 +148,8 @@ class _Nvdec:
         except self._library.PyNvVCExceptionUnsupported as error:  # no kind of PyNvVCException
             raise NeedsCpu(f"NVDEC does not take this stream ({_words_of(error)})") from None
         except (self._library.PyNvVCException, RuntimeError) as error:
+            if not self._layout[0] and _is_full(error):  # nothing came of it yet: it could not be made
+                raise GpuFull(_FULL) from None
             raise PacketRefused(f"NVDEC: {_words_of(error)}", is_fatal=True) from None
         return [self._surface(frame) for frame in self._frames]
 
@@ -156,6 +168,11 @@ def _address_of(data: bytes) -> int:
     import ctypes
 
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether it is CUDA_ERROR_OUT_OF_MEMORY, 2, as the library words it here and there."""
+    return _IS_FULL.search(str(error)) is not None
 
 
 def _words_of(error: BaseException) -> str:

@@ -96,7 +96,7 @@ class NvdecCodec:
         return DecoderKind.NVDEC
 
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
-        """What came out with this packet, or is left. Raises PacketRefused, NeedsCpu."""
+        """What came out with this packet, or is left. Raises PacketRefused, NeedsCpu, GpuFull."""
         self._let_retired_go()
         if packet is None:
             return self._drained()
@@ -165,7 +165,7 @@ class NvdecCodec:
     def _begin(self, packet: VideoPacket, headers: Headers) -> list[Decoded]:
         """Another decoder, for the pictures from this packet on; what was left in the one before.
 
-        Raises NeedsCpu; within a stream that NVDEC took, PacketRefused the first time, since it may be damage.
+        Raises GpuFull; NeedsCpu, within a stream that NVDEC took PacketRefused the first time, since it may be damage.
         """
         sequence = headers.sequence or self._held.sequence
         try:
@@ -186,6 +186,8 @@ class NvdecCodec:
             self._numbers.lose_all()
             before = []
         self._retire()
+        if not before:  # its place may be the only one that a full card has for the other
+            self._let_retired_go()
         self._nvdec, self._look, self._sequence = nvdec, look, sequence
         self._numbers, self._awaits_key = self._numbers.anew(), True
         return before

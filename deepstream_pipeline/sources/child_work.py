@@ -22,6 +22,7 @@ from deepstream_pipeline.decode.uri import redacted
 from deepstream_pipeline.errors import (
     DecodeError,
     GpuFailed,
+    GpuFull,
     GpuUnavailable,
     NeedsCpu,
     PipelineError,
@@ -58,7 +59,8 @@ _REASONS: tuple[tuple[type[PipelineError], EndReason], ...] = (
     (SourceUnavailable, EndReason.UNAVAILABLE),
     (SourceNotAllowed, EndReason.NOT_ALLOWED),
     (NeedsCpu, EndReason.NEEDS_CPU),
-    (GpuUnavailable, EndReason.NEEDS_CPU),
+    (GpuUnavailable, EndReason.NEEDS_CPU),  # for its rows, which nothing compiles here: so it stays
+    (GpuFull, EndReason.NO_CARD),
     (DecodeError, EndReason.DECODE),
     (StreamEnded, EndReason.EOF),
 )

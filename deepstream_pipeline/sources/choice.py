@@ -45,7 +45,7 @@ class DecoderChoice:
         self._cpu_until = now + CPU_FOR_S
 
     def has_no_card(self, now: float) -> None:
-        """The card cannot be used at this time."""
+        """The card cannot be used at this time, or has no room for one more."""
         self._cpu_until = max(self._cpu_until, now + CARD_GONE_FOR_S)
 
     def lost_process(self, now: float, name: str) -> None:

@@ -14,7 +14,7 @@ MESSAGE_BYTES = 65_536  # the most that one message may have
 class EndReason(StrEnum):
     """Why a decode process ends. eof: a file is over, or a camera hung up. played_out: what a server plays came to the
     end that it had given. needs_cpu: the card's video engine does not take it, and a CPU may. no_card: the card itself
-    cannot be used at this time, which says nothing of the stream."""
+    cannot be used at this time, or has no room for one more, which says nothing of the stream."""
 
     EOF = "eof"
     PLAYED_OUT = "played_out"

@@ -53,13 +53,16 @@ def view(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     return SimpleNamespace(__cuda_array_interface__=interface)
 
 
+NOT_MADE = "m_api.cuvidCreateDecoder(&m_hDecoder, &videoDecodeCreateInfo) returned error 2"
+
+
 def text_of(code: int, words: str) -> str:
     """As the library words an error (2.2.4)."""
     return f"HandleVideoSequence : \nError code : {code}\nError Type : {words}\nat /project/NvDecoder.cpp:430\n"
 
 
 class FakeLibrary:
-    """The module. asked: the arguments of each decoder; is_out_of_memory: none can be made."""
+    """The module. asked: the arguments of each decoder; refusal: what all that are asked for from now on end with."""
 
     cudaVideoCodec = SimpleNamespace(H264="h264", HEVC="hevc")
     DisplayDecodeLatencyType = SimpleNamespace(LOW="low")
@@ -71,28 +74,31 @@ class FakeLibrary:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.decoders: list[FakeDecoder] = []
-        self.is_out_of_memory = False
+        self.refusal: Exception | None = None
 
     def CreateDecoder(self, **asked: Any) -> "FakeDecoder":
         """One."""
-        if self.is_out_of_memory:
-            raise PyNvVCException(text_of(2, "CUDA_ERROR_OUT_OF_MEMORY"))
+        if self.refusal is not None:
+            raise self.refusal
         self.asked.append(asked)
         self.decoders.append(FakeDecoder(asked["codec"]))
         return self.decoders[-1]
 
 
 class FakeDecoder:
-    """The library's decoder. refuses: its card takes no such stream, as it finds with the first packet."""
+    """The library's decoder. refuses: its card takes no such stream, as it finds with the first packet. is_full: the
+    card has no room: for it, as it finds then, too, or for another picture."""
 
     def __init__(self, codec: str) -> None:
         self.inner = FakeNvCodec(codec, lambda line: None)
-        self.refuses = False
+        self.refuses = self.is_full = False
 
     def Decode(self, packet: PacketData) -> list[Frame]:
         """Of a packet, or what is left."""
         if self.refuses:
             raise PyNvVCExceptionUnsupported(text_of(801, "Codec not supported on this GPU"))
+        if self.is_full:
+            raise PyNvVCException(text_of(2, NOT_MADE))
         try:
             if not packet.bsl:
                 return [Frame(one) for one in self.inner.flush()]

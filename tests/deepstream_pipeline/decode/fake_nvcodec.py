@@ -3,12 +3,13 @@
 It has the library's manners, as they were measured on an H200: garbage and lost packets give nothing, in silence; a
 picture that was mended comes out, and a line on the standard output says so; pictures of a smaller size than its first
 are scaled to that in silence, larger ones are an error; a flushed decoder goes on at a keyframe; what it gave is over
-with its next call; the picture that is shown next has the lowest stamp of all that the decoder holds. It is no proof of
-what a card does: tests/gpu has the same tests on one.
+with its next call; the picture that is shown next has the lowest stamp of all that the decoder holds; a decoder is made
+with its first packet, where the card has room. It is no proof of what a card does: tests/gpu has the same tests on one.
 """
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from av.video.codeccontext import VideoCodecContext
 from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.nvcodec import NvCodec, Surface, refusal_of
-from deepstream_pipeline.errors import NeedsCpu
+from deepstream_pipeline.errors import GpuFull, NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
 
 _MOST = {"width_max": 4096, "height_max": 4096, "mb_num_max": 65536}
@@ -48,12 +49,13 @@ class Said:
 class FakeOpener:
     """Opens stand-ins. said: called with each line that the library would print. opened: all there were.
 
-    are_broken: those opened from now on fail.
+    are_broken: those opened from now on fail. room: how many the card has at once.
     """
 
-    def __init__(self, said: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, said: Callable[[str], None] = lambda line: None, room: int = sys.maxsize) -> None:
         self.opened: list[FakeNvCodec] = []
         self.are_broken = False
+        self.room = room
         self._said = said
 
     def __call__(self, codec: str, stream: int, size: tuple[int, int]) -> NvCodec:
@@ -61,30 +63,36 @@ class FakeOpener:
         refusal = refusal_of(codec, size, LIMITS[codec])
         if refusal:
             raise NeedsCpu(refusal)
-        self.opened.append(FakeNvCodec(codec, self._said))
+        self.opened.append(FakeNvCodec(codec, self._said, self._has_room))
         self.opened[-1].fails = self.are_broken
         return self.opened[-1]
 
+    def _has_room(self) -> bool:
+        return sum(one.is_made and not one.is_closed for one in self.opened) < self.room
+
 
 class FakeNvCodec:
-    """One decoder. fails: its next call raises, as the library does."""
+    """One decoder. fails: its next call raises, as the library does. is_made: the card has it."""
 
-    def __init__(self, codec: str, said: Callable[[str], None]) -> None:
+    def __init__(self, codec: str, said: Callable[[str], None], has_room: Callable[[], bool] = lambda: True) -> None:
         context = av.CodecContext.create(codec, "r")
         assert isinstance(context, VideoCodecContext)
         context.thread_count, context.flags = 1, context.flags | Flags.output_corrupt
-        self._context, self._said = context, said
+        self._context, self._said, self._has_room = context, said, has_room
         self._pictures = 0  # that were decoded
         self._held: dict[int, int] = {}  # stamps of pictures that were not shown yet, by their place
         self._size: tuple[int, int] | None = None
         self._memory: list[Plane] = []
-        self.fails = self.is_closed = False
+        self.fails = self.is_made = self.is_closed = False
 
     def decode(self, data: bytes, stamp: int) -> list[Surface]:
         """What comes out with it."""
         self._let_go()
         if self.fails:
             raise PacketRefused("NVDEC: it fails", is_fatal=True)
+        if not self.is_made and not self._has_room():
+            raise GpuFull("the GPU makes no more decoders")
+        self.is_made = True
         packet = av.Packet(data)
         packet.pts = self._pictures
         self._held[self._pictures] = stamp

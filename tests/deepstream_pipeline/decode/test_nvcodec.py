@@ -7,9 +7,9 @@ import pytest
 
 from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.decode.nvcodec import NvdecOpener
-from deepstream_pipeline.errors import NeedsCpu
+from deepstream_pipeline.errors import GpuFull, NeedsCpu
 from tests.deepstream_pipeline.decode.broken_clips import annex_b_packets
-from tests.deepstream_pipeline.decode.fake_library import FakeLibrary
+from tests.deepstream_pipeline.decode.fake_library import FakeLibrary, PyNvVCException, text_of
 from tests.deepstream_pipeline.decode.fake_nvcodec import LIMITS
 
 
@@ -58,13 +58,45 @@ def test_stream_that_the_card_does_not_take_is_the_cpus(library: FakeLibrary, tm
         decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
 
 
+def test_card_without_room_for_a_decoder_says_so_and_nothing_of_the_stream(
+    library: FakeLibrary, tmp_path: Path
+) -> None:
+    """The library finds it with the first packet; what can be done is in the sentence."""
+    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
+    library.decoders[0].is_full = True
+    with pytest.raises(GpuFull, match=r"no more decoders \(CUDA's error 2\): .* fewer cameras, or with decoder: auto"):
+        decoder.decode(annex_b_packets(tmp_path, "h264")[0], 0)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [PyNvVCException(text_of(2, "CUDA_ERROR_OUT_OF_MEMORY")), RuntimeError("cuCtxCreate failed: out of memory")],
+)
+def test_card_without_room_is_told_before_the_first_packet_too(library: FakeLibrary, refusal: Exception) -> None:
+    """Where the library asks it for memory as soon as a decoder is wanted, in whatever words."""
+    library.refusal = refusal
+    with pytest.raises(GpuFull, match="the GPU makes no more decoders"):
+        NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (640, 360))
+
+
+def test_decoder_that_finds_no_memory_among_its_pictures_has_failed(library: FakeLibrary, tmp_path: Path) -> None:
+    """It was made: another one, at the next keyframe, may find some."""
+    packets = annex_b_packets(tmp_path, "h264")
+    decoder = NvdecOpener(0, LIMITS.__getitem__)("h264", 0, (160, 96))
+    assert decoder.decode(packets[0], 0)
+    library.decoders[0].is_full = True
+    with pytest.raises(PacketRefused, match="cuvidCreateDecoder") as refused:
+        decoder.decode(packets[1], 1)
+    assert refused.value.is_fatal
+
+
 def test_decoder_that_cannot_be_is_the_cpus(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too small a picture, no memory, no library: each says why."""
+    """Too small a picture, another card, no library: each says why."""
     opener = NvdecOpener(0, LIMITS.__getitem__)
     with pytest.raises(NeedsCpu, match="NVDEC takes h264 of 48x16 and more, and this is 32x32"):
         opener("h264", 0, (32, 32))
-    library.is_out_of_memory = True
-    with pytest.raises(NeedsCpu, match=r"NVDEC cannot decode h264 of 640x360 \(CUDA_ERROR_OUT_OF_MEMORY\)"):
+    library.refusal = PyNvVCException(text_of(201, "CUDA_ERROR_INVALID_CONTEXT"))
+    with pytest.raises(NeedsCpu, match=r"NVDEC cannot decode h264 of 640x360 \(CUDA_ERROR_INVALID_CONTEXT\)"):
         opener("h264", 0, (640, 360))
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
     with pytest.raises(NeedsCpu, match="PyNvVideoCodec"):

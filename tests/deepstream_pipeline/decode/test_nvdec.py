@@ -13,7 +13,7 @@ from deepstream_pipeline.decode.nvcodec import refusal_of
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.decode.opening import DecodeOptions
 from deepstream_pipeline.decode.parameter_sets import headers_of
-from deepstream_pipeline.errors import DecodeError, NeedsCpu
+from deepstream_pipeline.errors import DecodeError, GpuFull, NeedsCpu
 from deepstream_pipeline.gpu.picture import DevicePicture
 from deepstream_pipeline.types import DecoderKind
 from tests.deepstream_pipeline.clips import joined, write_clip
@@ -116,6 +116,44 @@ def test_decoder_that_fails_again_and_again_ends_the_source(tmp_path: Path) -> N
     run.opener.are_broken = True
     with pytest.raises(DecodeError, match=r"NVDEC: it fails"):
         run.read(2)
+
+
+def test_full_card_is_told_at_once_and_counts_as_no_damage(tmp_path: Path) -> None:
+    """With the first packet, and whenever it is asked again; the decoder's place is free once there is one."""
+    path = write_clip(tmp_path / "a.mp4", frames=12)
+    run = Run(path, FakeOpener(room=0))
+    with pytest.raises(GpuFull):
+        run.read(1)
+    assert (len(run.opener.opened), run.decoder.bad_packets) == (1, 0)
+    run.decoder.close()
+    assert run.opener.opened[0].is_closed
+    run.opener.room = 1
+    assert sum(len(pictures) for pictures in Run(path, run.opener).read()) == 12
+
+
+def test_other_size_on_a_full_card_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """Where nothing was left in that one, as of every camera without B-frames."""
+    parts = [write_clip(tmp_path / f"{width}.ts", frames=12, size=(width, 192)) for width in (320, 352)]
+    path = joined(tmp_path / "both.ts", *parts)
+    full, wide = Run(path, FakeOpener(room=1)), Run(path)
+    assert [one.frame.width for pictures in full.read() for one in pictures] == [320] * 12 + [352] * 12
+    wide.read()
+    assert full.decoder.bad_packets == wide.decoder.bad_packets
+
+
+def test_card_that_became_full_ends_a_stream_of_another_size_and_opens_no_third(tmp_path: Path) -> None:
+    """The pictures left in the decoder before it still lie there, and need its place; it is no loop of openings."""
+    small = write_clip(tmp_path / "small.ts", frames=12, b_frames=2)
+    large = write_clip(tmp_path / "large.ts", frames=12, size=(320, 192))
+    path = joined(tmp_path / "both.ts", small, large)
+    run, wide = Run(path, FakeOpener(room=1)), Run(path)
+    assert sum(len(pictures) for pictures in run.read(12)) == 10
+    with pytest.raises(GpuFull):
+        run.read(1)
+    wide.read(13)
+    assert (len(run.opener.opened), run.decoder.bad_packets) == (2, wide.decoder.bad_packets)
+    run.decoder.close()
+    assert [opened.is_closed for opened in run.opener.opened] == [True, True]
 
 
 def test_stream_without_a_keyframe_is_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from deepstream_pipeline.sources.messages import (
 from deepstream_pipeline.sources.ring import Ring, RingSize, image_offset
 
 WIDTH, HEIGHT, ROW_BYTES = 32, 16, 16
+FULL = "the GPU makes no more decoders"
 
 
 class FakeChild:
@@ -147,7 +148,7 @@ class FakeChild:
             self.say(Ended(EndReason.NEEDS_CPU, "10 bit"))
             return
         if self.mode == "no_card" and self.start.decoder == "nvdec":
-            self.say(Ended(EndReason.NO_CARD, "out of memory"))
+            self.say(Ended(EndReason.NO_CARD, FULL))
             return
         if self.mode == "dies_early":
             sys.stderr.write("Traceback\nModuleNotFoundError: av\n")
@@ -160,6 +161,13 @@ class FakeChild:
         self.say(Beat(self.sent, 0, 0.5, 0.25))
         if not self.is_over:
             self.say(Ended(EndReason.EOF, ""))
+
+    def do_card_fills(self, frames: float) -> None:
+        """Its size changes after so many frames, and the card has no room any more for another decoder."""
+        if self.start.decoder != "nvdec":
+            return self.do_live(1e9)
+        self.play(frames)
+        return self.say(Ended(EndReason.NO_CARD, FULL))
 
     def do_hangs(self, frames: float) -> None:
         self.play(frames)

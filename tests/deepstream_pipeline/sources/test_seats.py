@@ -20,6 +20,7 @@ from deepstream_pipeline.sources.snapshot import ProcessSnapshot
 from deepstream_pipeline.sources.sources import Sources
 from deepstream_pipeline.types import DecoderKind, Frame, SourceState
 from tests.deepstream_pipeline.sources.cycles import held_now, rings_now
+from tests.deepstream_pipeline.sources.fake_child import FULL
 from tests.deepstream_pipeline.sources.parent import NEEDS, OPTIONS, Told, camera, one, running
 
 SHARED = (sys.executable, "-m", "tests.deepstream_pipeline.sources.fake_shared_child")
@@ -261,7 +262,21 @@ def test_card_that_cannot_be_used_for_a_while_ends_no_source_for_good() -> None:
         told.wait_for("frame", 5, "a")
         assert (one(sources, "a").decoder, one(sources, "a").restarts) == ("cpu", 0)
         told.wait(lambda: one(sources, "b").restarts >= 1)
-        assert reasons(told, "b")[0] == "out of memory"
+        assert reasons(told, "b")[0] == FULL
+
+
+def test_card_that_becomes_full_within_a_stream_hands_it_to_the_cpu_and_counts_nothing() -> None:
+    """Its frames go on where they were: no restart, no loss, no reason told; its neighbour keeps its process."""
+    told = Told()
+    with running(told, DEEP) as sources:
+        add(sources, told, "good")
+        sources.add(camera("card_fills?fps=50&frames=5", "a"), NEEDS)
+        told.wait_for("frame", 12, "a")
+        seen = one(sources, "a")
+        assert (seen.decoder, seen.restarts, dict(seen.drops), reasons(told, "a")) == ("cpu", 0, {}, [])
+        came = [frame.frame_num for frame in told.of("frame", "a") if isinstance(frame, Frame)]
+        assert came == list(range(len(came)))
+        untouched(sources, told, "good")
 
 
 def test_source_that_wants_a_card_that_is_not_there_fails_and_auto_does_not() -> None:

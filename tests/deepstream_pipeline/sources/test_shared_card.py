@@ -23,7 +23,7 @@ from deepstream_pipeline.sources import shared_work
 from deepstream_pipeline.sources.messages import Beat, Ended, EndReason, FrameReady, Opened, Start
 from deepstream_pipeline.sources.ring import Ring, image_offset, new_ring, ring_size
 from server.vision.spec import PrepareSpec, ScalingFilter
-from tests.deepstream_pipeline.clips import number_of, write_clip
+from tests.deepstream_pipeline.clips import joined, number_of, write_clip
 from tests.deepstream_pipeline.decode.fake_nvcodec import FakeOpener
 from tests.deepstream_pipeline.gpu.fake_driver import CUresult, FakeDriver
 from tests.deepstream_pipeline.gpu.kernels_on_cpu import card, compile_kernels
@@ -219,6 +219,42 @@ def test_decoder_that_cannot_be_made_by_a_broken_card_moves_no_camera_to_the_cpu
         assert "NVDEC cannot decode this" in ended(parent).text
         thread.join(PATIENCE_S)
     assert ends.called is is_broken
+    assert fake[1].is_all_given_back
+
+
+def test_full_card_is_no_fault_of_the_camera_and_does_not_end_the_process(
+    path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is counted as damaged, its turn is the next one's, and that one decodes once there is room."""
+    opener, ends = FakeOpener(room=0), Mock()
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: opener)
+    monkeypatch.setattr(shared_work.os, "_exit", ends)
+    with camera(path) as (parent, _):
+        assert parent.rest() == []
+        assert ended(parent) == Ended(EndReason.NO_CARD, "the GPU makes no more decoders")
+        assert [(beat.decoded, beat.bad_packets) for beat in parent.of(Beat)] == [(0, 0)]
+    opener.room = 1
+    with camera(path) as (parent, _):
+        assert len(parent.rest()) == FRAMES
+    assert not ends.called
+    assert fake[1].is_all_given_back
+
+
+def test_card_that_became_full_ends_a_stream_that_changes_its_size(
+    tmp_path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came before is there, and nothing is tried twice."""
+    opener = FakeOpener(room=1)
+    monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: opener)
+    parts = [
+        write_clip(tmp_path / f"{width}.ts", frames=FRAMES, size=(width, 192), codec="libx264", b_frames=2)
+        for width in (320, 352)
+    ]
+    with camera(joined(tmp_path / "both.ts", *parts)) as (parent, _):
+        frames = parent.rest()
+        assert ended(parent).reason is EndReason.NO_CARD
+    assert {frame.width for frame in frames} == {320}
+    assert len(opener.opened) == 2
     assert fake[1].is_all_given_back
 
 

@@ -101,6 +101,34 @@ def test_source_that_waits_for_its_turn_at_the_card_is_not_stalled() -> None:
     assert life.wait(10.1) is Action.KILL
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_source_for_which_the_card_has_no_room_is_the_cpus_at_once(seconds: float) -> None:
+    """Before its first frame and after: nothing of it is a failure, however often it comes to that."""
+    life = Life(WatchOptions(is_live=True, reconnect_attempts=0))
+    for _ in range(3):
+        life.open()
+        life.play(seconds)
+        before = (life.state, life.now)
+        life.end(EndReason.NO_CARD, "full")
+        assert (life.state, life.watch.next_wakeup(), life.watch.reason) == (*before, "")
+    life.start()
+    assert life.watch.restarts == 0
+
+
+def test_source_that_may_not_be_the_cpus_waits_for_room_on_the_card() -> None:
+    """After the usual pauses, for good, and it says why; then it runs as any other."""
+    life = Life(WatchOptions(is_live=True, may_use_cpu=False), jitter=0.999)
+    pauses = []
+    for _ in range(8):
+        life.open()
+        life.end(EndReason.NO_CARD, "full")
+        assert (life.state, life.watch.reason) == (SourceState.CONNECTING, "full")
+        pauses.append((life.watch.next_wakeup() or 0.0) - life.now)
+    assert pauses == pytest.approx([1, 2, 4, 8, 16, 30, 30, 30], rel=0.01)
+    life.run()
+    assert (life.state, life.watch.reason) == (SourceState.RUNNING, "")
+
+
 def test_file_that_waits_for_us_is_not_stalled() -> None:
     """While the parent holds its frames the silence is the parent's; once they are back the clock runs again."""
     life = Life(FILE)
