@@ -111,11 +111,11 @@ class DevicePreparer:
     ) -> Made:
         """Returns when all of it is there: the row, the picture as upright RGB where image is given, the thumbnail.
 
+        Of a thread that the device is bound to.
         image: (H, W, 3), C order, in host memory. The thumbnail is valid until the next call. Raises GpuFailed, and
         ValueError where a target has not the row's or the picture's size.
         """
         device, stream = self._device, picture.stream
-        device.bind()
         plan = self._plan_of(picture)
         kernels.ADDRESSES.pack_into(plan.picture, 0, picture.luma, picture.chroma)
         if row is None:

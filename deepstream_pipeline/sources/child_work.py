@@ -247,7 +247,8 @@ class Work:
             self._plays_from = time.monotonic() - at_s
         while (late_s := time.monotonic() - self._plays_from - at_s) < 0:
             time.sleep(min(-late_s, _ERRAND_S))
-            self._errands()
+            if -late_s > _ERRAND_S:  # else with the next packet
+                self._errands()
         if late_s > _LATE_S:  # the machine had no time, or it was held
             self._plays_from += late_s
         return self._plays_from + at_s

@@ -8,6 +8,7 @@ no more than 8 at 99 of 100 values. `python -m loadtest.bench.gpu.previews` says
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,10 @@ from tests.deepstream_pipeline.sinks.results import result
 from tests.deepstream_pipeline.sinks.videos import read_video
 
 pytestmark = pytest.mark.gpu
-MEAN_FURTHER, MEAN_APART, P99_APART = 0.5, 1.5, 8.0
+# Levels of 255. A pixel of a noisy picture is not the same in both: its coefficients are rounded to one side or the
+# other. So the distance to the picture counts, and the means of blocks of 16 x 16, whose colour is one sample (measured
+# on an H200: nvJPEG 0.03 nearer; means of blocks 0.14 and 2.1 at most).
+MEAN_FURTHER, MEAN_APART, MOST_APART = 0.1, 0.25, 3.0
 FRAMES = 45
 PLAIN = OsdOptions(has_boxes=False, has_labels=False, has_trails=False, has_rules=False, has_title=False)
 
@@ -52,10 +56,28 @@ def test_nvjpeg_shows_the_picture_as_libjpeg_turbo_does(nvjpeg: NvJpeg, size: tu
     by_card = simplejpeg.decode_jpeg(nvjpeg.encode(picture)).astype(int)
     by_cpu = simplejpeg.decode_jpeg(SoftwareJpeg().encode(picture)).astype(int)
     assert by_card.shape == picture.shape
-    apart = np.abs(by_card - by_cpu)
     further = np.abs(by_card - picture).mean() - np.abs(by_cpu - picture).mean()
     assert further <= MEAN_FURTHER
-    assert (apart.mean() <= MEAN_APART, np.percentile(apart, 99) <= P99_APART) == (True, True), apart.mean()
+    apart = np.abs(blocks_of(by_card) - blocks_of(by_cpu))
+    assert (apart.mean() <= MEAN_APART, apart.max() <= MOST_APART) == (True, True), (apart.mean(), apart.max())
+    assert header_of(nvjpeg.encode(picture)) == header_of(SoftwareJpeg().encode(picture))
+
+
+def blocks_of(picture: "np.ndarray[Any, Any]") -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """The means of its whole blocks of 16 x 16."""
+    height, width = picture.shape[0] // 16, picture.shape[1] // 16
+    return picture[: height * 16, : width * 16].reshape(height, 16, width, 16, 3).mean((1, 3))
+
+
+def header_of(jpeg: bytes) -> list[bytes]:
+    """Its quantisation tables, and its frame: the size, and how each colour is sampled."""
+    found, at = [], 2
+    while jpeg[at] == 0xFF and jpeg[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4])
+        if jpeg[at + 1] in (0xDB, 0xC0):
+            found.append(jpeg[at:end])
+        at = end
+    return sorted(found)
 
 
 def test_nvjpeg_takes_pictures_of_changing_sizes(nvjpeg: NvJpeg) -> None:
