@@ -11,7 +11,8 @@ thread that was bound once (`Device.bind`); a block or stream is closed by whoev
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -147,9 +148,11 @@ class Device:
 
         Raises GpuUnavailable, with what is missing.
         """
-        for name in _CONNECTIONS:
-            os.environ.setdefault(name, "1")
-        driver = _driver()
+        with _few_channels():
+            return cls._opened(_driver(), index)
+
+    @classmethod
+    def _opened(cls, driver: Any, index: int) -> "Device":
         count = _count(driver)
         if not 0 <= index < count:
             cards = f"{count} GPU{'s' if count != 1 else ''}"
@@ -264,6 +267,18 @@ def zeros_pinned(device: Device, shape: tuple[int, ...], dtype: npt.DTypeLike) -
     begin = -pages.ctypes.data % _PAGE_BYTES
     own = pages[begin : begin + -(-count // _PAGE_BYTES) * _PAGE_BYTES]
     return own[:count].view(dtype).reshape(shape), device.pin(own)
+
+
+@contextmanager
+def _few_channels() -> Iterator[None]:
+    """For the context that is made meanwhile; what this process starts later chooses for itself."""
+    unsaid = [name for name in _CONNECTIONS if name not in os.environ]
+    os.environ.update(dict.fromkeys(unsaid, "1"))
+    try:
+        yield
+    finally:
+        for name in unsaid:
+            os.environ.pop(name, None)
 
 
 def _driver() -> Any:

@@ -1,7 +1,9 @@
 """The card through its driver's API: tried with a stand-in for NVIDIA's package; tests/gpu tries a real one."""
 
+import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,27 @@ def test_open_a_driver_that_refuses_is_unavailable(driver: FakeDriver, function:
     driver.fail(function, error)
     with pytest.raises(GpuUnavailable, match=said):
         Device.open()
+
+
+@pytest.mark.parametrize("said", [{}, {"CUDA_DEVICE_MAX_CONNECTIONS": "4"}])
+def test_context_takes_few_of_a_cards_channels(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
+) -> None:
+    """One for kernels and one for copies, but for what the environment says; what is started later finds it as it was."""
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    before, seen, init = dict(os.environ), [], driver.cuInit
+
+    def look(flags: int) -> tuple[Any, ...]:
+        seen.append({name: value for name, value in os.environ.items() if name.startswith("CUDA_DEVICE_MAX_")})
+        return init(flags)
+
+    monkeypatch.setattr(driver, "cuInit", look)
+    Device.open()
+    assert seen == [{"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"} | said]
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("index", [1, 7, -1])
