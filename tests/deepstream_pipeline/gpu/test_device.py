@@ -58,7 +58,7 @@ def test_open_a_driver_that_refuses_is_unavailable(driver: FakeDriver, function:
 def test_context_takes_few_of_a_cards_channels(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
 ) -> None:
-    """One for kernels and one for copies, but for what the environment says; what is started later finds it as it was."""
+    """One for kernels and one for copies, but for what the environment says; that is afterwards as it was before."""
     for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in said.items():
