@@ -42,7 +42,11 @@ class Card:
             log.info("sources are decoded by the cpu", model=network.name, reason=why)
             return None, f"model {network.name!r}: {why}"
         choice = engine.hand_over(network, settings.hand_over)
-        found = GpuSources(cameras_per_process=settings.cameras_per_process, device=settings.device)
+        found = GpuSources(
+            cameras_per_process=settings.cameras_per_process,
+            device=settings.device,
+            has_pinned_processes=settings.has_pinned_processes,
+        )
         if not choice.is_on_card:
             return found, ""
         new_ring = partial(_Ring, self.device)

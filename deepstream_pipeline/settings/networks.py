@@ -124,6 +124,7 @@ def read_gpu(section: Section) -> GpuSettings:
     default = GpuSettings()
     settings = GpuSettings(
         cameras_per_process=section.whole("cameras-per-process", default.cameras_per_process, 1, MAX_CAMERAS),
+        has_pinned_processes=section.flag("pin-processes", default.has_pinned_processes),
         hand_over=section.choice("hand-over", HandOver, default.hand_over),
         device=section.whole("device", default.device, 0, LAST_DEVICE),
     )

@@ -114,10 +114,12 @@ class EngineSettings:
 class GpuSettings:
     """What holds for the sources that a card decodes.
 
-    cameras_per_process: which fail together. hand_over: of their rows to the engine. device: the card, as CUDA counts.
+    cameras_per_process: which fail together. has_pinned_processes: each process keeps to a core of its own, where one
+    is free. hand_over: of their rows to the engine. device: the card, as CUDA counts.
     """
 
     cameras_per_process: int = 16
+    has_pinned_processes: bool = True
     hand_over: HandOver = HandOver.AUTO
     device: int = 0
 

@@ -202,7 +202,7 @@ class DecodeHosts:
             if host.has_room(places, company):
                 with suppress(BrokenPipeError):  # it died a moment ago
                     return Seat(host, start, name)
-        host = DecodeHost((*gpu.command, str(gpu.device)), places, company)
+        host = DecodeHost((*gpu.command, str(gpu.device), str(int(gpu.has_pinned_processes))), places, company)
         self._hosts.append(host)
         return Seat(host, start, name)
 

@@ -70,6 +70,7 @@ def plan_record(settings: VideoSettings, probed: Probed) -> dict[str, object]:
         "gpu": {
             "device": settings.gpu.device,
             "cameras_per_process": settings.gpu.cameras_per_process,
+            "pin_processes": settings.gpu.has_pinned_processes,
             "hand_over": settings.gpu.hand_over.value,
         },
     }
@@ -148,7 +149,8 @@ def _engine_name(settings: VideoSettings) -> str:
 
 
 def _gpu_in_words(gpu: GpuSettings) -> str:
-    return f"number {gpu.device}, {gpu.cameras_per_process} sources a process, rows handed over: {gpu.hand_over}"
+    core = " on a core of its own" if gpu.has_pinned_processes else ""
+    return f"number {gpu.device}, {gpu.cameras_per_process} sources a process{core}, rows handed over: {gpu.hand_over}"
 
 
 def _api_name(settings: VideoSettings) -> str:

@@ -43,7 +43,8 @@ def test_check_of_good_settings_tells_what_would_run(check: Check) -> None:
     assert done.exit_code == 0, done.output
     for part in ("door", "clip.mp4, looped", "line-crossing/Door", "people, one frame in 3", "secondary: googlenet"):
         assert part in done.stdout
-    assert "on a card, where it decodes: number 0, 16 sources a process, rows handed over: auto" in done.stdout
+    gpu = "number 0, 16 sources a process on a core of its own, rows handed over: auto"
+    assert f"on a card, where it decodes: {gpu}" in done.stdout
     assert "sink: redis redis://…@r:6379/0 penstock" in done.stdout
     assert "hush" not in done.output
 
@@ -64,6 +65,7 @@ def test_check_as_json_is_one_object(check: Check) -> None:
     assert [source["source_id"] for source in told["sources"]] == ["door", "clip"]
     assert (told["sources"][0]["decoder"], told["gpu"]["hand_over"]) == ("auto", "auto")
     assert told["sources"][1]["rules"] == ["line-crossing/Door"]
+    assert told["gpu"]["pin_processes"] is True
     assert "hush" not in json.dumps(told)
 
 

@@ -114,7 +114,9 @@ def test_rows_that_the_card_cannot_make_are_made_by_the_cpu() -> None:
 def test_rows_stay_on_the_card_where_the_trial_says_so() -> None:
     """Else they go through the host's memory; decoded by the card they are either way."""
     for kind, has_rings in ((HandOver.DEVICE, True), (HandOver.HOST, False)):
-        gpu, absence = Card(DEVICE).sources(GpuSettings(cameras_per_process=4, device=1), asked(kind), a_network())
+        settings = GpuSettings(cameras_per_process=4, has_pinned_processes=False, device=1)
+        gpu, absence = Card(DEVICE).sources(settings, asked(kind), a_network())
         assert gpu is not None
         assert absence == ""
         assert (gpu.cameras_per_process, gpu.device, gpu.new_device_ring is not None) == (4, 1, has_rings)
+        assert not gpu.has_pinned_processes

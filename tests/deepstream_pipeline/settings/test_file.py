@@ -40,7 +40,8 @@ def test_settings_of_a_least_file_have_the_defaults(tmp_path: Path) -> None:
     assert (settings.primary, settings.mux) == (PrimarySettings("people"), MuxSettings())
     assert (settings.tracker, settings.sinks, settings.api) == (TrackerOptions(), (), ApiSettings())
     assert (settings.engine, settings.shard, settings.elsewhere) == (EngineSettings(), Shard(), 0)
-    assert (settings.sources[0].config.decoder, settings.gpu) == (DecoderKind.AUTO, GpuSettings(16, HandOver.AUTO, 0))
+    assert settings.sources[0].config.decoder is DecoderKind.AUTO
+    assert settings.gpu == GpuSettings(16, True, HandOver.AUTO, 0)
 
 
 SOURCE = """
@@ -107,7 +108,7 @@ tracker: {type: none, probationAge: 5, maxShadowTrackingAge: 60, minMatchingScor
 osd: {display-text: no, trail-duration: 1.5}
 engine: {gateway: "https://gpu.example:8000", gateway-grpc: "gpu.example:9001", api-key-variable: GPU_KEY}
 api: {host: 0.0.0.0, port: 0, enable: true}
-gpu: {cameras-per-process: 4, hand-over: host, device: 1}
+gpu: {cameras-per-process: 4, pin-processes: false, hand-over: host, device: 1}
 """
 
 
@@ -126,7 +127,7 @@ def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
     address = ("https://gpu.example:8000", "gpu.example:9001", "GPU_KEY")
     assert settings.engine == EngineSettings(EngineChoice.AUTO, *address)
     assert settings.api == ApiSettings("0.0.0.0", 0)
-    assert settings.gpu == GpuSettings(4, HandOver.HOST, 1)
+    assert settings.gpu == GpuSettings(4, False, HandOver.HOST, 1)
 
 
 PICTURES = """

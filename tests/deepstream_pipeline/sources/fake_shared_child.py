@@ -19,5 +19,5 @@ def run(link: socket.socket, ring_fd: int) -> int:
 
 if __name__ == "__main__":
     settle()
-    with socket.socket(fileno=int(sys.argv[2])) as control:
+    with socket.socket(fileno=int(sys.argv[-1])) as control:
         os._exit(serve(control, run))

@@ -34,7 +34,7 @@ def main() -> int:
         ring.close()
         return Work(PolledLink(link, start), ring, start, Tools(codec, SlotWriter, time.thread_time)).run()
 
-    with socket.socket(fileno=int(sys.argv[2])) as control:
+    with socket.socket(fileno=int(sys.argv[-1])) as control:
         return serve(control, run)
 
 

@@ -1,0 +1,30 @@
+"""A process that takes a core: `… core_taker CORES [LEAST_CORES]`, CORES as 0,1. Says what came of it, and lives on."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+from deepstream_pipeline.sources.own_core import pin_to_own_core
+
+
+def main() -> None:
+    """One line of JSON; the end of standard input is its own."""
+    os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
+    core = pin_to_own_core(*(int(number) for number in sys.argv[2:]))
+    later: list[list[int]] = []
+    thread = threading.Thread(target=lambda: later.append(sorted(os.sched_getaffinity(0))))
+    thread.start()
+    thread.join()
+    given_on = subprocess.run(
+        ["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, check=True, text=True
+    )
+    told = {"core": core, "cores": sorted(os.sched_getaffinity(0)), "later": later[0], "given_on": given_on.stdout}
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""A decode process of several cameras has a core for itself where there is one; nothing fails where there is none."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deepstream_pipeline.sources.options import SHARED_DECODER, GpuSources
+from deepstream_pipeline.sources.own_core import LEAST_CORES, pin_to_own_core
+from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
+from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
+
+ALL = sorted(os.sched_getaffinity(0))
+TWO = ALL[:2]
+WITH_ONE_CORE = """
+import sys
+from functools import partial
+from deepstream_pipeline.sources import own_core, shared_child
+shared_child.pin_to_own_core = partial(own_core.pin_to_own_core, 1)
+sys.exit(shared_child.main(sys.argv[1:]))
+"""
+ANYWHERE = (sys.executable, "-c", WITH_ONE_CORE)
+
+needs_two_cores = pytest.mark.skipif(len(ALL) < 2, reason="this machine has one core for us")
+
+
+class Taker:
+    """A process that took a core, or none. told: what it says of itself."""
+
+    def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
+        """folder: of temporary files."""
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "tests.deepstream_pipeline.sources.core_taker", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TMPDIR": str(folder)},
+        )
+        assert self._process.stdout is not None
+        self.told: dict[str, Any] = json.loads(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        """It dies, and gives nothing back by itself."""
+        self._process.kill()
+        self._process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Iterator[Callable[..., Taker]]:
+    """Start a process that takes one of the cores: (cores, least number of them)."""
+    with ExitStack() as started:
+
+        def start(cores: list[int], *least_cores: int) -> Taker:
+            taker = Taker(tmp_path, (",".join(map(str, cores)), *map(str, least_cores)))
+            started.callback(taker.kill)
+            return taker
+
+        yield start
+
+
+def locks(folder: Path) -> Path:
+    """Where they lie, below the folder of temporary files."""
+    return folder / f"penstock-{os.getuid()}"
+
+
+@needs_two_cores
+def test_two_processes_get_two_cores_and_a_third_is_left_alone(take: Callable[..., Taker]) -> None:
+    """Each is on its own and on no other; who comes when all are taken runs on all of them."""
+    first, second, third = (take(TWO, 2).told for _ in range(3))
+    assert sorted([first["core"], second["core"]]) == TWO
+    assert (first["cores"], second["cores"]) == ([first["core"]], [second["core"]])
+    assert (third["core"], third["cores"], third["later"]) == (None, TWO, TWO)
+
+
+@needs_two_cores
+def test_core_of_a_process_that_died_is_free_again(take: Callable[..., Taker]) -> None:
+    """For the next one, however it died."""
+    first, second = take(TWO, 2), take(TWO, 2)
+    first.kill()
+    assert take(TWO, 2).told["core"] == first.told["core"]
+    second.kill()
+    assert take(TWO, 2).told["core"] == second.told["core"]
+
+
+def test_threads_that_start_later_are_on_the_core_and_programs_have_no_hold_of_it(take: Callable[..., Taker]) -> None:
+    """A driver's thread, too; a program that the process starts would else keep the core after its end."""
+    told = take(TWO, 1).told
+    assert told["later"] == [told["core"]]
+    assert ".lock" not in told["given_on"]
+
+
+def test_fewer_cores_than_are_worth_it_are_left_to_all(take: Callable[..., Taker], tmp_path: Path) -> None:
+    """Fewer than four, unless it is said otherwise: nobody is pinned, and no file is made."""
+    assert LEAST_CORES == 4
+    told = take(ALL[:3]).told
+    assert (told["core"], told["cores"]) == (None, ALL[:3])
+    assert not locks(tmp_path).exists()
+
+
+def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[..., Taker], tmp_path: Path) -> None:
+    """A link in its file's place is not followed; a file may stand where the folder would."""
+    (tmp_path / "elsewhere").write_text("")
+    locks(tmp_path).mkdir()
+    for core in TWO:
+        (locks(tmp_path) / f"core-{core}.lock").symlink_to(tmp_path / "elsewhere")
+    assert (take(TWO, 1).told["core"], take(TWO, 1).told["cores"]) == (None, TWO)
+    for link in locks(tmp_path).iterdir():
+        link.unlink()
+    locks(tmp_path).rmdir()
+    locks(tmp_path).write_text("")
+    assert (take(TWO, 1).told["core"], take(TWO, 1).told["cores"]) == (None, TWO)
+
+
+def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container whose file system is read-only, say."""
+
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert pin_to_own_core(1) is None
+    assert sorted(os.sched_getaffinity(0)) == ALL
+
+
+def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Programs that do not see each other's locks seldom meet; who is refused its core leaves it to others."""
+    tried: list[int] = []
+
+    def refuse(pid: int, cores: set[int]) -> None:
+        tried.extend(cores)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert pin_to_own_core() is None
+    assert pin_to_own_core() is None
+    assert sorted(tried[:64]) == sorted(tried[64:]) == list(range(64))
+    assert tried[:64] != tried[64:], "one in 64!"
+    for path in locks(tmp_path).iterdir():
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert (locks(tmp_path).stat().st_mode & 0o777, len(list(locks(tmp_path).iterdir()))) == (0o700, 64)
+
+
+def begin_a_camera(control: socket.socket) -> None:
+    """One that is over before it is told anything; until it is, by which time the process serves."""
+    (ours, theirs), ring, (end, write_end) = socket.socketpair(), os.memfd_create("ring"), os.pipe()
+    ours.close()
+    socket.send_fds(control, [b"camera"], [theirs.fileno(), ring, write_end])
+    theirs.close()
+    os.close(ring)
+    os.close(write_end)
+    assert len(os.read(end, 1)) == 1
+    os.close(end)
+
+
+@pytest.mark.parametrize(
+    ("command", "pinned", "is_on_one"),
+    [
+        (ANYWHERE, "1", True),
+        (ANYWHERE, "0", len(ALL) == 1),
+        (SHARED_DECODER, "1", len(ALL) >= LEAST_CORES or len(ALL) == 1),
+        (SHARED_DECODER, "0", len(ALL) == 1),
+    ],
+    ids=["told, of any number of cores", "off, of any number of cores", "told", "off"],
+)
+def test_real_process_is_on_one_core_where_it_is_told(
+    command: tuple[str, ...], pinned: str, is_on_one: bool, tmp_path: Path
+) -> None:
+    """With every thread that its libraries started; off, it is as it was started, and has made no file."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        process = subprocess.Popen(
+            (*command, "0", pinned, str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        )
+        begin_a_camera(ours)
+        tasks = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+        cores = {tuple(sorted(os.sched_getaffinity(task))) for task in tasks}
+        ours.shutdown(socket.SHUT_RDWR)
+        assert process.wait(PATIENCE_S) == 0
+    assert len(cores) == 1
+    assert len(next(iter(cores))) == (1 if is_on_one else len(ALL))
+    assert pinned == "1" or not locks(tmp_path).exists()
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_process_of_several_cameras_is_told_what_was_set(is_pinned: bool) -> None:
+    """By its command line, behind the card's number."""
+    told, gpu = Told(), replace(DEEP.gpu or GpuSources(), has_pinned_processes=is_pinned, device=3)
+    with running(told, replace(DEEP, gpu=gpu)) as sources:
+        sources.add(camera(LIVE), NEEDS)
+        told.wait_for("opened")
+        pid = one(sources, "a").pid
+        assert pid is not None
+        assert psutil.Process(pid).cmdline()[-3:-1] == ["3", str(int(is_pinned))]
+    assert GpuSources().has_pinned_processes
