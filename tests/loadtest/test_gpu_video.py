@@ -58,7 +58,7 @@ def test_window_is_held_or_says_why_not(seen: Window, why: str) -> None:
 @pytest.mark.parametrize(
     ("firsts", "most", "limit"), [([316, 332], 342, 320), ([316], 342, 342), ([316], 342, 100), ([10], 10, 0)]
 )
-def test_search_finds_the_highest_number_within_a_hundredth(firsts: list[int], most: int, limit: int) -> None:
+def test_search_finds_the_highest_number_within_a_fiftieth(firsts: list[int], most: int, limit: int) -> None:
     """What is named comes first; every number lies between what was held and what was missed."""
     finding, tried = HeldSearch(firsts, most, tries=30), []
     while (count := finding.next_count()) is not None:
@@ -66,7 +66,7 @@ def test_search_finds_the_highest_number_within_a_hundredth(firsts: list[int], m
         tried.append(count)
         finding.record(count, is_held=count <= limit)
     assert tried[0] == firsts[0]
-    assert limit - max(1, round(0.01 * limit)) <= finding.held <= limit
+    assert limit - max(1, round(0.02 * limit)) <= finding.held <= limit
 
 
 def test_search_ends_after_its_tries() -> None:
@@ -87,14 +87,14 @@ def test_search_keeps_what_it_found_before_it_broke_off() -> None:
             raise BadAnswer("penstock video run does not answer")
         return {"streams": count, "complaint": ""}
 
-    found = search([4, 8], 100, 6, attempt)
+    found = search(HeldSearch([4, 8], 100, 6), attempt)
     assert (found["held"], len(found["tries"]), found["cut"]) == (
         8,
         2,
         "54 streams: penstock video run does not answer",
     )
     with pytest.raises(BadAnswer):
-        search([9], 100, 6, attempt)
+        search(HeldSearch([9], 100, 6), attempt)
 
 
 def test_miniature_needs_no_card_and_no_pytorch() -> None:

@@ -35,6 +35,7 @@ def test_rate_is_that_of_all_processes(tmp_path: Path) -> None:
     with CardMeter(is_gpu=False) as card:
         found = decode_alone(tmp_path / "c.mp4", (2, 3), 0.1, card, (sys.executable, "-c", WORKER))
     assert (found["rate"], found["cores"]) == (2 * 3 * 100.0, pytest.approx(0.2))
+    assert 0 < found["ready_s"] < 60, "what a lent card's time goes into is told"
     assert best_of([found, found | {"rate": 1.0}]) is found
 
 

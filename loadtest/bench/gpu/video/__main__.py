@@ -9,7 +9,9 @@ nvdec      Processes and threads that only decode, in several shapes, as clients
 streams    `penstock up --engine triton` with GoogLeNet, and video programs beside it whose cameras are a clip each,
            played in a loop at its own speed, tracker on, every frame inferred. The highest number that is held: of the
            due frames at most 0.1 % dropped and 99.5 to 100.5 % answered, no stream more than 3 frames behind, 99 % of
-           the answers within 100 ms of the frame's capture, which is when its packet was due.
+           the answers within 100 ms of the frame's capture, which is when its packet was due. A card makes so many
+           decoders at once, however small the pictures (an H200 at most 288): where it has no more, the streams that
+           got one are counted, the search goes on below that number, and no later one tries more (--decoders).
 hand-over  The same streams with rows in the card's memory, and with rows copied to the host.
 cpu        The highest number of the same streams that the CPU decodes, with the same engine.
 faults     At half load: a decode process is killed, cameras send rubbish.

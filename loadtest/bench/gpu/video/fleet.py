@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count as counting
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ import yaml
 
 from loadtest.bench.gpu.raw import CHECKOUT
 from loadtest.bench.gpu.video.page import Page, joined, read_page
+from loadtest.bench.gpu.video.patience import STILL_S, NotAllThere, Patience, all_full, not_all_there
 from loadtest.bench.gpu.video.verdict import shares
 from loadtest.bench.wire import BadAnswer
 from server.commands.video_engine import BOND
@@ -33,10 +36,6 @@ def with_named_threads(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(NAMING), environ.get("PYTHONPATH", ""))))}
 
 
-class NotAllThere(BadAnswer):
-    """Some streams had no answer in the time that they got."""
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What every program of a fleet is told. hand_over: auto, device, host. interval: frames not inferred between two.
@@ -50,6 +49,7 @@ class Setup:
     programs: int
     hand_over: str = "auto"
     cameras_per_process: int = 16
+    has_pinned_processes: bool = True
     interval: int = 0
     sections: Mapping[str, Any] = field(default_factory=dict)
     results: Path | None = None
@@ -60,7 +60,11 @@ class Setup:
             "source": [self.source(source_id) for source_id in ids],
             "primary-gie": {"model": self.model, "interval": self.interval},
             "tracker": {"type": "bytetrack"},
-            "gpu": {"cameras-per-process": self.cameras_per_process, "hand-over": self.hand_over},
+            "gpu": {
+                "cameras-per-process": self.cameras_per_process,
+                "pin-processes": self.has_pinned_processes,
+                "hand-over": self.hand_over,
+            },
             "api": {"port": port},
             **self.sections,
         }
@@ -83,6 +87,11 @@ class Look:
     page: Page
 
 
+def cold_of(ids: Sequence[str], page: Page) -> list[str]:
+    """Those that have not answered for some frames yet."""
+    return [one for one in ids if page.answered.get(one, 0) < WARM_FRAMES]
+
+
 class Fleet:
     """A context: entered, every program is starting. Raises BadAnswer with a program's own last words."""
 
@@ -90,7 +99,7 @@ class Fleet:
         if count > MOST_SOURCES * setup.programs:
             raise BadAnswer(f"{count} streams need more than {setup.programs} programs of {MOST_SOURCES}: --programs")
         self.setup, self._work = setup, work
-        self._number = 0
+        self._numbers = counting(1)  # one thread a program takes of them
         self._programs = [_Program(setup, work, number) for number in range(setup.programs)]
         for program, share in zip(self._programs, shares(count, setup.programs), strict=False):
             program.ids = [self._new_id() for _ in range(share)]
@@ -125,24 +134,39 @@ class Fleet:
         return [program.process.pid for program in self._programs]
 
     def wait(self, timeout_s: float) -> float:
-        """Until every stream has answers; how long that took. Raises NotAllThere with how many have none."""
-        began_s = time.monotonic()
+        """Until every stream has answers; how long that took. Raises NotAllThere with how many have none, and why.
+
+        Early where no stream gets further: decoders of a card are made in turn. The CPU's streams all begin at once.
+        """
+        still_s = STILL_S if self.setup.decoder == "nvdec" else timeout_s
+        patience, said = Patience(time.monotonic(), timeout_s, still_s), dict[str, str]()
         while True:
-            answered = self.look(is_patient=True).page.answered
-            cold = [source_id for source_id in self.ids if answered.get(source_id, 0) < WARM_FRAMES]
+            page, now, ids = self.look(is_patient=True).page, time.monotonic(), self.ids
+            cold = cold_of(ids, page)
+            waited_s = patience.waited_s(now)
             if not cold:
-                return time.monotonic() - began_s
-            if time.monotonic() - began_s > timeout_s:
-                raise NotAllThere(
-                    f"{len(cold)} of {len(self.ids)} streams have no answers after {timeout_s:g} s, {cold[0]} among "
-                    f"them; {self._words()}"
-                )
+                return waited_s
+            patience.see(now, sum(min(page.answered.get(one, 0), WARM_FRAMES) for one in ids))
+            if patience.is_still(now):
+                said |= self._reasons()
+            if patience.is_over(now, is_full=all_full(cold, said)):
+                raise not_all_there(cold, len(ids), said | self._reasons(), waited_s) or NotAllThere(
+                    f"{len(cold)} of {len(ids)} streams have no answers after {waited_s:.0f} s, {cold[0]} among them; "
+                    f"{self._words()}",
+                    len(ids) - len(cold), waited_s,
+                )  # fmt: skip
             time.sleep(LOOK_S)
 
     def resize(self, count: int) -> None:
-        """Streams are added or taken out until there are so many, the programs evenly filled. Raises BadAnswer."""
+        """Streams are added or taken out until there are so many, the programs evenly filled. Raises BadAnswer.
+
+        Where some are taken out, those without answers go first, of all programs, before a program gets others: they
+        wait for what the others give back.
+        """
         wanted = [*shares(count, len(self._programs)), *[0] * len(self._programs)]
-        list(self._pool.map(lambda pair: self._fill(*pair), zip(self._programs, wanted, strict=False)))
+        cold = cold_of(self.ids, self.look(is_patient=True).page) if count < len(self.ids) else []
+        for change in (self._empty, self._fill):
+            list(self._pool.map(change, self._programs, wanted, [cold] * len(self._programs)))
 
     def add(self, source_id: str, uri: Path, program: int = 0) -> None:
         """One more, which is not counted among `ids`: what it does is the caller's matter."""
@@ -162,18 +186,33 @@ class Fleet:
         found = list(self._pool.map(lambda program: program.look(is_patient=is_patient), self._programs))
         return Look(sum(look.at_s for look in found) / len(found), joined(look.page for look in found))
 
-    def _fill(self, program: "_Program", count: int) -> None:
-        for source_id in program.ids[count:]:
-            program.ask("DELETE", f"/v1/streams/{source_id}")
-        program.ids = program.ids[:count]
+    def _reasons(self) -> dict[str, str]:
+        """By stream, of those that do not run and say why. A program that does not answer says nothing."""
+        found: dict[str, str] = {}
+        for program in range(len(self._programs)):
+            with suppress(OSError, ValueError):
+                told = self.streams(program)
+                found |= {
+                    one["source_id"]: one["reason"] for one in told if one["state"] != "running" and one["reason"]
+                }
+        return found
+
+    @staticmethod
+    def _empty(program: "_Program", count: int, cold: Collection[str]) -> None:
+        kept = [one for one in program.ids if one not in cold][:count]
+        for source_id in program.ids:
+            if source_id not in kept:
+                program.ask("DELETE", f"/v1/streams/{source_id}")
+        program.ids = kept
+
+    def _fill(self, program: "_Program", count: int, _: Collection[str]) -> None:
         while len(program.ids) < count:
             source_id = self._new_id()
             program.add(source_id, self.setup.clip)
             program.ids.append(source_id)
 
     def _new_id(self) -> str:
-        self._number += 1
-        return f"cam{self._number:04d}"
+        return f"cam{next(self._numbers):04d}"
 
     def _words(self) -> str:
         return "; ".join(filter(None, (program.last_words() for program in self._programs)))[-800:] or "nothing is said"

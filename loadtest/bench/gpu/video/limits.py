@@ -16,8 +16,21 @@ def cores_of(machine: str) -> int:
     return int(found[1]) if found else 0
 
 
-def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
-    """One sentence on a window: what was full, and how full the rest was."""
+def decoders_in_words(full_at: int) -> str:
+    """Why a card makes no more of them, for who never heard of it."""
+    return (
+        f"The card was full at **{full_at} decoders**. A stream that NVDEC decodes holds a decoder of its own as long "
+        "as it runs, however small its pictures are, and the card's driver makes only so many: each takes channels "
+        "(queues by which programs hand work to the card), one for every video engine of the card, seven of an H200; "
+        "the driver has about 2,048, and each process that uses the card takes some, too. So an H200 has at most 288 "
+        "decoders, fewer beside other processes, however idle NVDEC, its memory and the cores are. One stream more "
+        "finds no decoder, says so, and gives no frame."
+    )
+
+
+def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0) -> str:
+    """One sentence on a window: what was full, and how full the rest was. decoders: at which the card was full, where
+    that kept more streams from being held."""
     card, used, engine = tried.get("card", {}), tried.get("cores", {}), tried.get("engine", {})
     nvdec = max(card.get("nvdec", 0.0), card.get("decoder_utilisation", 0.0))
     machine = used.get("machine", 0.0)
@@ -25,6 +38,7 @@ def limit_in_words(tried: Mapping[str, Any], cores: int) -> str:
     is_shared = tried.get("decode_processes", {}).get("nvdec", 0) > 0  # its cameras are threads of one Python
     python, python_share = _busiest(tried, "processes", (*_PYTHON, "decode process") if is_shared else _PYTHON)
     reasons = [
+        (decoders > 0, f"the driver's decoders are the limit: {decoders} at once"),
         (nvdec >= FULL_NVDEC, "NVDEC is the limit"),
         (bool(cores) and machine >= FULL_CORES * cores, "the CPU's cores are the limit"),
         (card.get("sm", 0.0) >= FULL_SM, "the card's SMs are the limit"),

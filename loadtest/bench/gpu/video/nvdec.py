@@ -30,13 +30,15 @@ def decode_alone(
     program: Program = WORKER,
     mps: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """rate, cores and what the card said. mps: the environment of MPS' clients; None: without it.
+    """rate, cores, ready_s until all decoders were warm, and what the card said. mps: the environment of MPS' clients;
+    None: without it.
 
     Raises BadAnswer with a worker's own last words.
     """
     processes, threads = shape
     command = [*program, str(clip), str(threads)]
     environ = dict(mps) if mps else {name: value for name, value in os.environ.items() if name != PIPE_DIRECTORY}
+    asked_s = time.monotonic()
     with ExitStack() as stack:
         workers = [stack.enter_context(_worker(command, environ)) for _ in range(processes)]
         stack.callback(_end, workers)
@@ -46,6 +48,7 @@ def decode_alone(
         for worker in workers:
             if _line(worker) != "ready":
                 raise BadAnswer(f"NVDEC alone: {_last_words(worker)}")
+        ready_s = time.monotonic() - asked_s
         begin_s = time.monotonic() + AHEAD_S
         end_s = begin_s + seconds
         for worker in workers:
@@ -60,7 +63,7 @@ def decode_alone(
     rate = sum(one["frames"] / one["seconds"] for one in found)
     cores = sum(one["cpu_s"] / one["seconds"] for one in found)
     shape_told = {"processes": processes, "threads": threads, "is_mps": mps is not None}
-    return shape_told | {"rate": rate, "cores": cores, "card": told}
+    return shape_told | {"rate": rate, "cores": cores, "ready_s": round(ready_s, 2), "card": told}
 
 
 def best_of(tries: Sequence[dict[str, Any]]) -> dict[str, Any]:

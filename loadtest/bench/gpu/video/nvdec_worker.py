@@ -2,9 +2,9 @@
 
     python -m loadtest.bench.gpu.video.nvdec_worker CLIP THREADS
 
-Says `ready`, takes a line of two moments of the monotonic clock, and answers with what was decoded between them. The
-packets lie in memory as Annex B; nothing is copied, prepared or shown: the decoder's own rate. Context and streams are
-as in the product: one stream a decoder, and who waits for the card sleeps.
+Says `ready` once each decoder has given 30 frames, takes a line of two moments of the monotonic clock, and answers with
+what was decoded between them. The packets lie in memory as Annex B; nothing is copied, prepared or shown: the decoder's
+own rate. Context and streams are as in the product: one stream a decoder, and who waits for the card sleeps.
 """
 
 import json
@@ -20,7 +20,7 @@ import numpy as np
 from deepstream_pipeline.gpu.device import Device
 
 _FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
-_LOOK_S, _WARM_S = 0.001, 1.0
+_LOOK_S, _WARM_S, _WARM_FRAMES = 0.001, 1.0, 30
 
 
 def packets_of(clip: Path) -> tuple[str, list[Any]]:
@@ -57,9 +57,10 @@ class Lane:
                 packet.bsl_data, packet.bsl, packet.pts = body.ctypes.data, body.size, number
                 number += 1
                 self.frames += len(self._decoder.Decode(packet))
+                if self.frames >= _WARM_FRAMES:
+                    self.is_warm.set()
                 if self.is_over:
                     return
-            self.is_warm.set()
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
     chosen.decoder = chosen.decoder or ("nvdec" if chosen.is_gpu else "cpu")
     chosen.model = chosen.model or (MODEL if chosen.is_gpu else _MINIATURE)
     counts = (chosen.programs, chosen.cameras_per_process, chosen.instances, chosen.max_batch, chosen.tries)
+    if min(chosen.decoders or 0, chosen.search_s) < 0:
+        parser.error("--decoders and --search-s are not below 0")
     if min(*counts, *chosen.rounds) < 1 or chosen.seconds <= 0 or min(chosen.streams or [1]) < 1:
         parser.error("--rounds, --seconds, --streams and every number of programs, instances, … are above 0")
     return chosen
@@ -51,14 +53,26 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bound-ms", type=float, default=100.0, help="of the p99 [100]")
     parser.add_argument("--tries", type=int, default=6, help="numbers of streams tried in a search [6]")
     parser.add_argument(
-        "--streams", type=int, nargs="+", metavar="N", help="to begin with [0.95 and 1.0 of NVDEC alone, the target]"
-    )
+        "--streams", type=int, nargs="+", metavar="N",
+        help="to begin with [what an earlier round held and missed; else 0.95 of NVDEC alone, the target, NVDEC alone]",
+    )  # fmt: skip
     parser.add_argument("--most", type=int, metavar="N", help="streams tried [1.03 of NVDEC alone]")
+    parser.add_argument(
+        "--decoders", type=int, metavar="N",
+        help="that the card makes at once: no more streams are tried; 0: not known [what a search of the folder met]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--search-s", type=float, default=75.0, metavar="S",
+        help="begin no further number of a search after so many seconds, once one is held; 0: no limit [75]",
+    )  # fmt: skip
 
 
 def _add_product(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", type=int, default=4, metavar="N", help="video programs [4]")
     parser.add_argument("--cameras-per-process", type=int, default=16, metavar="N", help="of the video programs [16]")
+    parser.add_argument(
+        "--pin-processes", action=argparse.BooleanOptionalAction, default=True, help="decode processes to a core [yes]"
+    )
     parser.add_argument("--decoder", choices=("nvdec", "cpu"), help="of streams, faults [nvdec]")
     parser.add_argument("--hand-over", choices=("auto", "device", "host"), default="auto", help="of streams [auto]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="of the video programs [their own choice]")

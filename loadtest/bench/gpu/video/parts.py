@@ -22,6 +22,7 @@ from loadtest.bench.gpu.video.fleet import Fleet, Setup
 from loadtest.bench.gpu.video.nvdec import SHAPES, best_of, decode_alone
 from loadtest.bench.gpu.video.options import MODEL
 from loadtest.bench.gpu.video.pieces import Folder, Piece
+from loadtest.bench.gpu.video.verdict import HeldSearch, below
 from loadtest.bench.gpu.video.windows import Pacing, measure, search, try_count
 from loadtest.bench.wire import BadAnswer
 from server.commands.video_engine import joinable, place_of, share_card
@@ -62,9 +63,11 @@ class Bench:
     def in_words(piece: Piece, found: dict[str, Any]) -> str:
         """For people who wait."""
         if piece.part == "nvdec":
-            return f"{found['best']['rate']:,.0f} frames/s"
+            ready = ", ".join(f"{one['ready_s']:.1f}" for one in found["tries"])
+            return f"{found['best']['rate']:,.0f} frames/s; its workers were ready after {ready} s"
         if piece.part in ("streams", "cpu"):
-            return f"{found['held']} streams held, {found['missed'] or 'none'} missed"
+            full = f", the card's decoders full at {found['full_at']}" if found["full_at"] else ""
+            return f"{found['held']} streams held, {found['missed'] or 'none'} missed{full}"
         return "see its file"
 
     def nvdec(self, piece: Piece) -> dict[str, Any]:
@@ -103,24 +106,26 @@ class Bench:
         """The search, by NVDEC alone of the same round where that was measured."""
         alone = self.folder.found("nvdec", piece.camera, piece.number)
         streams_alone = alone["best"]["rate"] / FPS if alone else CAMERAS[piece.camera].goal / SHARE_WANTED
-        wanted = max(math.ceil(SHARE_WANTED * streams_alone), CAMERAS[piece.camera].goal)
-        firsts = self._options.streams or self._firsts(piece, wanted, streams_alone)
+        firsts = self._options.streams or self._firsts(piece, streams_alone)
         most = self._options.most or max(math.ceil(MOST_OF_ALONE * streams_alone), *firsts)
         found = self._search(self._setup(piece, self._options.decoder), firsts, most, piece)
         is_of_round = alone is not None and self.folder.has(Piece("nvdec", piece.camera, piece.number))
         return found | {"alone_per_s": alone["best"]["rate"] if alone and is_of_round else 0.0}
 
-    def _firsts(self, piece: Piece, wanted: int, streams_alone: float) -> list[int]:
-        earlier = self.folder.found("streams", piece.camera, piece.number)
+    def _firsts(self, piece: Piece, streams_alone: float) -> list[int]:
+        """What an earlier round held and missed; else what the targets ask for and what NVDEC alone decodes."""
+        earlier, goal = self.folder.found("streams", piece.camera, piece.number), CAMERAS[piece.camera].goal
+        wanted = math.ceil(SHARE_WANTED * streams_alone)
         if earlier and earlier["held"]:
-            return [int(earlier["held"]), wanted]
-        return [wanted, math.floor(streams_alone)]
+            return [int(earlier["held"]), int(earlier["missed"]) or wanted]
+        return [max(wanted, goal), goal, math.floor(streams_alone)]
 
     def cpu(self, piece: Piece) -> dict[str, Any]:
         """Every stream by the CPU, in a decode process of its own."""
         cores = len(os.sched_getaffinity(0))
         earlier = self.folder.found("cpu", piece.camera, piece.number)
-        firsts = self._options.streams or [int(earlier["held"]) if earlier else 0, CORE_STREAMS[0] * cores]
+        known = [int(earlier["held"]), int(earlier["missed"])] if earlier else []
+        firsts = self._options.streams or [*filter(None, known)] or [CORE_STREAMS[0] * cores]
         most = self._options.most or CORE_STREAMS[1] * cores
         return self._search(self._setup(piece, "cpu"), firsts, most, piece) | {"machine_cores": cores}
 
@@ -135,7 +140,10 @@ class Bench:
             setup = self._setup(piece, self._options.decoder, way)
             try:
                 with self._fleet(setup, count, f"{piece.name}-{way}") as fleet:
-                    tries[way] = try_count(fleet, count, self._window(fleet), self._pacing)
+                    tried = try_count(fleet, count, self._window(fleet), self._pacing)
+                if "full_at" in tried:
+                    raise BadAnswer(tried["complaint"])
+                tries[way] = tried
             except (BadAnswer, OSError) as error:
                 failed[way] = str(error)
                 self._tell(f"{piece.name}, {way}: {error}")
@@ -157,7 +165,11 @@ class Bench:
         return {"streams": count, "faults": [judged(span, frames) for span in spans]}
 
     def _search(self, setup: Setup, firsts: list[int], most: int, piece: Piece) -> dict[str, Any]:
-        """The programs run on from number to number; streams come and go."""
+        """The programs run on from number to number; streams come and go. decoders: that the card is known to make at
+        once, which bound the numbers; 0: not known."""
+        decoders = self._decoders() if setup.decoder == "nvdec" else 0
+        if decoders:
+            firsts, most = [min(one, below(decoders)) for one in firsts], min(most, decoders)
         begin = next(count for count in [*firsts, 1] if count)
         with ExitStack() as stack:
             fleet = self._fleet(setup, min(begin, most), piece.name)
@@ -165,11 +177,21 @@ class Bench:
 
             def attempt(count: int) -> dict[str, Any]:
                 found = try_count(fleet, count, self._window(fleet), self._pacing)
-                self._tell(f"{piece.name}: {count} streams: {found['complaint'] or 'held'}, p99 {found['p99_ms']:.0f}")
+                p99 = f", p99 {found['p99_ms']:.0f}" if "p99_ms" in found else ""
+                after = f"after {found['waited_s']:.0f} s{p99}"
+                self._tell(f"{piece.name}: {count} streams {after}: {found['complaint'] or 'held'}")
                 return found
 
-            found = search(firsts, most, self._options.tries, attempt)
-        return found | {"first_streams_after_s": found["tries"][0]["waited_s"], "decoder": setup.decoder}
+            finding = HeldSearch(firsts, most, self._options.tries)
+            found = search(finding, attempt, self._options.search_s or math.inf)
+        told = {"first_streams_after_s": found["tries"][0]["waited_s"], "decoder": setup.decoder, "decoders": decoders}
+        return found | told
+
+    def _decoders(self) -> int:
+        """What the command says, else what a search of this folder met; none where numbers are named."""
+        if self._options.streams:
+            return 0
+        return self.folder.full_at() if self._options.decoders is None else int(self._options.decoders)
 
     def _window(self, fleet: Fleet) -> Callable[[], dict[str, Any]]:
         up = self._stack()

@@ -81,6 +81,10 @@ class Folder:
         order = {part: place for place, part in enumerate(PARTS)}
         return sorted(found, key=lambda one: (order.get(one["part"], len(order)), one["camera"], one["round"]))
 
+    def full_at(self) -> int:
+        """The most decoders at which a search found the card full, of any camera; 0 where none did."""
+        return max((int(one["found"].get("full_at", 0)) for one in self.all()), default=0)
+
     def found(self, part: str, camera: str, number: int) -> dict[str, Any] | None:
         """Of that round, else of the last other round that has it."""
         rounds = {one["round"]: one["found"] for one in self.all() if (one["part"], one["camera"]) == (part, camera)}

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from loadtest.bench.gpu.plots import PIXELS_PER_INCH
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
-from loadtest.bench.gpu.video.results import Body, figures, of_part
+from loadtest.bench.gpu.video.results import Body, decoders_limit, figures, of_part
 from loadtest.report.plots_canvas import canvas, log_latency, new_figure, slo_line, widen
 
 COLORS = ("#0072B2", "#D55E00", "#009E73")  # of Okabe and Ito, which colour-blind people tell apart
@@ -43,6 +43,8 @@ def _figure(bodies: Sequence[Body], bound_ms: float) -> Figure | None:
         alone = figures(of_camera, "alone_per_s")
         if alone and alone.median:
             axes.axvline(alone.median / FPS, color=color, linestyle="--", linewidth=1)
+    if full_at := max((decoders_limit(body) for body in of_part(bodies, "streams")), default=0):
+        axes.axvline(full_at, color="#555555", linestyle=":", label=f"the card makes no more decoders: {full_at}")
     axes.set_ylim(*widen(min(*latencies, bound_ms), max(*latencies, bound_ms)))
     axes.set_xlim(0)
     log_latency(axes)
@@ -56,4 +58,4 @@ def _figure(bodies: Sequence[Body], bound_ms: float) -> Figure | None:
 
 def _tries(body: Body) -> list[Body]:
     """Those that had answers."""
-    return [one for one in body["found"]["tries"] if one["p99_ms"] == one["p99_ms"] and one["p99_ms"] > 0]
+    return [one for one in body["found"]["tries"] if one.get("p99_ms", 0.0) > 0]

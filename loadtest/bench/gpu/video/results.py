@@ -6,10 +6,17 @@ from statistics import median
 from typing import Any
 
 from loadtest.bench.gpu.video.clips import CAMERAS, FPS
+from loadtest.bench.gpu.video.verdict import below
 from loadtest.bench.report import Spread, spread
 
 Body = Mapping[str, Any]
 SHARE_OF = "h264-720p"  # the camera that nvdec_share speaks of
+PARTS_OF_CPU = {
+    "decode processes": ("decode process",),
+    "video programs": ("video program", "video helper"),
+    "gateway": ("gateway",),
+    "engine": ("triton", "model instance"),
+}
 
 
 def of_part(bodies: Iterable[Body], part: str, camera: str = "") -> list[Body]:
@@ -24,9 +31,25 @@ def held_try(body: Body) -> Body | None:
 
 
 def missed_try(body: Body) -> Body | None:
-    """The window of the lowest number that was not held."""
+    """The lowest number that was not held: its window, or what is said where the card had no decoder left."""
     missed = [one for one in body["found"]["tries"] if one["complaint"]]
     return min(missed, key=lambda one: int(one["streams"])) if missed else None
+
+
+def decoders_limit(body: Body) -> int:
+    """The decoders at which the card was full, where that kept more streams from being held; else 0."""
+    found, missed = body["found"], missed_try(body)
+    if missed is not None:
+        return int(missed.get("full_at", 0))
+    known = int(found.get("decoders", 0))  # by another search, or the command: no more were tried
+    return known if known and found["held"] >= below(known) else 0
+
+
+def cpu_by_part(tried: Mapping[str, Any]) -> dict[str, float]:
+    """CPU ms a frame, by PARTS_OF_CPU; a part that was not there is left out."""
+    spent: Mapping[str, float] = tried["cpu_ms_a_frame"]
+    found = {part: [ms for kind, ms in spent.items() if kind.startswith(kinds)] for part, kinds in PARTS_OF_CPU.items()}
+    return {part: sum(ms) for part, ms in found.items() if ms}
 
 
 def shares_of_alone(bodies: Sequence[Body], camera: str) -> list[float]:

@@ -9,6 +9,8 @@ MOST_DROPPED = 0.001  # of the frames that were due
 PLAYED_OFF = 0.005  # of the frames that were due, of all streams together
 EDGE_FRAMES = 3  # of a stream: the window cuts through a frame at each end, and an answer may come in the next window
 IN_TIME = 0.99
+WITHIN = 0.02  # of the number held: a search ends there
+FIRST_BACK = 0.04  # below what was answered of a number that was missed; twice as much each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +72,51 @@ def complaint(window: Window, bound_ms: float) -> str:
 
 
 class HeldSearch:
-    """The highest number held: first what is named, then by 0.85 down to one that is held, then by halves.
+    """The highest number held: first what is named, then down to one that is held, then by halves.
 
-    most: more than that many cannot be. It ends when held and missed are within 1 % of each other, or after `tries`.
+    most: more than that many cannot be. It ends when held and missed are within 2 % of each other, or after `tries`.
     """
 
     def __init__(self, firsts: Sequence[int], most: int, tries: int = 7) -> None:
         self.held, self.missed = 0, max(most, 1) + 1
-        self._firsts = [count for count in dict.fromkeys(firsts) if count > 0]
-        self._left = tries
+        self._firsts = [count for count in dict.fromkeys(min(one, self.missed - 1) for one in firsts) if count > 0]
+        self._left, self._back, self._guess = tries, FIRST_BACK, int(self.missed * (1 - FIRST_BACK))
 
     def next_count(self) -> int | None:
         """What to try; None where it is over."""
-        if self._left <= 0 or self.missed - self.held <= max(1, round(0.01 * self.held)):
+        if self._left <= 0:
             return None
         while self._firsts:
-            count = min(self._firsts.pop(0), self.missed - 1)
-            if count > self.held:
+            count = self._firsts.pop(0)
+            if self.held < count < self.missed:
                 return count
+        if self.missed - self.held <= max(1, round(WITHIN * self.held)):
+            return None
         if not self.held:
-            return min(max(int(self.missed * 0.85), 1), self.missed - 1)
+            return min(max(self._guess, 1), self.missed - 1)
         return (self.held + self.missed) // 2
 
-    def record(self, count: int, *, is_held: bool) -> None:
-        """What came of a try."""
+    def record(self, count: int, *, is_held: bool, played: float = 1.0, full_at: int = 0) -> None:
+        """What came of a try. played: of what was due, where it was missed; full_at: the streams that the card had
+        decoders for, where it had none for the others, else 0."""
         self._left -= 1
         if is_held:
             self.held = max(self.held, count)
+        elif full_at:
+            self.missed = min(self.missed, full_at + 1)
+            self._guess = below(full_at)
+            self._firsts = [self._guess, *(one for one in self._firsts if one < self._guess)]
         else:
             self.missed = min(self.missed, count)
+            could_be = count * min(played, 1.0)
+            self._guess = int(could_be * (1 - self._back))
+            self._firsts = [one for one in self._firsts if one <= could_be * (1 + FIRST_BACK)]
+            self._back *= 2
+
+
+def below(full_at: int) -> int:
+    """Streams that a card which was full at so many surely has decoders for: a multiple of 5, where there is one."""
+    return (full_at - 1) // 5 * 5 or max(full_at - 1, 1)
 
 
 def shares(count: int, programs: int) -> tuple[int, ...]:

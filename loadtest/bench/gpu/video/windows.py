@@ -1,7 +1,8 @@
 """A window of a fleet: what was answered, what it cost, what the card did; and the search for what is held."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,14 @@ from loadtest.bench.gpu.penstock_up import PenstockUp
 from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import FPS
 from loadtest.bench.gpu.video.engine import ask_engine, busy_between
-from loadtest.bench.gpu.video.fleet import Fleet, NotAllThere
+from loadtest.bench.gpu.video.fleet import Fleet
 from loadtest.bench.gpu.video.page import latency_between
+from loadtest.bench.gpu.video.patience import NotAllThere
 from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint
 from loadtest.bench.wire import BadAnswer
 
-HOPELESS_IN_TIME, HOPELESS_DROPPED = 0.8, 0.05
+HOPELESS_IN_TIME, HOPELESS_DROPPED, HOPELESS_PLAYED = 0.8, 0.05, 0.9
 SECOND_WINDOWS = 2  # that a number gets before it counts as missed: one moment of the machine's is not to decide
 
 
@@ -77,13 +79,15 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
 def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pacing: Pacing) -> dict[str, Any]:
     """The fleet with so many streams: the first window that was held, else the last of two. waited_s: for all streams.
 
-    Streams that have no answer in time are a reason, and the window tells what was full meanwhile. Raises BadAnswer.
+    Streams that have no answer in time are a reason, and the window tells what was full meanwhile. Where that is the
+    card's decoders there is none: full_at, the streams that have one, says it all. Raises BadAnswer.
     """
     fleet.resize(count)
     try:
         waited_s = round(fleet.wait(pacing.start_s), 1)
     except NotAllThere as error:
-        return window() | {"complaint": str(error), "waited_s": pacing.start_s}
+        told = {"streams": count, "complaint": str(error), "waited_s": round(error.waited_s, 1)}
+        return told | {"full_at": error.answered} if error.is_full else window() | told
     time.sleep(pacing.settle_s)
     found: dict[str, Any] = {}
     for _ in range(SECOND_WINDOWS):
@@ -95,16 +99,21 @@ def try_count(fleet: Fleet, count: int, window: Callable[[], dict[str, Any]], pa
 
 def _is_hopeless(found: dict[str, Any]) -> bool:
     """So far from being held that another window is a waste of a lent card."""
-    return bool(found["in_time"] < HOPELESS_IN_TIME or found["dropped_share"] > HOPELESS_DROPPED)
+    hopeless = found["in_time"] < HOPELESS_IN_TIME or found["dropped_share"] > HOPELESS_DROPPED
+    return bool(hopeless or found["played"] < HOPELESS_PLAYED)
 
 
-def search(firsts: Sequence[int], most: int, tries: int, attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """held, missed (0 where nothing was), and every try. cut: why it ended before its time, empty where it did not.
+def search(finding: HeldSearch, attempt: Callable[[int], dict[str, Any]], budget_s: float = math.inf) -> dict[str, Any]:
+    """held, missed (0 where nothing was), full_at (the decoders at which the card was full, else 0), and every try.
 
-    Raises BadAnswer, OSError where the first try breaks off: what later ones found before that stays.
+    budget_s: once something is held, nothing is tried after that. cut: why it ended before its time, empty where it
+    did not. Raises BadAnswer, OSError where the first try breaks off: what later ones found before that stays.
     """
-    finding, tried, cut = HeldSearch(firsts, most, tries), list[dict[str, Any]](), ""
+    tried, cut, began_s = list[dict[str, Any]](), "", time.monotonic()
     while (count := finding.next_count()) is not None:
+        if finding.held and time.monotonic() - began_s > budget_s:
+            cut = f"{count} streams: its {budget_s:g} s were over"
+            break
         try:
             tried.append(attempt(count))
         except (BadAnswer, OSError) as error:
@@ -112,6 +121,9 @@ def search(firsts: Sequence[int], most: int, tries: int, attempt: Callable[[int]
                 raise
             cut = f"{count} streams: {error}"
             break
-        finding.record(count, is_held=not tried[-1]["complaint"])
+        last = tried[-1]
+        is_held, full_at = not last["complaint"], int(last.get("full_at", 0))
+        finding.record(count, is_held=is_held, played=float(last.get("played", 1.0)), full_at=full_at)
     missed = [one["streams"] for one in tried if one["complaint"]]
-    return {"held": finding.held, "missed": min(missed, default=0), "tries": tried, "cut": cut}
+    full_at = max((int(one.get("full_at", 0)) for one in tried), default=0)
+    return {"held": finding.held, "missed": min(missed, default=0), "full_at": full_at, "tries": tried, "cut": cut}
