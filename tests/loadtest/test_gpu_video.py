@@ -257,9 +257,12 @@ def test_engine_is_the_limit_where_its_instances_work_all_the_time() -> None:
 
 def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None:
     """A camera each; no sink unless results are wanted."""
-    setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2, hand_over="host", sections={"streammux": {"batch-size": 32}})
+    said = {"streammux": {"batch-size": 32}}
+    setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2, hand_over="host", has_pinned_processes=False, sections=said)
     told = setup.settings(["cam1"], 8010, 0)
     assert told["source"][0] | {"uri": ""} == {
         "uri": "", "camera_id": "cam1", "loop": True, "realtime": True, "decoder": "nvdec",
     }  # fmt: skip
     assert (told["gpu"]["hand-over"], told["streammux"]["batch-size"], "sink" in told) == ("host", 32, False)
+    assert told["gpu"]["pin-processes"] is parse_arguments("", ["--no-pin-processes"]).pin_processes is False
+    assert parse_arguments("", []).pin_processes

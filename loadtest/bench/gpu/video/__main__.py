@@ -101,7 +101,8 @@ def _conditions(options: argparse.Namespace) -> dict[str, str]:
     told["gpu versions"] = ", ".join([driver, *filter(None, map(_version, _VERSIONS_OF))])
     model = f"{options.instances} instances, batching {options.batching}, at most {options.max_batch}"
     told["model"] = f"{options.model}{f' ({model})' if options.model == MODEL else ''}"
-    shared = f"{options.cameras_per_process} cameras a decode process, MPS {options.mps}"
+    core = "on a core of its own where one is free" if options.pin_processes else "not pinned"
+    shared = f"{options.cameras_per_process} cameras a decode process, {core}, MPS {options.mps}"
     told["programs"] = f"{options.programs}, {shared if options.is_gpu else 'a decode process a camera, the CPU alone'}"
     return told
 

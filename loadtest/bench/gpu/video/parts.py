@@ -214,6 +214,7 @@ class Bench:
             programs=options.programs,
             hand_over=hand_over or options.hand_over,
             cameras_per_process=options.cameras_per_process,
+            has_pinned_processes=options.pin_processes,
             sections={"streammux": said} if said else {},
             results=results,
         )
