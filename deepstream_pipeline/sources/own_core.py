@@ -6,20 +6,52 @@ thread that wakes on a cold core pays 220 to 270 µs for a call of the decoder's
 
 Which core is chance; that no other decode process of this user has it is a lock on a file, which the system gives back
 for whoever dies with it. Programs that see another folder for temporary files, as in another container, are not seen.
+A process that is given a file to read at full speed leaves its core: it is to have as many as it can use.
 """
 
 import fcntl
 import os
 import random
 import tempfile
+import threading
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 LEAST_CORES = 4  # on fewer, the engine and the rest of this program want each of them
+_LOOKS = 8
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def pin_to_own_core(least_cores: int = LEAST_CORES) -> int | None:
-    """The core on which this thread, and what it starts from now on, stays until the process ends.
+class OwnCore:
+    """The process's. number: as the system counts cores. Every thread may use it."""
+
+    def __init__(self, number: int, descriptor: int, cores: Collection[int]) -> None:
+        """descriptor: of the file with its lock. cores: that the process may use else."""
+        self.number = number
+        self._descriptor, self._cores = descriptor, set(cores)
+        self._lock = threading.Lock()
+        self._is_left = False
+
+    def leave(self) -> None:
+        """Every thread of the process may run on all cores again, and another process have this one. A second call does
+        nothing."""
+        with self._lock:
+            if self._is_left:
+                return
+            self._is_left = True
+            for _ in range(_LOOKS):  # a thread that is started meanwhile is where the one was that started it
+                pinned = [task for task in _tasks() if _may_run_on(task) == {self.number}]
+                for task in pinned:
+                    with suppress(OSError):  # it is over
+                        os.sched_setaffinity(task, self._cores)
+                if not pinned:
+                    break
+            os.close(self._descriptor)
+
+
+def pin_to_own_core(least_cores: int = LEAST_CORES) -> OwnCore | None:
+    """The core on which this thread, and what it starts from now on, stays.
 
     None, and all is as it was, where there are fewer cores to use, each has its process, or the system has no lock or
     no pinning for us. Called once, before any other thread: those that there are keep their cores.
@@ -32,24 +64,37 @@ def pin_to_own_core(least_cores: int = LEAST_CORES) -> int | None:
     except OSError:
         return None
     for core in random.sample(cores, len(cores)):
-        if _has_taken(core, folder / f"core-{core}.lock"):
-            return core
+        descriptor = _taken(core, folder / f"core-{core}.lock")
+        if descriptor is not None:
+            return OwnCore(core, descriptor, cores)
     return None
 
 
-def _has_taken(core: int, path: Path) -> bool:
-    """Whether it is this process's now. Its descriptor is left open then: the lock lasts as long as that."""
+def _tasks() -> list[int]:
+    """The process's threads, as the system numbers them."""
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def _may_run_on(task: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(task)
+    except ProcessLookupError:  # it is over
+        return set()
+
+
+def _taken(core: int, path: Path) -> int | None:
+    """The descriptor of its lock, which lasts as long as that is open; None where it is not this process's now."""
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.sched_setaffinity(0, {core})
     except OSError:  # another process has it, or the system refuses
         os.close(descriptor)
-        return False
-    return True
+        return None
+    return descriptor
 
 
 def _locks_folder() -> Path:

@@ -20,14 +20,13 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("this is a part of `penstock video`, which starts it with a card, 0 or 1, and a descriptor\n")
         return 2
     settle()
-    if arguments[1] == "1":
-        pin_to_own_core()  # before libraries and the driver start threads, which are to be on it
+    core = pin_to_own_core() if arguments[1] == "1" else None  # before libraries start threads, which are to be on it
     from deepstream_pipeline.decode.decode_errors import watch_stdout  # after the variable that is set: numpy comes
     from deepstream_pipeline.sources.shared_cameras import serve
     from deepstream_pipeline.sources.shared_work import Card
 
     with socket.socket(fileno=int(arguments[2])) as control:
-        status = serve(control, Card(int(arguments[0]), watch_stdout()).run)
+        status = serve(control, Card(int(arguments[0]), watch_stdout(), core).run)
     sys.stderr.flush()
     os._exit(status)  # the driver's own threads, and what hangs, are not waited for
 

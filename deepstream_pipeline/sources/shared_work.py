@@ -17,15 +17,17 @@ from deepstream_pipeline.sources.child_link import PolledLink
 from deepstream_pipeline.sources.child_work import Tools, Work, read_start
 from deepstream_pipeline.sources.device_slots import DeviceSlotWriter
 from deepstream_pipeline.sources.messages import Ended, EndReason, Start, encode
+from deepstream_pipeline.sources.own_core import OwnCore
 from deepstream_pipeline.sources.ring import Ring, RingSize
+from deepstream_pipeline.types import DropPolicy
 
 
 class Card:
     """The process's card, opened with the first camera. Where it cannot be, each is told so."""
 
-    def __init__(self, index: int, errors: DecodeErrors) -> None:
-        """errors: what the decoder's library says on the process's standard output."""
-        self._index = index
+    def __init__(self, index: int, errors: DecodeErrors, core: OwnCore | None = None) -> None:
+        """errors: what the decoder's library says on the process's standard output. core: the process's own."""
+        self._index, self._core = index, core
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._opener: NvdecOpener | None = None
@@ -37,6 +39,8 @@ class Card:
         if start is None:
             os.close(ring_descriptor)
             return 2
+        if self._core is not None and start.policy == DropPolicy.BLOCK and not start.is_realtime:
+            self._core.leave()  # a file at full speed
         ring = Ring(ring_descriptor, RingSize(start.ring_frames, start.slot_bytes))
         ring.close()  # it is mapped
         try:

@@ -1,4 +1,7 @@
-"""A process that takes a core: `… core_taker CORES [LEAST_CORES]`, CORES as 0,1. Says what came of it, and lives on."""
+"""A process that takes a core: `… core_taker CORES [LEAST_CORES]`, CORES as 0,1. Says what came of it, and lives on.
+
+After a line of standard input it leaves its core, and says on which ones its threads may run.
+"""
 
 import json
 import os
@@ -12,7 +15,8 @@ from deepstream_pipeline.sources.own_core import pin_to_own_core
 def main() -> None:
     """One line of JSON; the end of standard input is its own."""
     os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-    core = pin_to_own_core(*(int(number) for number in sys.argv[2:]))
+    taken = pin_to_own_core(*(int(number) for number in sys.argv[2:]))
+    core = taken.number if taken is not None else None
     later: list[list[int]] = []
     thread = threading.Thread(target=lambda: later.append(sorted(os.sched_getaffinity(0))))
     thread.start()
@@ -22,6 +26,14 @@ def main() -> None:
     )
     told = {"core": core, "cores": sorted(os.sched_getaffinity(0)), "later": later[0], "given_on": given_on.stdout}
     sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    if taken is not None:
+        taken.leave()
+        taken.leave()
+    tasks = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
+    sys.stdout.write(json.dumps({"tasks": tasks}) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
 

@@ -50,6 +50,15 @@ class Taker:
         assert self._process.stdout is not None
         self.told: dict[str, Any] = json.loads(self._process.stdout.readline())
 
+    def leave(self) -> list[list[int]]:
+        """Its core; the cores of each of its threads afterwards."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        tasks: list[list[int]] = json.loads(self._process.stdout.readline())["tasks"]
+        return tasks
+
     def kill(self) -> None:
         """It dies, and gives nothing back by itself."""
         self._process.kill()
@@ -91,6 +100,14 @@ def test_core_of_a_process_that_died_is_free_again(take: Callable[..., Taker]) -
     assert take(TWO, 2).told["core"] == first.told["core"]
     second.kill()
     assert take(TWO, 2).told["core"] == second.told["core"]
+
+
+@needs_two_cores
+def test_core_that_is_left_is_free_and_its_process_runs_anywhere(take: Callable[..., Taker]) -> None:
+    """With every thread that it has by then, and a second time nothing more."""
+    first = take(TWO, 2)
+    assert first.leave() == [TWO, TWO]
+    assert sorted(take(TWO, 2).told["core"] for _ in TWO) == TWO
 
 
 def test_threads_that_start_later_are_on_the_core_and_programs_have_no_hold_of_it(take: Callable[..., Taker]) -> None:

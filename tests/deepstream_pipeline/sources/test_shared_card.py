@@ -50,7 +50,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def camera(uri: object, *, spec: PrepareSpec | None = SPEC, **how: Any) -> Iterator[tuple[Parent, threading.Thread]]:
+def camera(
+    uri: object, *, spec: PrepareSpec | None = SPEC, core: Any = None, **how: Any
+) -> Iterator[tuple[Parent, threading.Thread]]:
     """One in a thread of this process, told to begin; its socket is closed at the end, and its thread awaited."""
     size = ring_size(SLOTS, spec.row_bytes if spec else 0, SIZE[0] * SIZE[1] * 3)
     descriptor = new_ring(size, "test")
@@ -64,7 +66,7 @@ def camera(uri: object, *, spec: PrepareSpec | None = SPEC, **how: Any) -> Itera
     parent.say(Start(uri=str(uri), spec=spec.pack() if spec else b"", **(started | how)))
     descriptor_of_errors, write_end = os.pipe()
     os.set_blocking(descriptor_of_errors, False)
-    shared = shared_work.Card(0, DecodeErrors(descriptor_of_errors))
+    shared = shared_work.Card(0, DecodeErrors(descriptor_of_errors), core)
 
     def run() -> None:
         with theirs:
@@ -255,6 +257,20 @@ def test_card_that_became_full_ends_a_stream_that_changes_its_size(
         assert ended(parent).reason is EndReason.NO_CARD
     assert {frame.width for frame in frames} == {320}
     assert len(opener.opened) == 2
+    assert fake[1].is_all_given_back
+
+
+@pytest.mark.parametrize(
+    ("how", "is_left"), [({}, True), ({"is_realtime": True}, False), ({"policy": "drop-oldest"}, False)]
+)
+def test_file_at_full_speed_has_every_core(
+    path: Path, fake: tuple[Device, FakeDriver], how: dict[str, Any], is_left: bool
+) -> None:
+    """The process leaves its own one; for cameras, and what is played as one, it keeps it."""
+    core = Mock()
+    with camera(path, core=core, **how) as (parent, _):
+        parent.rest()
+    assert core.leave.called is is_left
     assert fake[1].is_all_given_back
 
 
