@@ -74,19 +74,20 @@ class GpuUnavailable(PipelineError):
     reason = "no_gpu"
 
 
-class GpuFull(PipelineError):
-    """The card makes no more decoders now. By decode; it says nothing of the stream, nor that the card is lost.
+class GpuFailed(PipelineError):
+    """A call of the card's driver failed. By gpu; the text holds CUDA's name for it and what was being done."""
+
+    reason = "gpu_failed"
+
+
+class GpuFull(GpuFailed):
+    """The card has no room for more now: of memory, or of decoders. By gpu and decode; it says nothing of the stream,
+    nor that the card is lost.
 
     The source is decoded on the CPU, where it may be, and else tried again.
     """
 
     reason = "gpu_full"
-
-
-class GpuFailed(PipelineError):
-    """A call of the card's driver failed. By gpu; the text holds CUDA's name for it and what was being done."""
-
-    reason = "gpu_failed"
 
 
 class SinkFailed(PipelineError):

@@ -274,6 +274,8 @@ class Decoder:
         self.facts = self._facts(self.facts.width, self.facts.height)
         self._damage.begin()
         self._is_new = True
+        if not before:  # its decoder's place may be the only one that a full card has for the other
+            self._let_retired_go()
         return before
 
     def _flushed(self) -> list[Picture]:

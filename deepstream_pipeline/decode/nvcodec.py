@@ -21,8 +21,8 @@ from deepstream_pipeline.errors import GpuFull, NeedsCpu
 _WORDS = "Error Type :"
 _IS_FULL = re.compile(r"Error code : 2\b|returned error 2\b|OUT_OF_MEMORY|out of memory")
 _FULL = (
-    "the GPU makes no more decoders (CUDA's error 2): it is out of memory, or of the driver's channels (some 2,000, "
-    "and a decoder takes seven); give it fewer cameras, or with decoder: auto the CPU takes the rest"
+    "the GPU makes no more decoders (CUDA's error 2): it is out of memory, or of the driver's channels, as an H200 is "
+    "after 288 decoders; give it fewer cameras, or with decoder: auto the CPU takes the rest"
 )
 _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 MOST_LATE = 16  # pictures that were given up, and may come all the same
 MOST_AWAITED = 32  # packets whose pictures did not come out yet
 _PER_SECOND = 1_000_000
-_CLOCK_BACK = 10 * _PER_SECOND  # from one picture to the next it is another clock, and no order of showing
+_MOST_S = 1e11  # a stamp is a number of 64 bits; what a stream says beyond that is no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PacketNumbers:
         self._awaited: dict[int, Sent] = {}
         self._late: dict[int, Sent] = {}
         self._offset = 0  # from the stream's time to the stamp
-        self._highest = -1
+        self._highest = self._shown = -1
         self._key: int | None = None  # the stamp of the last keyframe
         self._untold = lost
         self._missing = 0  # of this decoder's packets
@@ -60,6 +60,7 @@ class PacketNumbers:
 
     def came_out(self, stamp: int) -> Sent | None:
         """Of the picture with that stamp; None where it came already, or of no packet."""
+        self._shown = max(self._shown, stamp)
         sent = self._awaited.pop(stamp, None)
         if sent is None:
             sent = self._late.pop(stamp, None)
@@ -96,12 +97,12 @@ class PacketNumbers:
         self._untold, self._key = 0, None
 
     def _stamp_of(self, sent: Sent) -> int:
-        """A keyframe is shown after all that was coded before it; what has no time, as it was coded."""
-        if sent.raw_s is None:
+        """A keyframe is shown after all that was coded before it; what has no time, as it was coded; and nothing is
+        shown before what came out already: there the stream's clock went back."""
+        if sent.raw_s is None or abs(sent.raw_s) > _MOST_S:
             return self._highest + 1
         stamp = self._offset + round(sent.raw_s * _PER_SECOND)
-        is_after_all = sent.is_key or stamp < self._highest - _CLOCK_BACK
-        if is_after_all and stamp <= self._highest:
+        if stamp <= (self._highest if sent.is_key else self._shown):
             self._offset += self._highest + 1 - stamp
             stamp = self._highest + 1
         while stamp in self._awaited:

@@ -32,7 +32,8 @@ class DecoderChoice:
 
     def kind(self, now: float) -> DecoderKind:
         """cpu or nvdec, for a run that begins now."""
-        return DecoderKind.CPU if self._is_cpu_only or now < self._cpu_until else DecoderKind.NVDEC
+        is_cpus = self._is_cpu_only or (self.may_use_cpu and now < self._cpu_until)
+        return DecoderKind.CPU if is_cpus else DecoderKind.NVDEC
 
     def company(self, now: float) -> str:
         """With whom a run that begins now may share its process: who says the same. ALONE for nobody."""

@@ -19,6 +19,7 @@ GRACE_S = 2.0  # for a process that was asked to end, or said its last
 WELL_S = 10.0  # a source that gave frames for so long fails for the first time again
 AUTH_RETRY_S = 60.0
 TAKEN_OUT = "taken out"  # the reason of one that was removed
+WAITING_BEATS_S = 3.0  # of one that waits for its turn: it says so each second
 WAITS_FOR_CARD = "waits for its turn at the card, which makes one decoder at a time"
 FILE_ATTEMPTS = 2  # of a file that gave nothing yet: what kills its decoder once kills it again
 
@@ -155,6 +156,8 @@ class Watch:
         self._phase, self._due = _Phase.OPENING, now + self._options.open_timeout_s + START_MARGIN_S
         if self.state is SourceState.STALLED:
             self.state = self._unconnected()
+        if self.reason == WAITS_FOR_CARD:
+            self.reason = ""
 
     def opened(self, now: float, fps: float, *, is_live: bool) -> None:
         """The process has opened the source, or it changed. fps: as the stream says, 0 where it does not."""
@@ -182,9 +185,13 @@ class Watch:
         """The process lives, and has decoded so many frames since its start. is_waiting: for its turn at the card."""
         if is_waiting and self._phase is _Phase.OPEN and self.state is SourceState.CONNECTING:
             self.reason = WAITS_FOR_CARD
-        if decoded > self._beats or is_waiting:
+        elif self.reason == WAITS_FOR_CARD:
+            self.reason = ""
+        if decoded > self._beats:
             self._beats = decoded
             self._progress(now)
+        if is_waiting and self._phase is _Phase.OPEN:
+            self._due = now + max(self._options.reconnect_interval_s, WAITING_BEATS_S)
 
     def released(self, now: float) -> None:
         """The parent gave back what the process may have waited for: the time before was no silence of the source."""
@@ -311,15 +318,17 @@ class Watch:
         elif reason is EndReason.EOF:
             self._retry(now, text or "the source hung up")
         else:
-            self._retry(now, text or reason.value, is_auth=reason is EndReason.AUTH_FAILED)
+            is_auth, is_card = reason is EndReason.AUTH_FAILED, reason is EndReason.NO_CARD
+            self._retry(now, text or reason.value, is_auth=is_auth, is_card=is_card)
 
-    def _retry(self, now: float, reason: str, *, is_auth: bool = False) -> None:
+    def _retry(self, now: float, reason: str, *, is_auth: bool = False, is_card: bool = False) -> None:
+        """is_card: it was for want of the card, which says nothing of a file."""
         self._failures, self._is_restart = self._failures + 1, True
         if not self.is_live and self.frames and not self._options.is_loop:
             self._finish(SourceState.FAILED, f"{reason}, after {self.frames} frames; a file is not read twice")
             return
         limit = self._options.reconnect_attempts
-        if self._options.is_local and not self.is_live:
+        if self._options.is_local and not self.is_live and not is_card:
             limit = FILE_ATTEMPTS if limit < 0 else min(limit, FILE_ATTEMPTS)
         if 0 <= limit < self._failures:
             self._finish(SourceState.FAILED, f"given up after {self._failures} attempts: {reason}")

@@ -1,5 +1,9 @@
 """Which packet a picture came of, and which packets are lost."""
 
+import heapq
+
+import pytest
+
 from deepstream_pipeline.decode.packet_numbers import MOST_AWAITED, MOST_LATE, PacketNumbers, Sent
 
 
@@ -36,9 +40,47 @@ def test_packets_without_times_are_known_by_their_order() -> None:
 def test_clock_that_goes_back_leaves_the_order_as_it_is() -> None:
     """A keyframe of another clock is shown after all that was coded before it, and so is what follows it."""
     numbers = PacketNumbers()
-    stamps = given(numbers, "K100", "102", "101", "K0", "2", "1", "K200", "201", "3", "4")
+    stamps = given(numbers, "K100", "102", "101", "K0", "2", "1", "K200", "202", "201")
     order = sorted(range(len(stamps)), key=stamps.__getitem__)
-    assert order == [0, 2, 1, 3, 5, 4, 6, 7, 8, 9]
+    assert order == [0, 2, 1, 3, 5, 4, 6, 8, 7]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        (0, 15.1, 0.1, 15.3, 15.2, 15.4),  # a screen that stood still
+        (0, 20, 10, 5, 15, 40, 30, 25, 35),  # a picture each five seconds
+    ],
+)
+def test_long_gaps_between_pictures_are_no_other_clock(times: tuple[float, ...]) -> None:
+    """Each picture has its packet's time, however long the one before it was shown."""
+    numbers, heap, out = PacketNumbers(), list[int](), list[float | None]()
+    for place, time in enumerate(times):
+        heapq.heappush(heap, numbers.next(Sent(time, place == 0, is_corrupt=False)))
+        if place >= 3:  # as the decoder holds some back
+            sent = numbers.came_out(heapq.heappop(heap))
+            out.append(sent and sent.raw_s)
+    out += [sent.raw_s for stamp in sorted(heap) if (sent := numbers.came_out(stamp)) is not None]
+    assert out == sorted(times)
+
+
+def test_clock_that_goes_back_within_a_group_is_known_by_what_came_out() -> None:
+    """Nothing is shown before what was shown already: what is missing there is lost, and no leading picture."""
+    numbers = PacketNumbers()
+    shown = given(numbers, "K100", "100.04", "100.08")
+    assert lost(numbers, *shown) == [0, 0, 0]
+    later = given(numbers, "95", "95.04", "95.08", "95.12")
+    assert shown[-1] < later[0]
+    assert later == sorted(later)
+    assert lost(numbers, later[0], later[3]) == [0, 2]
+
+
+def test_time_that_is_none_is_no_stamp_that_a_decoder_cannot_take() -> None:
+    """What a damaged container says; the order counts then."""
+    numbers = PacketNumbers()
+    stamps = given(numbers, "K0", "1e300", "-1e300", "9.3e12", "1")
+    assert stamps == sorted(stamps)
+    assert max(map(abs, stamps)) < 2**62
 
 
 def test_same_time_twice_is_two_packets() -> None:

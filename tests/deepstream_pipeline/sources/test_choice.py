@@ -2,7 +2,14 @@
 
 import pytest
 
-from deepstream_pipeline.sources.choice import ALONE, ALONE_FOR_S, CPU_FOR_S, LOSSES_WITHIN_S, DecoderChoice
+from deepstream_pipeline.sources.choice import (
+    ALONE,
+    ALONE_FOR_S,
+    CARD_GONE_FOR_S,
+    CPU_FOR_S,
+    LOSSES_WITHIN_S,
+    DecoderChoice,
+)
 from deepstream_pipeline.types import DecoderKind
 
 AUTO, CPU, NVDEC = DecoderKind.AUTO, DecoderKind.CPU, DecoderKind.NVDEC
@@ -34,6 +41,15 @@ def test_stream_that_needs_the_cpu_is_shown_to_the_card_again_after_an_hour() ->
     choice.needs_cpu(100.0)
     assert choice.kind(100.0 + CPU_FOR_S - 1) is CPU
     assert choice.kind(100.0 + CPU_FOR_S) is NVDEC
+
+
+@pytest.mark.parametrize("wish", [AUTO, NVDEC])
+def test_who_finds_no_room_on_the_card_is_shown_to_it_again_after_a_minute(wish: DecoderKind) -> None:
+    """Until then it is the CPU's, unless it is to be decoded by the card and nothing else."""
+    choice = DecoderChoice(wish, None)
+    choice.has_no_card(100.0)
+    assert choice.kind(100.0 + CARD_GONE_FOR_S - 1) is (CPU if wish is AUTO else NVDEC)
+    assert choice.kind(100.0 + CARD_GONE_FOR_S) is NVDEC
 
 
 def test_who_lost_a_process_sits_with_those_who_lost_it_for_a_while() -> None:

@@ -1,9 +1,11 @@
 """What is done about a source, rule by rule, by a clock that the test moves."""
 
+from dataclasses import replace
+
 import pytest
 
 from deepstream_pipeline.sources.messages import EndReason
-from deepstream_pipeline.sources.watch import FILE_ATTEMPTS, WAITS_FOR_CARD, Action, WatchOptions
+from deepstream_pipeline.sources.watch import FILE_ATTEMPTS, WAITING_BEATS_S, WAITS_FOR_CARD, Action, WatchOptions
 from deepstream_pipeline.types import SourceState
 from tests.deepstream_pipeline.sources.life import FILE, LIVE, LOOP, REMOTE, Life
 
@@ -115,6 +117,29 @@ def test_source_for_which_the_card_has_no_room_is_the_cpus_at_once(seconds: floa
     assert life.watch.restarts == 0
 
 
+def test_wait_for_a_turn_is_longer_than_a_short_patience_with_the_source() -> None:
+    """The process says so each second, whatever silence of its source is allowed."""
+    life = Life(WatchOptions(is_live=True, reconnect_interval_s=0.5))
+    life.open()
+    for _ in range(5):
+        life.watch.beat(life.now, 0, is_waiting=True)
+        assert life.wait(1.2) is Action.NONE
+    assert life.wait(WAITING_BEATS_S) is Action.KILL
+
+
+def test_reason_of_a_wait_for_a_turn_goes_with_the_wait() -> None:
+    """Whether the same process goes on, or another decoder takes the source."""
+    life = Life()
+    life.open()
+    life.watch.beat(life.now, 0, is_waiting=True)
+    life.watch.beat(life.now, 0)
+    assert life.watch.reason == ""
+    life.watch.beat(life.now, 0, is_waiting=True)
+    life.end(EndReason.NO_CARD, "full")
+    life.open()
+    assert (life.state, life.watch.reason) == (SourceState.CONNECTING, "")
+
+
 def test_source_that_may_not_be_the_cpus_waits_for_room_on_the_card() -> None:
     """After the usual pauses, for good, and it says why; then it runs as any other."""
     life = Life(WatchOptions(is_live=True, may_use_cpu=False), jitter=0.999)
@@ -127,6 +152,16 @@ def test_source_that_may_not_be_the_cpus_waits_for_room_on_the_card() -> None:
     assert pauses == pytest.approx([1, 2, 4, 8, 16, 30, 30, 30], rel=0.01)
     life.run()
     assert (life.state, life.watch.reason) == (SourceState.RUNNING, "")
+
+
+def test_file_waits_for_room_on_the_card_as_a_camera_does() -> None:
+    """It was not what it holds that ended it."""
+    life = Life(replace(FILE, may_use_cpu=False))
+    for _ in range(FILE_ATTEMPTS + 3):
+        life.open()
+        life.end(EndReason.NO_CARD, "full")
+        assert (life.state, life.watch.reason) == (SourceState.CONNECTING, "full")
+    life.run()
 
 
 def test_file_that_waits_for_us_is_not_stalled() -> None:

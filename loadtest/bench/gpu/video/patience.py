@@ -8,6 +8,7 @@ from loadtest.bench.wire import BadAnswer
 DECODERS_FULL = "makes no more decoders"  # in the reason of a source that found none left on the card
 STILL_S = 12.0  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
 FULL_STILL_S = 5.0  # the same, where every stream that is waited for says that the card has no decoder left
+MOSTLY = 0.9  # of the streams that are waited for, so that it is what bounds their number
 _REASON_CHARACTERS = 240
 
 
@@ -62,7 +63,8 @@ def not_all_there(cold: Sequence[str], count: int, said: Mapping[str, str], wait
         return None
     why, times = reasons.most_common(1)[0]
     words = f"{len(cold)} of {count} streams have no answers: {times} × {why!r}"
-    return NotAllThere(words, count - len(cold), waited_s, is_full=DECODERS_FULL in why)
+    is_full = DECODERS_FULL in why and times >= MOSTLY * len(cold)
+    return NotAllThere(words, count - len(cold), waited_s, is_full=is_full)
 
 
 def _short(reason: str) -> str:
