@@ -10,6 +10,7 @@ thread that was bound once (`Device.bind`); a block or stream is closed by whoev
 
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ IPC_HANDLE_BYTES = 64
 # What is handed to other processes is mapped by such pieces: a block that shared one with another would show it, too.
 _GRANULE_BYTES = 2 << 20
 _PAGE_BYTES = 4096
+_BUS_ID_BYTES = 64
+_NOT_IN_NAMES = re.compile(r"[^0-9a-z.]")  # of files
 # A card has some 2,000 channels, of which each decoder takes as many as it has video engines. A context takes up to 32
 # for its streams, which a program whose kernels last microseconds does not miss: of an H200, 16 processes got 279
 # decoders with one each, and 24 processes 239 with CUDA's own choice.
@@ -116,7 +119,11 @@ class Pinned:
 
 
 class Device:
-    """One a process. name: the card's. context: CUDA's handle of its primary context. capability: (9, 0)."""
+    """One a process. name: the card's. context: CUDA's handle of its primary context. capability: (9, 0).
+
+    bus_id: by which every program of this host knows the card, whatever CUDA_VISIBLE_DEVICES leaves it; as
+    "0000-1b-00.0", which may be a part of a file's name.
+    """
 
     def __init__(self, driver: Any, handle: Any, index: int) -> None:
         """Use `Device.open`."""
@@ -126,6 +133,8 @@ class Device:
         self._kernels: dict[str, Kernel] = {}
         self._kernels_lock = threading.Lock()
         self.name: str = _text(self.call("ask the GPU's name", "cuDeviceGetName", 128, handle))
+        bus_id = self.call("ask the GPU's place on the bus", "cuDeviceGetPCIBusId", _BUS_ID_BYTES, handle)
+        self.bus_id: str = _NOT_IN_NAMES.sub("-", _text(bus_id).lower())
         attributes = driver.CUdevice_attribute
         major, minor = (
             int(self.call("ask the GPU's compute capability", "cuDeviceGetAttribute", wanted, handle))

@@ -4,23 +4,26 @@ Measured on an H200's host (16 vCPUs), 16 cameras of 720p H.264 at 30/s in one p
 its threads may run on any core, 713 µs on two, 582 µs on one; p50 of a frame's way 2.8 and 1.9 ms, p99 4.2 and 3.7. A
 thread that wakes on a cold core pays 220 to 270 µs for a call of the decoder's library that costs 59 µs on a warm one.
 
-Which core is chance; that no other decode process of this user has it is a lock on a file, which the system gives back
-for whoever dies with it. Programs that see another folder for temporary files, as in another container, are not seen.
-A process that is given a file to read at full speed leaves its core: it is to have as many as it can use.
+Which core is chance; that no other decode process of this user has it is a lock on a file (`decode.lock_files`). Not
+more is kept than that: the engine, the gateway and all other programs may run on that core as well, containers do not
+see each other's locks and may choose the same one, and two logical cores of one physical core are two to it.
+
+A process that is given a file to read at full speed leaves its core, for as long as it lives: it is to have as many as
+it can use.
 """
 
 import fcntl
 import os
 import random
-import tempfile
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
+
+from deepstream_pipeline.decode.lock_files import open_lock
+from deepstream_pipeline.sources.cpu_quota import quota_cores
 
 LEAST_CORES = 4  # on fewer, the engine and the rest of this program want each of them
 _LOOKS = 8
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class OwnCore:
@@ -53,18 +56,16 @@ class OwnCore:
 def pin_to_own_core(least_cores: int = LEAST_CORES) -> OwnCore | None:
     """The core on which this thread, and what it starts from now on, stays.
 
-    None, and all is as it was, where there are fewer cores to use, each has its process, or the system has no lock or
-    no pinning for us. Called once, before any other thread: those that there are keep their cores.
+    None, and all is as it was, where there are fewer cores to use, or a container's share of them is less, each has its
+    process, or the system has no lock or no pinning for us. Called once, before any other thread: those that there are
+    keep their cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < least_cores:
-        return None
-    try:
-        folder = _locks_folder()
-    except OSError:
+    quota = quota_cores()
+    if len(cores) < least_cores or (quota is not None and quota < least_cores):
         return None
     for core in random.sample(cores, len(cores)):
-        descriptor = _taken(core, folder / f"core-{core}.lock")
+        descriptor = _taken(core)
         if descriptor is not None:
             return OwnCore(core, descriptor, cores)
     return None
@@ -82,11 +83,10 @@ def _may_run_on(task: int) -> set[int]:
         return set()
 
 
-def _taken(core: int, path: Path) -> int | None:
+def _taken(core: int) -> int | None:
     """The descriptor of its lock, which lasts as long as that is open; None where it is not this process's now."""
-    try:
-        descriptor = os.open(path, _FLAGS, 0o600)
-    except OSError:
+    descriptor = open_lock(f"core-{core}.lock")
+    if descriptor is None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,10 +95,3 @@ def _taken(core: int, path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _locks_folder() -> Path:
-    """This user's, as that of `decode.turns`; made where it is not there. Raises OSError where there is none."""
-    folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder

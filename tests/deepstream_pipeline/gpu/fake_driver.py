@@ -54,6 +54,7 @@ class FakeDriver(ModuleType):
     def __init__(self, devices: int = 1) -> None:
         super().__init__("cuda.bindings.driver")
         self.devices = devices
+        self.first_bus = 0x1B  # of the card that is number 0 here
         self.kernels: dict[str, KernelFunction] = {}
         self.calls: list[str] = []
         self.blocks: dict[int, Any] = {}  # allocated here
@@ -93,6 +94,9 @@ class FakeDriver(ModuleType):
 
     def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
         return self._told("cuDeviceGetName", b"A card of the tests".ljust(length, b"\0"))
+
+    def cuDeviceGetPCIBusId(self, length: int, device: int) -> tuple[Any, ...]:
+        return self._told("cuDeviceGetPCIBusId", (b"0000:%02X:00.0" % (self.first_bus + device)).ljust(length, b"\0"))
 
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Any, ...]:
         return self._told("cuDeviceGetAttribute", {75: 9, 76: 0}[attribute])

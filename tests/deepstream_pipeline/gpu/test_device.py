@@ -44,6 +44,7 @@ def test_open_without_the_driver_library_says_so(driver: FakeDriver, monkeypatch
         ("cuInit", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
         ("cuDeviceGetCount", "CUDA_ERROR_INVALID_VALUE", "does not count its GPUs: CUDA_ERROR_INVALID_VALUE"),
         ("cuDeviceGet", "CUDA_ERROR_INVALID_VALUE", "GPU 0 cannot be used: CUDA_ERROR_INVALID_VALUE"),
+        ("cuDeviceGetPCIBusId", "CUDA_ERROR_INVALID_VALUE", "could not ask the GPU's place on the bus"),
         ("cuDevicePrimaryCtxRetain", "CUDA_ERROR_OUT_OF_MEMORY", "could not make a context on the GPU"),
     ],
 )
@@ -89,6 +90,13 @@ def test_open_where_the_context_has_other_flags_goes_on(driver: FakeDriver) -> N
     driver.fail("cuDevicePrimaryCtxSetFlags", "CUDA_ERROR_INVALID_VALUE")
     device = Device.open()
     assert (device.name, device.capability, device.context) == ("A card of the tests", (9, 0), 0xC0DE)
+
+
+def test_card_is_known_by_its_place_on_the_bus(driver: FakeDriver) -> None:
+    """Number 0 of two programs may be two cards; what tells them apart may be a part of a file's name."""
+    assert Device.open().bus_id == "0000-1b-00.0"
+    driver.first_bus = 0xAF
+    assert Device.open().bus_id == "0000-af-00.0"
 
 
 def test_block_holds_what_is_copied_to_it(driver: FakeDriver) -> None:

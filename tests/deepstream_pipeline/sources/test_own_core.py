@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from deepstream_pipeline.sources import own_core
+from deepstream_pipeline.sources.cpu_quota import quota_cores
 from deepstream_pipeline.sources.options import SHARED_DECODER, GpuSources
 from deepstream_pipeline.sources.own_core import LEAST_CORES, pin_to_own_core
 from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
@@ -24,10 +26,12 @@ from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
 
 ALL = sorted(os.sched_getaffinity(0))
 TWO = ALL[:2]
+HAS_ENOUGH = len(ALL) >= LEAST_CORES and (quota_cores() or LEAST_CORES) >= LEAST_CORES
 WITH_ONE_CORE = """
 import sys
 from functools import partial
 from deepstream_pipeline.sources import own_core, shared_child
+own_core.quota_cores = lambda: None
 shared_child.pin_to_own_core = partial(own_core.pin_to_own_core, 1)
 sys.exit(shared_child.main(sys.argv[1:]))
 """
@@ -128,7 +132,7 @@ def test_fewer_cores_than_are_worth_it_are_left_to_all(take: Callable[..., Taker
 def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[..., Taker], tmp_path: Path) -> None:
     """A link in its file's place is not followed; a file may stand where the folder would."""
     (tmp_path / "elsewhere").write_text("")
-    locks(tmp_path).mkdir()
+    locks(tmp_path).mkdir(mode=0o700)
     for core in TWO:
         (locks(tmp_path) / f"core-{core}.lock").symlink_to(tmp_path / "elsewhere")
     assert (take(TWO, 1).told["core"], take(TWO, 1).told["cores"]) == (None, TWO)
@@ -146,6 +150,7 @@ def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(monkeypatch: 
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setattr(own_core, "quota_cores", lambda: None)
     assert pin_to_own_core(1) is None
     assert sorted(os.sched_getaffinity(0)) == ALL
 
@@ -161,6 +166,7 @@ def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(own_core, "quota_cores", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     assert pin_to_own_core() is None
@@ -171,6 +177,22 @@ def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert (locks(tmp_path).stat().st_mode & 0o777, len(list(locks(tmp_path).iterdir()))) == (0o700, 64)
+
+
+@pytest.mark.parametrize(("quota", "is_pinned"), [(2.0, False), (3.9, False), (4.0, True), (None, True)])
+def test_container_that_has_a_share_of_few_cores_is_left_on_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: float | None, is_pinned: bool
+) -> None:
+    """On a host of 64 it may run on each, for the time of two: one would be too few for it, too."""
+    pinned: list[set[int]] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(own_core, "quota_cores", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(cores))
+    core = pin_to_own_core()
+    assert [core is not None, len(pinned), locks(tmp_path).exists()] == [is_pinned, int(is_pinned), is_pinned]
+    if core is not None:
+        core.leave()
 
 
 def begin_a_camera(control: socket.socket) -> None:
@@ -190,7 +212,7 @@ def begin_a_camera(control: socket.socket) -> None:
     [
         (ANYWHERE, "1", True),
         (ANYWHERE, "0", len(ALL) == 1),
-        (SHARED_DECODER, "1", len(ALL) >= LEAST_CORES or len(ALL) == 1),
+        (SHARED_DECODER, "1", HAS_ENOUGH or len(ALL) == 1),
         (SHARED_DECODER, "0", len(ALL) == 1),
     ],
     ids=["told, of any number of cores", "off, of any number of cores", "told", "off"],

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def fake(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Device, FakeDriver]:
     monkeypatch.setattr(shared_work, "NvdecOpener", lambda index: FakeOpener())
-    monkeypatch.setattr(shared_work, "turns_path", lambda index: tmp_path / "turns")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of the turns' files
     return card(library, monkeypatch)
 
 
@@ -261,12 +262,19 @@ def test_card_that_became_full_ends_a_stream_that_changes_its_size(
 
 
 @pytest.mark.parametrize(
-    ("how", "is_left"), [({}, True), ({"is_realtime": True}, False), ({"policy": "drop-oldest"}, False)]
+    ("how", "is_left"),
+    [
+        ({}, True),
+        ({"policy": "drop-oldest"}, True),
+        ({"is_realtime": True}, False),
+        ({"is_realtime": True, "policy": "drop-oldest"}, False),
+    ],
 )
 def test_file_at_full_speed_has_every_core(
     path: Path, fake: tuple[Device, FakeDriver], how: dict[str, Any], is_left: bool
 ) -> None:
-    """The process leaves its own one; for cameras, and what is played as one, it keeps it."""
+    """The process leaves its own one, whatever is done with frames for which there is no room; for what is played as a
+    camera it keeps it."""
     core = Mock()
     with camera(path, core=core, **how) as (parent, _):
         parent.rest()
@@ -274,13 +282,58 @@ def test_file_at_full_speed_has_every_core(
     assert fake[1].is_all_given_back
 
 
-def test_camera_waits_for_its_turn_and_says_so(path: Path, fake: tuple[Device, FakeDriver], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "is_left"),
+    [
+        ("rtsp://127.0.0.1:{}/", False),
+        ("http://127.0.0.1:{}/", False),
+        ("http://127.0.0.1:{}/a.mp4", True),
+        ("a:", False),
+    ],
+)
+def test_camera_of_which_no_frame_may_be_dropped_is_no_file(
+    fake: tuple[Device, FakeDriver], address: str, is_left: bool
+) -> None:
+    """It comes at its own speed, and its process keeps its core; a file over HTTP has every one."""
+    core = Mock()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens
+        with camera(address.format(silent.getsockname()[1]), core=core, policy="block", open_timeout_s=2.0) as (
+            parent,
+            _,
+        ):
+            assert parent.rest() == []
+            assert ended(parent).reason in (EndReason.UNAVAILABLE, EndReason.NOT_ALLOWED)
+    assert core.leave.called is is_left
+
+
+def test_cameras_of_a_process_have_one_order_of_turns_which_is_the_cards(
+    path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its place on the bus: its number is 0 in every program to which one card is left."""
+    fake[1].first_bus = 0xAF
+    turns, cards, new_card = Mock(side_effect=Turns), [], shared_work.Card
+    monkeypatch.setattr(shared_work, "Turns", turns)
+
+    def the_card(*given: Any) -> shared_work.Card:
+        if not cards:
+            cards.append(new_card(*given))
+        return cards[0]
+
+    monkeypatch.setattr(shared_work, "Card", the_card)
+    with camera(path) as (first, _), camera(path) as (second, _):
+        assert (len(first.rest()), len(second.rest())) == (FRAMES, FRAMES)
+    turns.assert_called_once_with("0000-af-00.0")
+    assert fake[1].is_all_given_back
+
+
+def test_camera_waits_for_its_turn_and_says_so(path: Path, fake: tuple[Device, FakeDriver]) -> None:
     """Another program makes a decoder on the same card: it is open, lives, and shows nothing until that is done."""
 
     def nothing() -> None:
         """Nobody is before us."""
 
-    with Turns(tmp_path / "turns").taken(nothing), camera(path) as (parent, _):
+    with Turns(fake[0].bus_id).taken(nothing), camera(path) as (parent, _):
         waiting = parent.until(lambda record: isinstance(record, Beat))
         assert isinstance(waiting, Beat)
         assert (waiting.is_waiting, waiting.decoded) == (True, 0)
