@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
+from deepstream_pipeline.errors import GpuFailed, GpuFull, GpuUnavailable
 
 IPC_HANDLE_BYTES = 64
 # What is handed to other processes is mapped by such pieces: a block that shared one with another would show it, too.
@@ -31,6 +31,7 @@ _NOT_IN_NAMES = re.compile(r"[^0-9a-z.]")  # of files
 # for its streams, which a program whose kernels last microseconds does not miss: of an H200, 16 processes got 279
 # decoders with one each, and 24 processes 239 with CUDA's own choice.
 _CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS")
+_NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _CPU = "use the CPU (decoder: cpu)"
 
 
@@ -318,7 +319,8 @@ def _count(driver: Any) -> int:
 
 
 def _failed(doing: str, error: Any) -> GpuFailed:
-    return GpuFailed(f"{_name_of(error)}: could not {doing}")
+    name = _name_of(error)
+    return (GpuFull if name == _NO_MEMORY else GpuFailed)(f"{name}: could not {doing}")
 
 
 def _name_of(error: Any) -> str:

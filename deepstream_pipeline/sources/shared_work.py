@@ -13,7 +13,7 @@ from deepstream_pipeline.decode.nvcodec import NvCodec, NvdecOpener, OpenNvCodec
 from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.decode.turns import MadeInTurn, Turns
 from deepstream_pipeline.decode.uri import is_live
-from deepstream_pipeline.errors import GpuFailed, GpuUnavailable, NeedsCpu, SourceNotAllowed
+from deepstream_pipeline.errors import GpuFailed, GpuFull, GpuUnavailable, NeedsCpu, SourceNotAllowed
 from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.sources.child_link import PolledLink
 from deepstream_pipeline.sources.child_work import Tools, Work, read_start
@@ -64,7 +64,8 @@ class Card:
             stream = device.new_stream()
         except GpuFailed as fault:
             _end_where_broken(device, fault)
-            return _end(link, EndReason.INTERNAL, fault.message)
+            is_full = isinstance(fault, GpuFull)
+            return _end(link, EndReason.NO_CARD if is_full else EndReason.INTERNAL, fault.message)
         try:
             heard = PolledLink(link, start)
             codecs = NvdecCodecs(_in_turn(card, heard), stream.handle, self._errors)

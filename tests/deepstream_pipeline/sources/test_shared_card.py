@@ -206,6 +206,19 @@ def test_card_that_fails_before_a_camera_begins_is_told_as_one_that_fails_later(
     assert ends.called is is_broken
 
 
+@pytest.mark.parametrize("function", ["cuStreamCreate", "cuModuleLoadData", "cuMemAlloc", "cuMemHostRegister"])
+def test_card_without_memory_for_one_more_camera_leaves_it_to_the_cpu(
+    path: Path, fake: tuple[Device, FakeDriver], function: str
+) -> None:
+    """Whatever could not be had, and it is no fault of the stream; what was had is given back."""
+    fake[1].fail(function, "CUDA_ERROR_OUT_OF_MEMORY")
+    with camera(path) as (parent, _):
+        assert parent.rest() == []
+        assert ended(parent).reason is EndReason.NO_CARD
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in ended(parent).text
+    assert fake[1].is_all_given_back
+
+
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_decoder_that_cannot_be_made_by_a_broken_card_moves_no_camera_to_the_cpu(
     path: Path, fake: tuple[Device, FakeDriver], monkeypatch: pytest.MonkeyPatch, is_broken: bool
