@@ -12,6 +12,7 @@ from deepstream_pipeline.errors import GpuFailed, GpuUnavailable
 from deepstream_pipeline.gpu.device import Device
 from deepstream_pipeline.gpu.ring import DeviceRing
 from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.machine import available_cores
 from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.preprocess import device_rows
 from deepstream_pipeline.settings.records import GpuSettings
@@ -19,6 +20,7 @@ from deepstream_pipeline.sources.options import GpuSources
 from deepstream_pipeline.types import DecoderKind
 
 log = structlog.get_logger(component="video")
+LEAST_CORES = 4  # on fewer, the engine and the rest of this program want each of them: no decode process has its own
 _DRIVER, _VIDEO_LIBRARY = "libcuda.so.1", "libnvcuvid.so.1"
 _PACKAGES = {"PyNvVideoCodec": "PyNvVideoCodec", "cuda": "cuda-bindings"}
 
@@ -45,7 +47,7 @@ class Card:
         found = GpuSources(
             cameras_per_process=settings.cameras_per_process,
             device=settings.device,
-            has_pinned_processes=settings.has_pinned_processes,
+            has_pinned_processes=settings.has_pinned_processes and available_cores() >= LEAST_CORES,
         )
         if not choice.is_on_card:
             return found, ""

@@ -45,8 +45,8 @@ class GpuSources:
     cameras_per_process: at most, which end and begin anew together where their process dies. device: the card's number.
     new_device_ring: for so many slots of so many bytes; None where rows go through the host. It may raise GpuFailed:
     then that run's rows do. is_card_lost: whether rows on the card are handed over no more. has_pinned_processes: each
-    takes a core for itself, where one is free. command: of a process with several cameras; the card's number, 1 or 0
-    for a core of its own, and the socket's are put behind it.
+    takes a core for itself, where one is free; for who has cores enough. command: of a process with several cameras;
+    the card's number, 1 or 0 for a core of its own, and the socket's are put behind it.
     """
 
     cameras_per_process: int = 16

@@ -20,9 +20,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from deepstream_pipeline.decode.lock_files import open_lock
-from deepstream_pipeline.sources.cpu_quota import quota_cores
 
-LEAST_CORES = 4  # on fewer, the engine and the rest of this program want each of them
 _LOOKS = 8
 
 
@@ -53,17 +51,13 @@ class OwnCore:
             os.close(self._descriptor)
 
 
-def pin_to_own_core(least_cores: int = LEAST_CORES) -> OwnCore | None:
+def pin_to_own_core() -> OwnCore | None:
     """The core on which this thread, and what it starts from now on, stays.
 
-    None, and all is as it was, where there are fewer cores to use, or a container's share of them is less, each has its
-    process, or the system has no lock or no pinning for us. Called once, before any other thread: those that there are
-    keep their cores.
+    None, and all is as it was, where each core has its process, or the system has no lock or no pinning for us. Called
+    once, before any other thread: those that there are keep their cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    quota = quota_cores()
-    if len(cores) < least_cores or (quota is not None and quota < least_cores):
-        return None
     for core in random.sample(cores, len(cores)):
         descriptor = _taken(core)
         if descriptor is not None:

@@ -316,24 +316,24 @@ class Watch:
         elif reason in _FOR_GOOD or is_gone or is_unreadable:
             self._finish(SourceState.FAILED, text or reason.value)
         elif reason is EndReason.EOF:
-            self._retry(now, text or "the source hung up")
+            self._retry(now, text or "the source hung up", reason)
         else:
-            is_auth, is_card = reason is EndReason.AUTH_FAILED, reason is EndReason.NO_CARD
-            self._retry(now, text or reason.value, is_auth=is_auth, is_card=is_card)
+            self._retry(now, text or reason.value, reason)
 
-    def _retry(self, now: float, reason: str, *, is_auth: bool = False, is_card: bool = False) -> None:
-        """is_card: it was for want of the card, which says nothing of a file."""
+    def _retry(self, now: float, text: str, reason: EndReason | None = None) -> None:
+        """reason: as its process gave it. A file whose process wanted the card has not shown what it holds yet."""
+        is_auth = reason is EndReason.AUTH_FAILED
         self._failures, self._is_restart = self._failures + 1, True
         if not self.is_live and self.frames and not self._options.is_loop:
-            self._finish(SourceState.FAILED, f"{reason}, after {self.frames} frames; a file is not read twice")
+            self._finish(SourceState.FAILED, f"{text}, after {self.frames} frames; a file is not read twice")
             return
         limit = self._options.reconnect_attempts
-        if self._options.is_local and not self.is_live and not is_card:
+        if self._options.is_local and not self.is_live and reason is not EndReason.NO_CARD:
             limit = FILE_ATTEMPTS if limit < 0 else min(limit, FILE_ATTEMPTS)
         if 0 <= limit < self._failures:
-            self._finish(SourceState.FAILED, f"given up after {self._failures} attempts: {reason}")
+            self._finish(SourceState.FAILED, f"given up after {self._failures} attempts: {text}")
             return
-        self.reason = reason
+        self.reason = text
         if self._is_paused:
             self._begin_anew(now)
             return

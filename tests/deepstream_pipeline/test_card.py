@@ -120,3 +120,17 @@ def test_rows_stay_on_the_card_where_the_trial_says_so() -> None:
         assert absence == ""
         assert (gpu.cameras_per_process, gpu.device, gpu.new_device_ring is not None) == (4, 1, has_rings)
         assert not gpu.has_pinned_processes
+
+
+@pytest.mark.parametrize(("cores", "is_pinned"), [(3, False), (4, True), (64, True)])
+def test_decode_processes_have_a_core_each_where_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, is_pinned: bool
+) -> None:
+    """Of fewer than four, by number or as a container's share, the engine and the rest want each."""
+    monkeypatch.setattr(card, "available_cores", lambda: cores)
+    gpu, _ = Card(DEVICE).sources(GpuSettings(), asked(HandOver.HOST), a_network())
+    assert gpu is not None
+    assert gpu.has_pinned_processes is is_pinned
+    gpu, _ = Card(DEVICE).sources(GpuSettings(has_pinned_processes=False), asked(HandOver.HOST), a_network())
+    assert gpu is not None
+    assert not gpu.has_pinned_processes

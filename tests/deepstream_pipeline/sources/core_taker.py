@@ -1,4 +1,4 @@
-"""A process that takes a core: `… core_taker CORES [LEAST_CORES]`, CORES as 0,1. Says what came of it, and lives on.
+"""A process that takes a core: `… core_taker CORES`, CORES as 0,1. Says what came of it, and lives on.
 
 After a line of standard input it leaves its core, and says on which ones its threads may run.
 """
@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 
-from deepstream_pipeline.sources import own_core
+from deepstream_pipeline.sources.own_core import pin_to_own_core
 
 
 def main() -> None:
     """One line of JSON; the end of standard input is its own."""
     os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-    own_core.quota_cores = lambda: None  # this machine's bound is no matter of the tests
-    taken = own_core.pin_to_own_core(*(int(number) for number in sys.argv[2:]))
+    taken = pin_to_own_core()
     core = taken.number if taken is not None else None
     later: list[list[int]] = []
     thread = threading.Thread(target=lambda: later.append(sorted(os.sched_getaffinity(0))))

@@ -17,25 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from deepstream_pipeline.sources import own_core
-from deepstream_pipeline.sources.cpu_quota import quota_cores
 from deepstream_pipeline.sources.options import SHARED_DECODER, GpuSources
-from deepstream_pipeline.sources.own_core import LEAST_CORES, pin_to_own_core
+from deepstream_pipeline.sources.own_core import pin_to_own_core
 from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
 from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
 
 ALL = sorted(os.sched_getaffinity(0))
 TWO = ALL[:2]
-HAS_ENOUGH = len(ALL) >= LEAST_CORES and (quota_cores() or LEAST_CORES) >= LEAST_CORES
-WITH_ONE_CORE = """
-import sys
-from functools import partial
-from deepstream_pipeline.sources import own_core, shared_child
-own_core.quota_cores = lambda: None
-shared_child.pin_to_own_core = partial(own_core.pin_to_own_core, 1)
-sys.exit(shared_child.main(sys.argv[1:]))
-"""
-ANYWHERE = (sys.executable, "-c", WITH_ONE_CORE)
 
 needs_two_cores = pytest.mark.skipif(len(ALL) < 2, reason="this machine has one core for us")
 
@@ -43,10 +31,10 @@ needs_two_cores = pytest.mark.skipif(len(ALL) < 2, reason="this machine has one 
 class Taker:
     """A process that took a core, or none. told: what it says of itself."""
 
-    def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, cores: str) -> None:
         """folder: of temporary files."""
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "tests.deepstream_pipeline.sources.core_taker", *arguments),
+            (sys.executable, "-m", "tests.deepstream_pipeline.sources.core_taker", cores),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"TMPDIR": str(folder)},
@@ -71,11 +59,11 @@ class Taker:
 
 @pytest.fixture
 def take(tmp_path: Path) -> Iterator[Callable[..., Taker]]:
-    """Start a process that takes one of the cores: (cores, least number of them)."""
+    """Start a process that takes one of the cores: (the cores that there are)."""
     with ExitStack() as started:
 
-        def start(cores: list[int], *least_cores: int) -> Taker:
-            taker = Taker(tmp_path, (",".join(map(str, cores)), *map(str, least_cores)))
+        def start(cores: list[int]) -> Taker:
+            taker = Taker(tmp_path, ",".join(map(str, cores)))
             started.callback(taker.kill)
             return taker
 
@@ -90,7 +78,7 @@ def locks(folder: Path) -> Path:
 @needs_two_cores
 def test_two_processes_get_two_cores_and_a_third_is_left_alone(take: Callable[..., Taker]) -> None:
     """Each is on its own and on no other; who comes when all are taken runs on all of them."""
-    first, second, third = (take(TWO, 2).told for _ in range(3))
+    first, second, third = (take(TWO).told for _ in range(3))
     assert sorted([first["core"], second["core"]]) == TWO
     assert (first["cores"], second["cores"]) == ([first["core"]], [second["core"]])
     assert (third["core"], third["cores"], third["later"]) == (None, TWO, TWO)
@@ -99,34 +87,26 @@ def test_two_processes_get_two_cores_and_a_third_is_left_alone(take: Callable[..
 @needs_two_cores
 def test_core_of_a_process_that_died_is_free_again(take: Callable[..., Taker]) -> None:
     """For the next one, however it died."""
-    first, second = take(TWO, 2), take(TWO, 2)
+    first, second = take(TWO), take(TWO)
     first.kill()
-    assert take(TWO, 2).told["core"] == first.told["core"]
+    assert take(TWO).told["core"] == first.told["core"]
     second.kill()
-    assert take(TWO, 2).told["core"] == second.told["core"]
+    assert take(TWO).told["core"] == second.told["core"]
 
 
 @needs_two_cores
 def test_core_that_is_left_is_free_and_its_process_runs_anywhere(take: Callable[..., Taker]) -> None:
     """With every thread that it has by then, and a second time nothing more."""
-    first = take(TWO, 2)
+    first = take(TWO)
     assert first.leave() == [TWO, TWO]
-    assert sorted(take(TWO, 2).told["core"] for _ in TWO) == TWO
+    assert sorted(take(TWO).told["core"] for _ in TWO) == TWO
 
 
 def test_threads_that_start_later_are_on_the_core_and_programs_have_no_hold_of_it(take: Callable[..., Taker]) -> None:
     """A driver's thread, too; a program that the process starts would else keep the core after its end."""
-    told = take(TWO, 1).told
+    told = take(TWO).told
     assert told["later"] == [told["core"]]
     assert ".lock" not in told["given_on"]
-
-
-def test_fewer_cores_than_are_worth_it_are_left_to_all(take: Callable[..., Taker], tmp_path: Path) -> None:
-    """Fewer than four, unless it is said otherwise: nobody is pinned, and no file is made."""
-    assert LEAST_CORES == 4
-    told = take(ALL[:3]).told
-    assert (told["core"], told["cores"]) == (None, ALL[:3])
-    assert not locks(tmp_path).exists()
 
 
 def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[..., Taker], tmp_path: Path) -> None:
@@ -135,12 +115,12 @@ def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[...,
     locks(tmp_path).mkdir(mode=0o700)
     for core in TWO:
         (locks(tmp_path) / f"core-{core}.lock").symlink_to(tmp_path / "elsewhere")
-    assert (take(TWO, 1).told["core"], take(TWO, 1).told["cores"]) == (None, TWO)
+    assert (take(TWO).told["core"], take(TWO).told["cores"]) == (None, TWO)
     for link in locks(tmp_path).iterdir():
         link.unlink()
     locks(tmp_path).rmdir()
     locks(tmp_path).write_text("")
-    assert (take(TWO, 1).told["core"], take(TWO, 1).told["cores"]) == (None, TWO)
+    assert (take(TWO).told["core"], take(TWO).told["cores"]) == (None, TWO)
 
 
 def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +130,7 @@ def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(monkeypatch: 
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    monkeypatch.setattr(own_core, "quota_cores", lambda: None)
-    assert pin_to_own_core(1) is None
+    assert pin_to_own_core() is None
     assert sorted(os.sched_getaffinity(0)) == ALL
 
 
@@ -166,7 +145,6 @@ def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(own_core, "quota_cores", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     assert pin_to_own_core() is None
@@ -177,22 +155,6 @@ def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert (locks(tmp_path).stat().st_mode & 0o777, len(list(locks(tmp_path).iterdir()))) == (0o700, 64)
-
-
-@pytest.mark.parametrize(("quota", "is_pinned"), [(2.0, False), (3.9, False), (4.0, True), (None, True)])
-def test_container_that_has_a_share_of_few_cores_is_left_on_all(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: float | None, is_pinned: bool
-) -> None:
-    """On a host of 64 it may run on each, for the time of two: one would be too few for it, too."""
-    pinned: list[set[int]] = []
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(own_core, "quota_cores", lambda: quota)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append(cores))
-    core = pin_to_own_core()
-    assert [core is not None, len(pinned), locks(tmp_path).exists()] == [is_pinned, int(is_pinned), is_pinned]
-    if core is not None:
-        core.leave()
 
 
 def begin_a_camera(control: socket.socket) -> None:
@@ -207,24 +169,13 @@ def begin_a_camera(control: socket.socket) -> None:
     os.close(end)
 
 
-@pytest.mark.parametrize(
-    ("command", "pinned", "is_on_one"),
-    [
-        (ANYWHERE, "1", True),
-        (ANYWHERE, "0", len(ALL) == 1),
-        (SHARED_DECODER, "1", HAS_ENOUGH or len(ALL) == 1),
-        (SHARED_DECODER, "0", len(ALL) == 1),
-    ],
-    ids=["told, of any number of cores", "off, of any number of cores", "told", "off"],
-)
-def test_real_process_is_on_one_core_where_it_is_told(
-    command: tuple[str, ...], pinned: str, is_on_one: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("pinned", ["1", "0"], ids=["told", "off"])
+def test_real_process_is_on_one_core_where_it_is_told(pinned: str, tmp_path: Path) -> None:
     """With every thread that its libraries started; off, it is as it was started, and has made no file."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = subprocess.Popen(
-            (*command, "0", pinned, str(theirs.fileno())),
+            (*SHARED_DECODER, "0", pinned, str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             env=os.environ | {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
         )
@@ -236,8 +187,8 @@ def test_real_process_is_on_one_core_where_it_is_told(
         ours.shutdown(socket.SHUT_RDWR)
         assert process.wait(PATIENCE_S) == 0
     assert len(cores) == 1
-    assert len(next(iter(cores))) == (1 if is_on_one else len(ALL))
-    assert pinned == "1" or not locks(tmp_path).exists()
+    assert len(next(iter(cores))) == (1 if pinned == "1" else len(ALL))
+    assert locks(tmp_path).exists() is (pinned == "1")
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
