@@ -8,6 +8,8 @@ Which core is chance; that no other decode process of this user has it is a lock
 more is kept than that: the engine, the gateway and all other programs may run on that core as well, containers do not
 see each other's locks and may choose the same one, and two logical cores of one physical core are two to it.
 
+A core that the cards' interrupts keep busy is the last that is taken, and left as soon as it turns out to be one.
+
 A process that is given a file to read at full speed leaves its core, for as long as it lives: it is to have as many as
 it can use.
 """
@@ -16,11 +18,14 @@ import fcntl
 import os
 import random
 import threading
+import time
 from collections.abc import Collection
 from contextlib import suppress
 
 from deepstream_pipeline.decode.lock_files import open_lock
+from deepstream_pipeline.sources.card_interrupts import Interrupts, InterruptWatch, mostly_interrupted
 
+LOOK_S = 2.0  # at the interrupts
 _LOOKS = 8
 
 
@@ -38,30 +43,68 @@ class OwnCore:
         """Every thread of the process may run on all cores again, and another process have this one. A second call does
         nothing."""
         with self._lock:
+            if not self._is_left:
+                self._is_left = True
+                self._go(self._cores)
+
+    def move(self, busy: Collection[int]) -> None:
+        """To a core that is none of the busy ones; where none is free, the process leaves its core. One that has left
+        it stays as it is."""
+        with self._lock:
             if self._is_left:
                 return
-            self._is_left = True
-            for _ in range(_LOOKS):  # a thread that is started meanwhile is where the one was that started it
-                pinned = [task for task in _tasks() if _may_run_on(task) == {self.number}]
-                for task in pinned:
-                    with suppress(OSError):  # it is over
-                        os.sched_setaffinity(task, self._cores)
-                if not pinned:
-                    break
-            os.close(self._descriptor)
+            taken = _take_one_of([core for core in self._cores if core not in busy and core != self.number])
+            if taken is None:
+                self._is_left = True
+                self._go(self._cores)
+            else:
+                self._go({taken[0]})
+                self.number, self._descriptor = taken
+
+    def keep_off(self, interrupts: Interrupts) -> None:
+        """From now on it moves away from a core that the cards' interrupts keep busy. Called once."""
+        threading.Thread(target=self._watch, args=(interrupts,), name="own core", daemon=True).start()
+
+    def _watch(self, interrupts: Interrupts) -> None:
+        watch = InterruptWatch(time.monotonic(), interrupts.by_core())
+        while not self._is_left:
+            time.sleep(LOOK_S)
+            busy = watch.see(time.monotonic(), interrupts.by_core())
+            if self.number in busy:
+                self.move(busy)
+
+    def _go(self, cores: Collection[int]) -> None:
+        """All threads, and another process may have the core."""
+        for _ in range(_LOOKS):  # a thread that is started meanwhile is where the one was that started it
+            pinned = [task for task in _tasks() if _may_run_on(task) == {self.number}]
+            for task in pinned:
+                with suppress(OSError):  # it is over
+                    os.sched_setaffinity(task, cores)
+            if not pinned:
+                break
+        os.close(self._descriptor)
 
 
-def pin_to_own_core() -> OwnCore | None:
+def pin_to_own_core(interrupts: Interrupts) -> OwnCore | None:
     """The core on which this thread, and what it starts from now on, stays.
 
     None, and all is as it was, where each core has its process, or the system has no lock or no pinning for us. Called
     once, before any other thread: those that there are keep their cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    for core in random.sample(cores, len(cores)):
+    interrupted = mostly_interrupted(interrupts.by_core())
+    taken = _take_one_of([core for core in cores if core not in interrupted]) or _take_one_of(
+        [core for core in cores if core in interrupted]
+    )
+    return OwnCore(*taken, cores) if taken is not None else None
+
+
+def _take_one_of(cores: Collection[int]) -> tuple[int, int] | None:
+    """The number of one that is this thread's now, chosen by chance, and the descriptor of its lock."""
+    for core in random.sample(list(cores), len(cores)):
         descriptor = _taken(core)
         if descriptor is not None:
-            return OwnCore(core, descriptor, cores)
+            return core, descriptor
     return None
 
 

@@ -10,8 +10,9 @@ import os
 import socket
 import sys
 
+from deepstream_pipeline.sources.card_interrupts import Interrupts
 from deepstream_pipeline.sources.child import settle
-from deepstream_pipeline.sources.own_core import pin_to_own_core
+from deepstream_pipeline.sources.own_core import OwnCore, pin_to_own_core
 
 
 def main(arguments: list[str]) -> int:
@@ -20,7 +21,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("this is a part of `penstock video`, which starts it with a card, 0 or 1, and a descriptor\n")
         return 2
     settle()
-    core = pin_to_own_core() if arguments[1] == "1" else None  # before libraries start threads, which are to be on it
+    core = _own_core() if arguments[1] == "1" else None  # before libraries start threads, which are to be on it
     from deepstream_pipeline.decode.decode_errors import watch_stdout  # after the variable that is set: numpy comes
     from deepstream_pipeline.sources.shared_cameras import serve
     from deepstream_pipeline.sources.shared_work import Card
@@ -29,6 +30,14 @@ def main(arguments: list[str]) -> int:
         status = serve(control, Card(int(arguments[0]), watch_stdout(), core).run)
     sys.stderr.flush()
     os._exit(status)  # the driver's own threads, and what hangs, are not waited for
+
+
+def _own_core() -> OwnCore | None:
+    interrupts = Interrupts()
+    core = pin_to_own_core(interrupts)
+    if core is not None:
+        core.keep_off(interrupts)
+    return core
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A process that takes a core: `… core_taker CORES`, CORES as 0,1. Says what came of it, and lives on.
+"""A process that takes a core: `… core_taker CORES SYS`, CORES as 0,1. Says what came of it, and lives on.
 
-After a line of standard input it leaves its core, and says on which ones its threads may run.
+SYS is a folder for Linux' /sys, as `own_sys` makes it: of the cards' interrupts. After a line of standard input it
+leaves its core, and says on which ones its threads may run; after the line `where` it says so, and leaves nothing.
 """
 
 import json
@@ -8,14 +9,21 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 
-from deepstream_pipeline.sources.own_core import pin_to_own_core
+from deepstream_pipeline.sources import own_core
+from deepstream_pipeline.sources.card_interrupts import Interrupts
 
 
 def main() -> None:
     """One line of JSON; the end of standard input is its own."""
     os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-    taken = pin_to_own_core()
+    own_core.LOOK_S = 0.05
+    interrupts = Interrupts(Path(sys.argv[2]))
+    taken = own_core.pin_to_own_core(interrupts)
+    if taken is not None:
+        taken.keep_off(interrupts)
     core = taken.number if taken is not None else None
     later: list[list[int]] = []
     thread = threading.Thread(target=lambda: later.append(sorted(os.sched_getaffinity(0))))
@@ -27,15 +35,23 @@ def main() -> None:
     told = {"core": core, "cores": sorted(os.sched_getaffinity(0)), "later": later[0], "given_on": given_on.stdout}
     sys.stdout.write(json.dumps(told) + "\n")
     sys.stdout.flush()
-    sys.stdin.readline()
+    while sys.stdin.readline() == "where\n":
+        _say_where()
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     if taken is not None:
         taken.leave()
         taken.leave()
-    tasks = [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")]
+    _say_where()
+    sys.stdin.read()
+
+
+def _say_where() -> None:
+    tasks = []
+    for task in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # the one that looks for interrupts ends where the core is left
+            tasks.append(sorted(os.sched_getaffinity(int(task))))
     sys.stdout.write(json.dumps({"tasks": tasks}) + "\n")
     sys.stdout.flush()
-    sys.stdin.read()
 
 
 if __name__ == "__main__":

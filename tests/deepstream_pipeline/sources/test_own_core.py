@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,11 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
+from deepstream_pipeline.sources.card_interrupts import Interrupts
 from deepstream_pipeline.sources.options import SHARED_DECODER, GpuSources
 from deepstream_pipeline.sources.own_core import pin_to_own_core
+from tests.deepstream_pipeline.sources.own_sys import OwnSys
 from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
 from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
 
+LOOK_S = 0.02
 ALL = sorted(os.sched_getaffinity(0))
 TWO = ALL[:2]
 
@@ -32,9 +36,9 @@ class Taker:
     """A process that took a core, or none. told: what it says of itself."""
 
     def __init__(self, folder: Path, cores: str) -> None:
-        """folder: of temporary files."""
+        """folder: of temporary files, and of what stands for /sys."""
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "tests.deepstream_pipeline.sources.core_taker", cores),
+            (sys.executable, "-m", "tests.deepstream_pipeline.sources.core_taker", cores, str(folder / "sys")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"TMPDIR": str(folder)},
@@ -44,9 +48,16 @@ class Taker:
 
     def leave(self) -> list[list[int]]:
         """Its core; the cores of each of its threads afterwards."""
+        return self._say(b"\n")
+
+    def where(self) -> list[list[int]]:
+        """The cores of each of its threads."""
+        return self._say(b"where\n")
+
+    def _say(self, line: bytes) -> list[list[int]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(b"\n")
+        self._process.stdin.write(line)
         self._process.stdin.flush()
         tasks: list[list[int]] = json.loads(self._process.stdout.readline())["tasks"]
         return tasks
@@ -68,6 +79,14 @@ def take(tmp_path: Path) -> Iterator[Callable[..., Taker]]:
             return taker
 
         yield start
+
+
+def wait_until(taker: Taker, cores: list[int]) -> None:
+    """All its threads may run on these cores, and on no other."""
+    until = time.monotonic() + PATIENCE_S
+    while set(map(tuple, taker.where())) != {tuple(cores)}:
+        assert time.monotonic() < until, taker.where()
+        time.sleep(LOOK_S)
 
 
 def locks(folder: Path) -> Path:
@@ -98,7 +117,7 @@ def test_core_of_a_process_that_died_is_free_again(take: Callable[..., Taker]) -
 def test_core_that_is_left_is_free_and_its_process_runs_anywhere(take: Callable[..., Taker]) -> None:
     """With every thread that it has by then, and a second time nothing more."""
     first = take(TWO)
-    assert first.leave() == [TWO, TWO]
+    assert set(map(tuple, first.leave())) == {tuple(TWO)}
     assert sorted(take(TWO).told["core"] for _ in TWO) == TWO
 
 
@@ -107,6 +126,33 @@ def test_threads_that_start_later_are_on_the_core_and_programs_have_no_hold_of_i
     told = take(TWO).told
     assert told["later"] == [told["core"]]
     assert ".lock" not in told["given_on"]
+
+
+@needs_two_cores
+def test_core_that_a_card_interrupts_is_the_last_to_be_taken(take: Callable[..., Taker], tmp_path: Path) -> None:
+    """What it had so far says where the next ones come."""
+    OwnSys(tmp_path / "sys").count(TWO[0], 5000)
+    assert take(TWO).told["core"] == TWO[1]
+    assert take(TWO).told["core"] == TWO[0]
+
+
+@needs_two_cores
+def test_process_moves_from_a_core_that_interrupts_come_to_and_another_may_have_it(
+    take: Callable[..., Taker], tmp_path: Path
+) -> None:
+    """With all its threads; where no other core is free it runs on all of them."""
+    card = OwnSys(tmp_path / "sys")
+    card.count(TWO[0], 1)
+    taker = take(TWO)
+    assert taker.told["core"] == TWO[1]
+    card.count(TWO[1], 1_000_000)
+    wait_until(taker, TWO[:1])
+    other = take(TWO)
+    assert other.told["core"] == TWO[1]
+    card.count(TWO[0], 1_000_000)
+    wait_until(taker, TWO)
+    assert take(TWO).told["core"] == TWO[0]
+    assert set(map(tuple, other.where())) == {(TWO[1],)}
 
 
 def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[..., Taker], tmp_path: Path) -> None:
@@ -123,14 +169,16 @@ def test_lock_that_cannot_be_had_leaves_the_process_as_it_is(take: Callable[...,
     assert (take(TWO).told["core"], take(TWO).told["cores"]) == (None, TWO)
 
 
-def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_for_temporary_files_leaves_the_process_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A container whose file system is read-only, say."""
 
     def none() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    assert pin_to_own_core() is None
+    assert pin_to_own_core(Interrupts(tmp_path)) is None
     assert sorted(os.sched_getaffinity(0)) == ALL
 
 
@@ -147,8 +195,8 @@ def test_cores_are_tried_in_an_order_of_chance_and_none_is_kept_that_is_refused(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    assert pin_to_own_core() is None
-    assert pin_to_own_core() is None
+    assert pin_to_own_core(Interrupts(tmp_path)) is None
+    assert pin_to_own_core(Interrupts(tmp_path)) is None
     assert sorted(tried[:64]) == sorted(tried[64:]) == list(range(64))
     assert tried[:64] != tried[64:], "one in 64!"
     for path in locks(tmp_path).iterdir():
