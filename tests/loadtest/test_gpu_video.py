@@ -14,7 +14,7 @@ from loadtest.bench.gpu.video.faults import Seen, gap_of, judged, read_results
 from loadtest.bench.gpu.video.fleet import Setup, with_named_threads
 from loadtest.bench.gpu.video.limits import cores_of, limit_in_words
 from loadtest.bench.gpu.video.options import MODEL, parse_arguments
-from loadtest.bench.gpu.video.page import Page, joined, latency_between, read_page
+from loadtest.bench.gpu.video.page import Page, dropped_between, joined, latency_between, read_page
 from loadtest.bench.gpu.video.pieces import PARTS, Folder, Piece, left_of, pieces_of
 from loadtest.bench.gpu.video.usage import Usage, busiest, cores_by_kind
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint, shares
@@ -126,12 +126,27 @@ def test_page_of_the_video_program_is_understood() -> None:
     metrics.decode_processes("nvdec", 3)
     page = read_page(metrics.page().decode())
     assert (page.answered, page.decoded) == ({"a": 4, "b": 4}, {"a": 5, "b": 5})
-    assert page.dropped == {"corrupt": 3}
+    assert dropped_between(Page(), page) == {"corrupt": 3}
     assert (page.restarts["b"], page.hand_over["device"], page.processes["nvdec"]) == (1, 7, 3)
-    both = joined([page, page])
-    latency = latency_between(page, both)
+    assert joined([page, page]).processes["nvdec"] == 6
+
+
+def test_window_is_of_the_sources_that_are_still_there() -> None:
+    """One that is taken out takes its counts along; what the others did meanwhile is neither less nor more for it."""
+    metrics = VideoMetrics()
+    for source in ("stays", "goes"):
+        for _ in range(50):
+            metrics.glass_to_event(source, 0.02)
+        metrics.dropped(source, DropReason.TOO_OLD, 5)
+    before = read_page(metrics.page().decode())
+    metrics.glass_to_event("stays", 0.3)
+    metrics.glass_to_event("stays", 0.02)
+    metrics.dropped("stays", DropReason.TOO_OLD, 2)
+    metrics.forget("goes")
+    after = read_page(metrics.page().decode())
+    latency = latency_between(before, after)
     assert (latency.count, latency.within(0.1)) == (2, 1)
-    assert both.processes["nvdec"] == 6
+    assert dropped_between(before, after) == {"too_old": 2}
 
 
 def test_empty_page_is_one_of_a_program_that_does_not_answer_yet() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.gpu.video.fleet import Fleet
-from loadtest.bench.gpu.video.page import latency_between
+from loadtest.bench.gpu.video.page import dropped_between, latency_between
 from loadtest.bench.gpu.video.usage import decode_processes
 from loadtest.bench.wire import BadAnswer
 
@@ -91,13 +91,12 @@ class _Span:
             return
         self.span["end_s"] = time.time()
         after = self._fleet.look().page
-        dropped = {why: n - self._before.dropped.get(why, 0) for why, n in after.dropped.items()}
         slowest, below = 0.0, 0
         for bound_s, count in latency_between(self._before, after).upto:
             if count > below:
                 slowest, below = bound_s, count
         self.span["slowest_within_s"] = slowest if math.isfinite(slowest) else "more"
-        self.span["dropped"] = {why: n for why, n in dropped.items() if n}
+        self.span["dropped"] = dropped_between(self._before, after)
         self._spans.append(self.span)
 
 

@@ -104,6 +104,7 @@ class Fleet:
         for program, share in zip(self._programs, shares(count, setup.programs), strict=False):
             program.ids = [self._new_id() for _ in range(share)]
         self._programs = [program for program in self._programs if program.ids]
+        self._taken_out: set[str] = set()
         self._pool = ThreadPoolExecutor(max(len(self._programs), 1))
 
     def __enter__(self) -> Self:
@@ -134,7 +135,8 @@ class Fleet:
         return [program.process.pid for program in self._programs]
 
     def wait(self, timeout_s: float) -> float:
-        """Until every stream has answers; how long that took. Raises NotAllThere with how many have none, and why.
+        """Until every stream has answers, and what was taken out is gone; how long that took. Raises NotAllThere with
+        how many have none, and why.
 
         Early where no stream gets further: decoders of a card are made in turn. The CPU's streams all begin at once.
         """
@@ -142,11 +144,11 @@ class Fleet:
         patience, said = Patience(time.monotonic(), timeout_s, still_s), dict[str, str]()
         while True:
             page, now, ids = self.look(is_patient=True).page, time.monotonic(), self.ids
-            cold = cold_of(ids, page)
-            waited_s = patience.waited_s(now)
-            if not cold:
+            cold, leaving = cold_of(ids, page), self._taken_out & page.decoded.keys()
+            waited_s, gone = patience.waited_s(now), len(self._taken_out) - len(leaving)
+            patience.see(now, gone + sum(min(page.answered.get(one, 0), WARM_FRAMES) for one in ids))
+            if not cold and (not leaving or patience.is_over(now, is_full=False)):
                 return waited_s
-            patience.see(now, sum(min(page.answered.get(one, 0), WARM_FRAMES) for one in ids))
             if patience.is_still(now):
                 said |= self._reasons()
             if patience.is_over(now, is_full=all_full(cold, said)):
@@ -165,8 +167,10 @@ class Fleet:
         """
         wanted = [*shares(count, len(self._programs)), *[0] * len(self._programs)]
         cold = cold_of(self.ids, self.look(is_patient=True).page) if count < len(self.ids) else []
+        before = set(self.ids)
         for change in (self._empty, self._fill):
             list(self._pool.map(change, self._programs, wanted, [cold] * len(self._programs)))
+        self._taken_out |= before.difference(self.ids)
 
     def add(self, source_id: str, uri: Path, program: int = 0) -> None:
         """One more, which is not counted among `ids`: what it does is the caller's matter."""

@@ -16,7 +16,7 @@ from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.wire import BadAnswer
 from server.gpu.mps import PIPE_DIRECTORY
 
-SHAPES = ((4, 4), (8, 4), (16, 4))  # processes, threads of each: an H200 decoded as much by six, within 0.6 %
+SHAPES = ((4, 4), (8, 4))  # processes, threads of each: an H200 decoded as much by six, within 0.6 %
 READY_S, STOP_S, AHEAD_S = 60.0, 5.0, 0.3
 Program = tuple[str, ...]
 WORKER: Program = (sys.executable, "-m", "loadtest.bench.gpu.video.nvdec_worker")

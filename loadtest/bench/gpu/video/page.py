@@ -14,7 +14,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Counters so far, of one program or several. latency: upper bound in seconds → frames that took no longer.
+    """Counters so far, of one program or several. latency: (source, upper bound in seconds) → its frames that took no
+    longer. dropped: (source, reason) → frames.
 
     hand_over: rows by where they lay. processes: decode processes by decoder. prepare_s, decode_s: of CPU.
     """
@@ -22,8 +23,8 @@ class Page:
     answered: Mapping[str, int] = field(default_factory=dict)
     decoded: Mapping[str, int] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    latency: Mapping[float, int] = field(default_factory=dict)
+    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    latency: Mapping[tuple[str, float], int] = field(default_factory=dict)
     hand_over: Mapping[str, int] = field(default_factory=dict)
     processes: Mapping[str, int] = field(default_factory=dict)
     batches: int = 0
@@ -39,13 +40,11 @@ def read_page(text: str) -> Page:
     decoded: dict[str, int] = {}
     restarts: dict[str, int] = {}
     by_source = {"inferred_total": answered, "frames_total": decoded, "restarts_total": restarts}
-    dropped: dict[str, int] = {}
-    latency: dict[float, int] = {}
+    dropped: dict[tuple[str, str], int] = {}
+    latency: dict[tuple[str, float], int] = {}
     hand_over: dict[str, int] = {}
     processes: dict[str, int] = {}
-    by_word = {"rows_total": (hand_over, "hand_over"), "decode_processes": (processes, "decoder")} | {
-        "dropped_total": (dropped, "reason")
-    }
+    by_word = {"rows_total": (hand_over, "hand_over"), "decode_processes": (processes, "decoder")}
     sums = dict.fromkeys(
         ("batch_frames_count", "batch_frames_sum", "infer_seconds_sum", "decode_seconds_sum", "prepare_seconds_sum"),
         0.0,
@@ -57,9 +56,10 @@ def read_page(text: str) -> Page:
             counts, label = by_word[name]
             word = _label(words, label)
             counts[word] = counts.get(word, 0) + int(float(value))
+        elif name == "dropped_total":
+            dropped[_label(words, "source"), _label(words, "reason")] = int(float(value))
         elif name == "glass_to_event_seconds_bucket":
-            bound = float(_label(words, "le"))
-            latency[bound] = latency.get(bound, 0) + int(float(value))
+            latency[_label(words, "source"), float(_label(words, "le"))] = int(float(value))
         elif name in sums:
             sums[name] += float(value)
     batches, batched, infer_s, decode_s, prepare_s = sums.values()
@@ -89,8 +89,20 @@ def joined(pages: Iterable[Page]) -> Page:
 
 
 def latency_between(before: Page, after: Page) -> Buckets:
-    """Of the frames answered meanwhile. A source that was taken out in between is in neither."""
-    return Buckets(tuple(sorted((bound, n - before.latency.get(bound, 0)) for bound, n in after.latency.items())))
+    """Of the frames answered meanwhile, of the sources that are still there: one that goes takes its counts along."""
+    return Buckets(tuple(sorted(_between(before.latency, after.latency).items())))
+
+
+def dropped_between(before: Page, after: Page) -> dict[str, int]:
+    """Frames by reason, of the sources that are still there."""
+    return {why: n for why, n in _between(before.dropped, after.dropped).items() if n}
+
+
+def _between(before: Mapping[tuple[str, Key], int], after: Mapping[tuple[str, Key], int]) -> dict[Key, int]:
+    found: dict[Key, int] = {}
+    for (source, key), n in after.items():
+        found[key] = found.get(key, 0) + n - before.get((source, key), 0)
+    return found
 
 
 def _added(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:

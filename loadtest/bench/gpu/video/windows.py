@@ -11,7 +11,7 @@ from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import FPS
 from loadtest.bench.gpu.video.engine import ask_engine, busy_between
 from loadtest.bench.gpu.video.fleet import Fleet
-from loadtest.bench.gpu.video.page import latency_between
+from loadtest.bench.gpu.video.page import dropped_between, latency_between
 from loadtest.bench.gpu.video.patience import NotAllThere
 from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
 from loadtest.bench.gpu.video.verdict import HeldSearch, Window, complaint
@@ -45,7 +45,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         seconds=seconds,
         fps=FPS,
         answered=tuple(after.page.answered.get(one, 0) - before.page.answered.get(one, 0) for one in ids),
-        dropped={why: n - before.page.dropped.get(why, 0) for why, n in after.page.dropped.items()},
+        dropped=dropped_between(before.page, after.page),
         latency=latency_between(before.page, after.page),
     )
     batches = after.page.batches - before.page.batches
@@ -59,7 +59,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         "played": window.played,
         "least_frames": min(window.answered, default=0),
         "dropped_share": window.dropped_share,
-        "dropped": {why: n for why, n in window.dropped.items() if n},
+        "dropped": dict(window.dropped),
         "p50_ms": window.latency.percentile_ms(0.5),
         "p99_ms": window.latency.percentile_ms(0.99),
         "in_time": window.in_time(pacing.bound_ms),
