@@ -26,6 +26,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_FAILED = 719
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803
 
@@ -122,8 +123,8 @@ class FakeDriver(ModuleType):
         self.streams.discard(stream)
         return self._refused(is_right=is_right)
 
-    def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
-        return self._told("cuStreamSynchronize")
+    def cuStreamQuery(self, stream: int) -> tuple[Any, ...]:
+        return self._told("cuStreamQuery")
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
         return self._told("cuCtxSynchronize")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_allocate_takes_whole_pieces_of_two_mebibytes(driver: FakeDriver) -> Non
     [
         ("cuMemAlloc", lambda device: device.allocate(70), "CUDA_ERROR_OUT_OF_MEMORY: could not allocate 70 B"),
         ("cuMemcpyAsync", lambda device: device.copy(1, 2, 9, 0), "CUDA_ERROR_OUT_OF_MEMORY: could not copy 9 B"),
-        ("cuStreamSynchronize", lambda device: device.wait(0), "CUDA_ERROR_OUT_OF_MEMORY: could not wait for the GPU"),
+        ("cuStreamQuery", lambda device: device.wait(0), "CUDA_ERROR_OUT_OF_MEMORY: could not wait for the GPU"),
         ("cuCtxSetCurrent", lambda device: device.bind(), "CUDA_ERROR_OUT_OF_MEMORY: could not bind a thread"),
         ("cuMemHostRegister", lambda device: device.pin(np.zeros(8)), "CUDA_ERROR_OUT_OF_MEMORY: could not pin 64 B"),
     ],
@@ -142,6 +143,17 @@ def test_call_that_fails_says_what_was_done_and_cudas_word(
     driver.fail(function, "CUDA_ERROR_OUT_OF_MEMORY")
     with pytest.raises(GpuFailed, match=said):
         call(device)
+
+
+def test_wait_sleeps_until_the_card_is_done(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks soon, then seldomer: a card that is stuck costs no core."""
+    device, slept, looks = Device.open(), list[float](), 8
+    not_ready, ready = (driver.CUresult.CUDA_ERROR_NOT_READY,), (driver.CUresult.CUDA_SUCCESS,)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(driver, "cuStreamQuery", lambda stream: not_ready if len(slept) < looks else ready)
+    device.wait(0)
+    assert slept == sorted(slept)
+    assert (len(slept), slept[0] < 1e-4, slept[-1]) == (looks, True, 2e-3)
 
 
 def test_open_block_of_a_handle_that_is_none_fails() -> None:

@@ -259,8 +259,8 @@ def test_card_that_is_stuck_fails_rows_in_time_and_serves_again_when_it_moves(
     rig.engine.hand_over(rig.network, HandOver.AUTO)
     monkeypatch.setattr(card_line, "GATHER_S", 0.05)
     moves, rows = threading.Event(), rig.on_card([0.1])
-    synchronize = driver.cuStreamSynchronize
-    monkeypatch.setattr(driver, "cuStreamSynchronize", lambda stream: (moves.wait(20), synchronize(stream))[1])
+    query = driver.cuStreamQuery
+    monkeypatch.setattr(driver, "cuStreamQuery", lambda stream: (moves.wait(20), query(stream))[1])
     with capture_logs() as lines:
         assert "has not copied rows" in str(rig.submit(rows).answer().error)
         assert not rig.engine.is_up

@@ -55,12 +55,12 @@ def test_prepare_of_pictures_alike_makes_two_launches_and_one_wait(fake: tuple[D
     preparer.prepare(picture, row=row, image=image)
     row_and_thumbnail = ["cuLaunchKernel", "cuMemcpyAsync", "cuMemcpyAsync"]
     picture_itself = ["cuLaunchKernel", "cuMemcpyAsync"]
-    assert driver.calls == [*row_and_thumbnail, *picture_itself, "cuStreamSynchronize"]
+    assert driver.calls == [*row_and_thumbnail, *picture_itself, "cuStreamQuery"]
     preparer.close()
     assert driver.is_all_given_back
 
 
-@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize", "cuMemAlloc"])
+@pytest.mark.parametrize("function", ["cuLaunchKernel", "cuMemcpyAsync", "cuStreamQuery", "cuMemAlloc"])
 def test_prepare_on_a_card_that_fails_raises_cudas_word(fake: tuple[Device, FakeDriver], function: str) -> None:
     """A fault of the card is the camera's error, not the program's end; what was held is given back."""
     device, driver = fake
