@@ -7,6 +7,7 @@ from typing import Any
 from loadtest.report.wording import percent
 
 FULL_NVDEC, FULL_SM, FULL_ENGINE, FULL_CORES, FULL_THREAD, FULL_PYTHON = 0.95, 0.95, 0.95, 0.92, 0.85, 0.95
+FULL_INTERRUPTED = 0.95  # of the core that the card's interrupts go to, where the others have time left
 _PYTHON = ("video program", "gateway")
 
 
@@ -33,7 +34,7 @@ def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0) -> s
     that kept more streams from being held."""
     card, used, engine = tried.get("card", {}), tried.get("cores", {}), tried.get("engine", {})
     nvdec = max(card.get("nvdec", 0.0), card.get("decoder_utilisation", 0.0))
-    machine = used.get("machine", 0.0)
+    machine, interrupts = used.get("machine", 0.0), tried.get("interrupts", {})
     what, share = _busiest(tried, "threads")
     is_shared = tried.get("decode_processes", {}).get("nvdec", 0) > 0  # its cameras are threads of one Python
     python, python_share = _busiest(tried, "processes", (*_PYTHON, "decode process") if is_shared else _PYTHON)
@@ -41,6 +42,7 @@ def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0) -> s
         (decoders > 0, f"the driver's decoders are the limit: {decoders} at once"),
         (nvdec >= FULL_NVDEC, "NVDEC is the limit"),
         (bool(cores) and machine >= FULL_CORES * cores, "the CPU's cores are the limit"),
+        (_is_interrupted_full(interrupts), "the one core that has all of the card's interrupts is the limit"),
         (card.get("sm", 0.0) >= FULL_SM, "the card's SMs are the limit"),
         (
             engine.get("busy", 0.0) >= FULL_ENGINE,
@@ -60,8 +62,19 @@ def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0) -> s
         if "pcie_to_host_mb_s" in card:
             both = f"{card.get('pcie_to_card_mb_s', 0.0):,.0f} and {card['pcie_to_host_mb_s']:,.0f} MB/s"
             figures.append(f"PCIe to and from the card {both}")
+    if interrupts:
+        others = percent(interrupts["others_busy"])
+        figures.append(
+            f"core {interrupts['core']}, to which the card's {interrupts['per_s']:,.0f} interrupts/s go, "
+            f"{percent(interrupts['busy'])} busy, the others {others}"
+        )
     figures.append(f"the busiest thread {percent(share)} of a core, Python process {percent(python_share)}")
     return f"{why} ({'; '.join(figures)})."
+
+
+def _is_interrupted_full(interrupts: Mapping[str, float]) -> bool:
+    """And it is that core, not all of them."""
+    return interrupts.get("busy", 0.0) >= FULL_INTERRUPTED and interrupts.get("others_busy", 1.0) < FULL_CORES
 
 
 def _busiest(tried: Mapping[str, Any], group: str, kinds: tuple[str, ...] = ("",)) -> tuple[str, float]:

@@ -72,7 +72,7 @@ class Bench:
 
     def nvdec(self, piece: Piece) -> dict[str, Any]:
         """All shapes in the first round of a folder, as clients of MPS where the programs are, and the best without;
-        then the two that were best."""
+        then the one that was best."""
         earlier, clip, mps = self.folder.found("nvdec", piece.camera, piece.number), self._clip(piece), self._of_mps()
 
         def alone(processes: int, threads: int, *, is_mps: bool) -> dict[str, Any]:
@@ -80,9 +80,8 @@ class Bench:
             return decode_alone(clip, (processes, threads), seconds, self._card, mps=environ)
 
         if earlier:
-            ranked = sorted(earlier["tries"], key=lambda one: -float(one["rate"]))[:2]
-            ways = [(one["processes"], one["threads"], bool(one.get("is_mps") and mps)) for one in ranked]
-            tries = [alone(processes, threads, is_mps=is_mps) for processes, threads, is_mps in ways]
+            best = best_of(earlier["tries"])
+            tries = [alone(best["processes"], best["threads"], is_mps=bool(best.get("is_mps") and mps))]
         else:
             tries = [alone(*shape, is_mps=mps is not None) for shape in SHAPES]
             best = best_of(tries)

@@ -11,6 +11,7 @@ from loadtest.bench.gpu.video.card import CardMeter
 from loadtest.bench.gpu.video.clips import FPS
 from loadtest.bench.gpu.video.engine import ask_engine, busy_between
 from loadtest.bench.gpu.video.fleet import Fleet
+from loadtest.bench.gpu.video.interrupts import interrupted_between, look_at_cores
 from loadtest.bench.gpu.video.page import dropped_between, latency_between
 from loadtest.bench.gpu.video.patience import NotAllThere
 from loadtest.bench.gpu.video.usage import busiest, cores_by_kind, usage_of
@@ -35,7 +36,9 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
     """One window's figures, `complaint` empty where it was held. Raises BadAnswer."""
     stack = up.process.pid
     engine, used, before = ask_engine(up.metrics_url), usage_of(fleet.pids, stack), fleet.look()
+    cores_before = look_at_cores()
     told = card.during(pacing.seconds)
+    cores_after = look_at_cores()
     after, spent = fleet.look(), usage_of(fleet.pids, stack)
     engine_after = ask_engine(up.metrics_url)
     instances = sum(kind == "model instance" for kind, _ in spent.processes)
@@ -71,6 +74,7 @@ def measure(fleet: Fleet, up: PenstockUp, card: CardMeter, pacing: Pacing) -> di
         "cores": cores,
         "cpu_ms_a_frame": {kind: 1000 * one / frames_per_s for kind, one in cores.items()},
         "card": told,
+        "interrupts": interrupted_between(cores_before, cores_after),
         "engine": busy_between(engine, engine_after, seconds, instances),
         **busiest(used, spent),
     }  # fmt: skip

@@ -1,0 +1,34 @@
+"""The core that a card's interrupts go to, and what the report says of it."""
+
+from pathlib import Path
+
+from loadtest.bench.gpu.video.interrupts import CoreLook, interrupted_between, look_at_cores
+from loadtest.bench.gpu.video.limits import limit_in_words
+
+BEFORE = CoreLook(10.0, {0: 5, 1: 1000}, {0: 100.0, 1: 50.0, 2: 7.0})
+AFTER = CoreLook(20.0, {0: 5, 1: 81_000}, {0: 104.0, 1: 50.1, 2: 10.0})
+
+
+def test_most_interrupted_core_is_told_beside_the_others() -> None:
+    """Busy is what is not idle: the time of an interrupt may be counted nowhere."""
+    told = interrupted_between(BEFORE, AFTER)
+    assert (told["core"], told["per_s"]) == (1, 8000.0)
+    assert (round(told["busy"], 3), round(told["others_busy"], 3)) == (0.99, 0.65)
+
+
+def test_machine_without_a_card_tells_nothing(tmp_path: Path) -> None:
+    """Nor does a system that shows no times of its cores."""
+    assert interrupted_between(CoreLook(1.0, {}, {0: 1.0}), CoreLook(2.0, {}, {0: 1.5})) == {}
+    assert look_at_cores(tmp_path / "none").idle_s == {}
+    assert look_at_cores().idle_s
+
+
+def test_report_names_the_interrupted_core_where_it_alone_is_full() -> None:
+    """With all cores full it is they; with time left there nothing."""
+    told = interrupted_between(BEFORE, AFTER)
+    words = limit_in_words({"cores": {"machine": 10.5}, "interrupts": told}, 16)
+    assert words.startswith("the one core that has all of the card's interrupts is the limit")
+    assert "core 1, to which the card's 8,000 interrupts/s go, 99 % busy, the others 65 %" in words
+    all_full = limit_in_words({"cores": {"machine": 15.9}, "interrupts": told | {"others_busy": 0.97}}, 16)
+    assert all_full.startswith("the CPU's cores are the limit (")
+    assert limit_in_words({"interrupts": told | {"busy": 0.6}}, 16).startswith("nothing that was read is full")
