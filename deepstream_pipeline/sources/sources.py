@@ -227,8 +227,14 @@ class Sources:
             self._hosts.kill()
         for source in self._sources.values():
             source.kill()
+        late: dict[tuple[int, str], list[str]] = {}
         for source in self._sources.values():
+            if (process := source.process) is not None:
+                how = "was killed" if process.is_reaped(_KILL_S) else "cannot be killed"
+                late.setdefault((process.pid, how), []).append(source.source_id)
             self._let_go(source)
+        for (pid, how), sources in late.items():
+            log.error("a decode process did not end in time", sources=", ".join(sources), pid=pid, process=how)
         self._hosts.close(_KILL_S)
         self._wires.close()
         self._bell.close()
@@ -236,8 +242,6 @@ class Sources:
     def _let_go(self, source: Source) -> None:
         process = source.process
         if process is not None:
-            how = "was killed" if process.is_reaped(_KILL_S) else "cannot be killed"
-            log.error("a decode process did not end in time", source=source.source_id, pid=process.pid, process=how)
             self._wires.cut(process)
         try:
             source.let_go(time.monotonic())

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.sources import seats
 from deepstream_pipeline.sources.messages import Start
@@ -194,6 +195,22 @@ def test_process_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) 
             assert told.wait_for_state(SourceState.STALLED, name) == "no frame for 0.5 s"
         assert not psutil.pid_exists(stopped)
         untouched(sources, told, "good")
+
+
+def test_process_that_does_not_end_in_time_is_told_once_with_its_cameras() -> None:
+    """Not once for each of them: of a program with hundreds."""
+    told = Told()
+    sources = Sources(DEEP, told)
+    sources.start()
+    try:
+        add(sources, told, "a", "b")
+        pid = pid_of(sources, "a")
+    finally:
+        with capture_logs() as lines:
+            assert not sources.close(0.0)
+    late = [line for line in lines if line["event"] == "a decode process did not end in time"]
+    assert [(line["sources"], line["pid"], line["process"]) for line in late] == [("a, b", pid, "was killed")]
+    assert not psutil.pid_exists(pid)
 
 
 def test_camera_is_taken_out_paused_and_resumed_among_others() -> None:
