@@ -1,8 +1,8 @@
 """What makes pictures of packets, whoever does it: FFmpeg on the CPU, or a GPU's decoder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from fractions import Fraction
+from typing import NamedTuple, Protocol, TypeAlias
 
 import av
 from av.video.codeccontext import VideoCodecContext
@@ -28,8 +28,7 @@ class PacketRefused(DecodeError):
         self.is_fatal = is_fatal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decoded:
+class Decoded(NamedTuple):
     """One picture, borrowed until its codec is given the next packet. width, height: upright.
 
     raw_s: the stream's own seconds. is_key: it builds on no other. is_corrupt: its decoder had to mend it, or its
@@ -43,6 +42,11 @@ class Decoded:
     is_key: bool
     is_corrupt: bool
     lost: int = 0
+
+
+def seconds_of(ticks: int | None, time_base: Fraction | None) -> float | None:
+    """float(ticks * time_base), to the bit, without the fraction in between; None where either is not known."""
+    return None if ticks is None or not time_base else ticks * time_base.numerator / time_base.denominator
 
 
 class Codec(Protocol):

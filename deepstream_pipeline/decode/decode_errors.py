@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import re
+import select
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ class DecodeErrors:
     def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
         """descriptor: the end that is read, which does not block."""
         self._descriptor, self._clock = descriptor, clock
+        self._poller = select.poll()
+        self._poller.register(descriptor, select.POLLIN)
         self._lock = threading.Lock()
         self._lines: deque[tuple[int, float]] = deque(maxlen=_MOST_LINES)
         self._rest = b""
@@ -53,10 +56,9 @@ class DecodeErrors:
             return taken
 
     def _read(self) -> None:
-        try:
-            read = os.read(self._descriptor, _MOST_BYTES)
-        except BlockingIOError:
+        if not self._poller.poll(0):  # as mostly, and an exception costs more
             return
+        read = os.read(self._descriptor, _MOST_BYTES)
         *lines, rest = (self._rest + read).split(b"\n")
         self._rest = rest[-len(b"Decode Error occurred for picture ") - 20 :]
         now = self._clock()

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import av
 from av.error import FFmpegError, InvalidDataError
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode.codec import Codec, Decoded, MakeCodec, PacketRefused, VideoPacket
+from deepstream_pipeline.decode.codec import Codec, Decoded, MakeCodec, PacketRefused, VideoPacket, seconds_of
 from deepstream_pipeline.decode.damage import Damage, Verdict
 from deepstream_pipeline.decode.failures import failure_of
 from deepstream_pipeline.decode.opening import DecodeOptions, open_container, pictures_of, set_threads
@@ -50,8 +51,7 @@ class StreamFacts:
     decoder: DecoderKind = DecoderKind.CPU
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class Picture(NamedTuple):
     """One decoded frame, borrowed until the next packet. pts_s: rises strictly. time_s: the stream's own seconds.
 
     is_dropped: it builds on packets that were lost; not to be shown. is_new: it is the first of other facts (size,
@@ -125,7 +125,7 @@ class Decoder:
         if not packet.size:
             return None
         ticks = packet.pts if packet.dts is None else packet.dts
-        return self._arrivals.stamp(None if ticks is None or not packet.time_base else float(ticks * packet.time_base))
+        return self._arrivals.stamp(seconds_of(ticks, packet.time_base))
 
     def decode(self, packet: VideoPacket) -> list[Picture]:
         """The pictures that came out with this packet, often none, or one.

@@ -8,11 +8,11 @@ in silence, or fail. A decoder is made with its first packet; an H200 has 288 at
 takes seven of the driver's channels, and what is beyond them is answered as memory that is full.
 """
 
+import ctypes
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from deepstream_pipeline.decode.codec import PacketRefused
 from deepstream_pipeline.decode.cuvid import limits_of
@@ -27,8 +27,7 @@ _FULL = (
 _MACROBLOCK = 16  # its side, in which a decoder counts how much it can take
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
+class Surface(NamedTuple):
     """A picture (NV12) in the order of showing, as its decoder cropped it. stamp: the lowest of those that were given
     with the pictures that the decoder held.
 
@@ -165,8 +164,6 @@ class _Nvdec:
 
 def _address_of(data: bytes) -> int:
     """Of its first byte; valid as long as the bytes are."""
-    import ctypes
-
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 

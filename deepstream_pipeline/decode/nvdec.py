@@ -11,7 +11,6 @@ it in the order of showing did is a packet lost (a leading picture is not: nothi
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import av
 from av.bitstream import BitStreamFilterContext
@@ -21,7 +20,7 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode.codec import Decoded, PacketRefused, VideoPacket
+from deepstream_pipeline.decode.codec import Decoded, PacketRefused, VideoPacket, seconds_of
 from deepstream_pipeline.decode.cropping import is_cut_before
 from deepstream_pipeline.decode.decode_errors import DecodeErrors
 from deepstream_pipeline.decode.field_coding import may_hold_fields
@@ -107,7 +106,7 @@ class NvdecCodec:
         is_other = bool(headers.sequence) and headers.sequence != self._sequence
         if self._awaits_key and not packet.is_keyframe and not is_other:
             return self._await_key()
-        raw_s = _seconds(packet.pts, packet.time_base)
+        raw_s = seconds_of(packet.pts, packet.time_base)
         if not is_other and self._is_before_joined(packet, headers, raw_s):
             return []
         before: list[Decoded] = []
@@ -316,7 +315,3 @@ def _look_of(frame: av.VideoFrame) -> _Look:
         matrix=int(frame.colorspace),
         is_full_range=layout == "yuvj420p" or frame.color_range == ColorRange.JPEG,
     )
-
-
-def _seconds(ticks: int | None, time_base: Fraction | None) -> float | None:
-    return None if ticks is None or not time_base else float(ticks * time_base)

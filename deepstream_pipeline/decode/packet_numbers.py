@@ -6,7 +6,7 @@ says its place in the order of showing: its time, moved on wherever the stream's
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MOST_LATE = 16  # pictures that were given up, and may come all the same
 MOST_AWAITED = 32  # packets whose pictures did not come out yet
@@ -14,8 +14,7 @@ _PER_SECOND = 1_000_000
 _MOST_S = 1e11  # a stamp is a number of 64 bits; what a stream says beyond that is no time
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """What was known of a packet. raw_s: the stream's own seconds. is_leading: it is shown before the keyframe that it
     was coded after. lost: so many packets gave no picture before this one came out, not told yet. number: its place in
     the order of decoding. names: what its decoder may call the picture, counting those that it decoded."""
@@ -52,9 +51,8 @@ class PacketNumbers:
         stamp = self._stamp_of(sent)
         if sent.is_key:
             self._key = stamp
-        elif self._key is not None and stamp < self._key:
-            sent = replace(sent, is_leading=True)
-        self._awaited[stamp] = replace(sent, number=self._next)
+        is_leading = self._key is not None and stamp < self._key
+        self._awaited[stamp] = sent._replace(is_leading=is_leading, number=self._next)
         self._next, self._highest = self._next + 1, max(self._highest, stamp)
         return stamp
 
@@ -71,7 +69,7 @@ class PacketNumbers:
             self._lose(other)
         lost, self._untold = self._untold, 0
         names = (sent.number,) if not self._missing else (sent.number - self._missing, sent.number)
-        return replace(sent, lost=lost, names=names)
+        return sent._replace(lost=lost, names=names)
 
     def lose_oldest(self) -> bool:
         """Give the oldest up where too many are awaited; whether it was."""

@@ -4,7 +4,7 @@ Headers stand before the first slice, so nothing behind it is read: of most pict
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _MOST_UNITS = 64  # before the first slice; a packet with more of them is none
 _START = b"\x00\x00\x01"
@@ -15,8 +15,7 @@ _HEVC_SKIPPED = (8, 9)
 _HEVC_SLICES = (*range(10), *_HEVC_KEYS)
 
 
-@dataclass(frozen=True, slots=True)
-class Headers:
+class Headers(NamedTuple):
     """sequence: its sequence parameter sets, which tell the size, one behind another; empty without. sets: all of its
     parameter sets as a packet would hold them, with start codes. has_picture: a slice of a picture follows; may_be_key:
     one at which a stream can begin; is_skipped: HEVC's RASL, which is none in a stream that began with the keyframe

@@ -18,7 +18,7 @@ from av.container import OutputContainer
 from av.error import FFmpegError
 from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode.codec import VideoPacket
+from deepstream_pipeline.decode.codec import VideoPacket, seconds_of
 
 MOST_CACHED_BYTES = 64 * 2**20
 MOST_RECORDINGS = 8  # at once
@@ -110,12 +110,12 @@ class Recorder:
         """The next packet that was read. since_s: no clip will be asked for of a moment before; None for this one."""
         if not packet.size:
             return
-        base = float(packet.time_base)
-        dts_s = self._next_s(None if packet.dts is None else packet.dts * base)
+        dts_s = self._next_s(seconds_of(packet.dts, packet.time_base))
         if not (self._cache_s or self._clips):
             return
-        late_s = (packet.pts - packet.dts) * base if packet.pts is not None and packet.dts is not None else 0.0
-        kept = _Kept(bytes(packet), dts_s, dts_s + max(late_s, 0.0), self._step_s, packet.is_keyframe)
+        late = packet.pts - packet.dts if packet.pts is not None and packet.dts is not None else 0
+        late_s = seconds_of(max(late, 0), packet.time_base) or 0.0
+        kept = _Kept(bytes(packet), dts_s, dts_s + late_s, self._step_s, packet.is_keyframe)
         if self._cache_s:
             self._keep(kept, dts_s if since_s is None else min(since_s, dts_s))
         self._end([clip for clip in self._clips if not clip.take(kept)])

@@ -5,7 +5,7 @@ from av.error import EOFError, FFmpegError, InvalidDataError
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
-from deepstream_pipeline.decode.codec import Decoded, PacketRefused, VideoPacket
+from deepstream_pipeline.decode.codec import Decoded, PacketRefused, VideoPacket, seconds_of
 from deepstream_pipeline.decode.pictures import upright_size
 from deepstream_pipeline.types import DecoderKind
 
@@ -43,7 +43,7 @@ class SoftwareCodec:
 
 def _decoded(frame: av.VideoFrame) -> Decoded:
     width, height = upright_size(frame)
-    raw_s = None if frame.pts is None or not frame.time_base else float(frame.pts * frame.time_base)
+    raw_s = seconds_of(frame.pts, frame.time_base)
     return Decoded(frame, raw_s, width, height, is_key=frame.key_frame, is_corrupt=frame.is_corrupt)
 
 

@@ -1,10 +1,9 @@
 """A decoded picture in the memory of a GPU, as NVDEC leaves it."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePicture:
+class DevicePicture(NamedTuple):
     """8 bit, 4:2:0, NV12: luma (height, width) and interleaved chroma ((height + 1) // 2, (width + 1) // 2, 2).
 
     Borrowed until its decoder is given the next packet. luma, chroma: addresses; pitch: bytes from line to line, of
