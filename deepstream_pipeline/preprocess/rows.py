@@ -1,5 +1,7 @@
 """A picture, as its network sees it: what the gateway's image endpoint would make of it, to the bit."""
 
+from functools import lru_cache
+
 import cv2
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ def row_dtype(spec: PrepareSpec) -> npt.DTypeLike:
     return NUMPY_OF[spec.datatype]
 
 
+@lru_cache(maxsize=1024)
 def row_bytes_of(width: int, height: int, spec: PrepareSpec) -> int:
     """Of the row that a picture of that size becomes."""
     geometry = geometry_of(width, height, spec)

@@ -19,7 +19,8 @@ _LEAST_SLOTS = 2  # one is written while the parent looks at another
 
 
 class Written(NamedTuple):
-    """row_shape: of the network's row, empty without one. thumbnail: for who compares pictures (decode.likeness)."""
+    """row_shape: of the network's row, empty without one. thumbnail: for who compares pictures (decode.likeness), and
+    borrowed until the next is written."""
 
     row_shape: tuple[int, ...]
     thumbnail: Pixels

@@ -194,7 +194,7 @@ class Work:
         if picture.is_new:
             self._segment += 1
             self._likeness.begin()
-        if decoder.facts != self._told:
+        if decoder.facts is not self._told and decoder.facts != self._told:
             self._tell_opened(decoder)
         self._since_row += 1
         if picture.is_dropped:

@@ -48,11 +48,11 @@ class DeviceSlotWriter:
             raise DecodeError("a picture in the host's memory is not made ready by a card")
         width, height = frame.upright_size
         has_row = has_row and self._spec is not None
-        row, row_bytes = self._row_target(slot, self._row_bytes(width, height)) if has_row else (None, 0)
+        row, row_bytes = self._row_target(slot, width, height) if has_row else (None, 0)
         offset, shape = image_offset(row_bytes), (height, width, 3)
         image = self._ring.array(slot, offset, shape, np.uint8).view(np.uint8) if has_image else None
         made = self._preparer.prepare(frame, row=row, image=image)
-        return Written(made.row_shape if has_row else (), made.thumbnail.copy())  # the next picture overwrites it
+        return Written(made.row_shape if has_row else (), made.thumbnail)
 
     def close(self) -> None:
         """Nothing is written any more."""
@@ -66,10 +66,11 @@ class DeviceSlotWriter:
     def _row_bytes(self, width: int, height: int) -> int:
         return row_bytes_of(width, height, self._spec) if self._spec else 0
 
-    def _row_target(self, slot: int, size_bytes: int) -> tuple[RowTarget, int]:
+    def _row_target(self, slot: int, width: int, height: int) -> tuple[RowTarget, int]:
         """Where the row goes, and how many bytes of the ring's slot it takes."""
         if self._rows is not None:
             return self._rows.address(slot), 0
+        size_bytes = self._row_bytes(width, height)
         pinned = self._pinned.get(slot)
         if pinned is None or pinned.size_bytes < size_bytes:
             self._pin(slot, size_bytes)
