@@ -85,7 +85,9 @@ class StreamMux:
         self._refresh_s = options.max_latency_s
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the one that was served longest ago is first
         self._waiting = 0
-        self._due_at = _NEVER  # no lane's deadline is before it: most calls look at none of a hundred lanes
+        # So that most calls look at none of a hundred lanes:
+        self._due_at = _NEVER  # no lane's deadline is before it
+        self._first_at: float | None = None  # since when the oldest frame waits; None: to be looked for
 
     def __len__(self) -> int:
         return self._waiting
@@ -101,8 +103,8 @@ class StreamMux:
 
     @refresh_s.setter
     def refresh_s(self, seconds: float) -> None:
-        if seconds != self._refresh_s:
-            self._refresh_s, self._due_at = seconds, -_NEVER
+        self._due_at -= max(self._refresh_s - seconds, 0.0)  # by so much a deadline comes sooner, at most
+        self._refresh_s = seconds
 
     def add(self, source_id: str, policy: DropPolicy) -> None:
         """A source whose frames will come. block: never dropped here, whoever sends them waits."""
@@ -114,6 +116,7 @@ class StreamMux:
         if lane is None:
             return []
         self._waiting -= len(lane.frames)
+        self._first_at = None
         return [Drop(waiting.prepared, DropReason.STOPPED) for waiting in lane.frames]
 
     def push(self, prepared: PreparedFrame, now: float) -> list[Drop]:
@@ -126,6 +129,8 @@ class StreamMux:
             return [Drop(prepared, DropReason.QUEUE_FULL)]
         lane.frames.append(_Waiting(prepared, now))
         self._waiting += 1
+        if self._waiting == 1:
+            self._first_at = now
         lost = [self._lose(lane, DropReason.QUEUE_FULL)] if is_full else []
         due = lane.deadline(self.options, self._refresh_s)
         if due is not None and due[0] < self._due_at:
@@ -158,9 +163,6 @@ class StreamMux:
         """When `expire`, or `pop` for an engine with room, may have something that they have not now; or None."""
         if not self._waiting:
             return None
-        if self._due_at == -_NEVER:
-            dues = [lane.deadline(self.options, self._refresh_s) for lane in self._lanes.values()]
-            self._due_at = min((due[0] for due in dues if due is not None), default=_NEVER)
         times = [self._due_at] if self._due_at < _NEVER else []
         oldest_at = self._oldest_at() if self.options.push_timeout_s and has_room else None
         if oldest_at is not None:
@@ -169,31 +171,41 @@ class StreamMux:
 
     def _lose(self, lane: _Lane, reason: DropReason) -> Drop:
         self._waiting -= 1
-        return lane.lose(reason)
+        lost = lane.lose(reason)
+        if not lane.frames:  # else the next has its place
+            self._first_at = None
+        return lost
 
     def _oldest_at(self) -> float | None:
         if not self._waiting:
             return None
-        return min((lane.frames[0].since for lane in self._lanes.values() if lane.frames), default=None)
+        if self._first_at is None:
+            self._first_at = min(lane.frames[0].since for lane in self._lanes.values() if lane.frames)
+        return self._first_at
 
     def _why_now(self, oldest_at: float, now: float, size: int) -> CloseReason | None:
         """Three cases: it is full / it waited long enough / nobody asked that it should wait."""
-        most = self.options.max_same_source or size
-        if sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= size:
+        if self._waiting >= size and self._is_full(size):
             return CloseReason.FULL
         if not self.options.push_timeout_s:
             return CloseReason.SLOT_FREE
         return CloseReason.TIMEOUT if now >= oldest_at + self.options.push_timeout_s else None
 
+    def _is_full(self, size: int) -> bool:
+        """Whether so many of the frames that wait may share a batch."""
+        most = self.options.max_same_source
+        return not most or sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= size
+
     def _take(self, size: int) -> list[PreparedFrame]:
         taken: list[PreparedFrame] = []
-        rounds = self.options.max_same_source or size
-        for _ in range(rounds):
+        most = min(size, self._waiting)
+        for _ in range(self.options.max_same_source or size):
+            if len(taken) == most:
+                break
             turn = [source_id for source_id, lane in self._lanes.items() if lane.frames]
-            for source_id in turn[: size - len(taken)]:
+            for source_id in turn[: most - len(taken)]:
                 taken.append(self._lanes[source_id].frames.popleft().prepared)
                 self._lanes.move_to_end(source_id)
-            if not turn or len(taken) >= size:
-                break
         self._waiting -= len(taken)
+        self._first_at = None
         return taken

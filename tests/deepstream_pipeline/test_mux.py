@@ -1,5 +1,7 @@
 """The stream mux, under a manual clock."""
 
+import math
+import random
 from collections import Counter
 
 import numpy as np
@@ -189,6 +191,61 @@ def test_every_frame_comes_out_once(
     for source_id in "abc":
         mine = [number for owner, number in batched if owner == source_id]
         assert mine == sorted(mine)
+
+
+def said(batch: FrameBatch | None) -> tuple[list[str], CloseReason, float] | None:
+    return None if batch is None else (names(batch), batch.reason, batch.oldest_at)
+
+
+class LookingAnew(StreamMux):
+    """Keeps in mind nothing that it could look up in its lanes."""
+
+    def expire(self, now: float) -> list[Drop]:
+        self._due_at = -math.inf
+        return super().expire(now)
+
+    def _oldest_at(self) -> float | None:
+        return min((lane.frames[0].since for lane in self._lanes.values() if lane.frames), default=None)
+
+    def _is_full(self, size: int) -> bool:
+        most = self.options.max_same_source or size
+        return sum(min(len(lane.frames), most) for lane in self._lanes.values()) >= size
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.1])
+@pytest.mark.parametrize("same", [0, 1, 2])
+def test_what_a_mux_keeps_in_mind_changes_nothing(timeout_s: float, same: int) -> None:
+    """Drops, batches, their reasons and their age are those of a mux that looks at every lane each time, and whatever
+    time brings has its wakeup."""
+    chance = random.Random(same)
+    options = MuxOptions(batch_size=4, push_timeout_s=timeout_s, max_same_source=same)
+    muxes = (StreamMux(options), LookingAnew(options))
+    policies = dict.fromkeys("abc", DropPolicy.DROP_OLDEST) | {"d": DropPolicy.DROP_NEWEST, "e": DropPolicy.BLOCK}
+    for name, policy in policies.items():
+        for mux in muxes:
+            mux.add(name, policy)
+    now = 0.0
+    for number in range(4000):
+        step = chance.choices(["push", "pop", "refresh", "leave"], [60, 25, 10, 5])[0]
+        name, wakeup = chance.choice("abcde"), muxes[0].next_wakeup()
+        now += chance.choice([0.0, 0.01, 0.05, 0.2])
+        expired, expected = (lost(mux.expire(now)) for mux in muxes)
+        assert expired == expected
+        assert not expired or (wakeup is not None and wakeup <= now)
+        if step == "push":
+            ours, theirs = (lost(mux.push(prepared(name, number, now), now)) for mux in muxes)
+            assert ours == theirs
+        elif step == "pop":
+            most = chance.randint(1, 5)
+            batch, other = (mux.pop(now, most) for mux in muxes)
+            assert said(batch) == said(other)
+        refresh_s = chance.uniform(0.1, 1.2)
+        for mux in muxes:
+            if step == "refresh":
+                mux.refresh_s = refresh_s
+            elif step == "leave":
+                mux.remove(name)
+                mux.add(name, policies[name])
 
 
 @given(
