@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -209,6 +210,7 @@ class Detections:
         return len(self.xyxy)
 
 
+@cache
 def no_detections() -> Detections:
     """Of a frame in which nothing was seen."""
     return Detections(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int64))
@@ -245,6 +247,7 @@ class Tracks:
         return len(self.detections)
 
 
+@cache
 def no_tracks() -> Tracks:
     """Of a frame in which nothing is followed."""
     return Tracks(no_detections(), np.empty(0, np.int64), np.empty(0, np.int64))

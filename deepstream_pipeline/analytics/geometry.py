@@ -12,6 +12,7 @@ Scale = tuple[float, float]
 MOST_DEGREES = {LineMode.LOOSE: 90.0, LineMode.BALANCED: 60.0, LineMode.STRICT: 30.0}
 
 _JITTER = 0.05  # of a box's diagonal: so far its foot may tremble without having moved
+_NO_FEET, _NO_SLACK = np.empty((0, 2)), np.empty(0)
 
 
 def places(xyxy: npt.NDArray[np.float32]) -> tuple[Array, Array]:
@@ -19,6 +20,8 @@ def places(xyxy: npt.NDArray[np.float32]) -> tuple[Array, Array]:
 
     From places rounded to a thousandth of a pixel, as they are recorded: a replay sees what was seen live.
     """
+    if not len(xyxy):
+        return _NO_FEET, _NO_SLACK
     boxes = np.rint(xyxy.astype(np.float64) * 1000) / 1000
     sides = boxes[:, 2:] - boxes[:, :2]
     feet = np.stack(((boxes[:, 0] + boxes[:, 2]) / 2, boxes[:, 3]), axis=1)

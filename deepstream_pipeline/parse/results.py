@@ -60,11 +60,12 @@ def classes_of(network: ParsedNetwork, answer: Answered, index: int) -> tuple[Cl
     if not isinstance(seen, Classes):
         raise InferFailed(f"model {network.name!r} finds objects, and does not say what a whole picture is")
     labels = network.card.labels
-    return tuple(
-        ClassScore(network.name, number, _label(labels, number), float(score))
-        for number, score in zip(map(int, seen.class_id), seen.score, strict=True)
+    scores = [
+        ClassScore(network.name, number, _label(labels, number), score)
+        for number, score in zip(seen.class_id.tolist(), seen.score.tolist(), strict=True)
         if not network.class_ids or number in network.class_ids
-    )
+    ]
+    return tuple(scores)
 
 
 def _parsed(network: ParsedNetwork, answer: Answered, index: int, geometry: Geometry) -> VisionResult:

@@ -165,7 +165,7 @@ class Results:
         self._parts.metrics.glass_to_event(way.source_id, total_s)
         for event in bare.analytics.events:
             self._parts.metrics.event(way.source_id, event.kind)
-        may_wait = not self._parts.is_live() and way.policy is DropPolicy.BLOCK
+        may_wait = way.policy is DropPolicy.BLOCK and not self._parts.is_live()
         for outlet in self._parts.outlets:
             if outlet.options.shows(whole):
                 outlet.put(whole if outlet.options.draws else bare, may_wait=may_wait)

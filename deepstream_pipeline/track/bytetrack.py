@@ -79,10 +79,7 @@ class ByteTrack:
         self._library.maximum_time_without_update = max(self._most_unseen, self._coasted + 1)
         self._coasted = 0
         self._looks.append(frame.frame_num)
-        strip = detections.class_id * _STRIP
-        seen = _Seen(detections.xyxy + strip[:, None], detections.score, np.arange(len(detections)))
-        found = self._library.update(cast("supervision.Detections", seen), timestamp=float(frame.frame_num))
-        self._shown = self._known(detections, found) if isinstance(found, _Seen) else no_tracks()
+        self._shown = no_tracks() if self._has_nothing(detections) else self._looked(frame, detections)
         return self._shown
 
     def coast(self, frame: Frame) -> Tracks:
@@ -119,6 +116,17 @@ class ByteTrack:
         if frame.segment != self._segment or frame.frame_num <= self._frame_num:
             self.reset()
         self._segment, self._frame_num = frame.segment, frame.frame_num
+
+    def _has_nothing(self, detections: Detections) -> bool:
+        """Whether nothing is seen and nothing is kept: the library says nothing then, and remembers nothing."""
+        return not len(detections) and not self._library.tracks
+
+    def _looked(self, frame: Frame, detections: Detections) -> Tracks:
+        """What the library makes of them."""
+        strip = detections.class_id * _STRIP
+        seen = _Seen(detections.xyxy + strip[:, None], detections.score, np.arange(len(detections)))
+        found = self._library.update(cast("supervision.Detections", seen), timestamp=float(frame.frame_num))
+        return self._known(detections, found) if isinstance(found, _Seen) else no_tracks()
 
     def _known(self, detections: Detections, found: _Seen) -> Tracks:
         """Those with an identity, in its order."""

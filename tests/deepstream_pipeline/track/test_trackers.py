@@ -1,11 +1,13 @@
 """Identities: kept through gaps and losses, never shared between classes, never used twice."""
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from deepstream_pipeline.interfaces import Tracker
+from deepstream_pipeline.track.bytetrack import ByteTrack
 from deepstream_pipeline.track.options import TrackerOptions, TrackerType, new_tracker
 from deepstream_pipeline.types import Detections, Frame, Tracks, no_detections
 
@@ -41,6 +43,37 @@ def ids(tracks: Sequence[Tracks]) -> list[list[int]]:
 @pytest.fixture
 def tracker() -> Tracker:
     return new_tracker(TrackerOptions())
+
+
+class Asking(ByteTrack):
+    """Has the library look at every frame, also where nothing is seen and nothing is kept."""
+
+    def _has_nothing(self, detections: Detections) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("probation_age", [1, 2, 3, 5])
+def test_frames_without_anything_are_as_if_the_library_had_looked(probation_age: int) -> None:
+    """Whatever comes before and after them: the same identities, ages and places."""
+    chance = random.Random(probation_age)
+    options = TrackerOptions(probation_age=probation_age, max_shadow_tracking_age=4)
+    trackers, number, segment, there = (ByteTrack(options), Asking(options)), 0, 0, 0
+    for _ in range(2000):
+        kind = chance.choices(["look", "coast", "cut", "reset"], [80, 15, 2, 3])[0]
+        number, segment = number + chance.choice([1, 1, 1, 2, 7]), segment + (kind == "cut")
+        frame, score = frame_at(number, segment), chance.choice([0.3, 0.9, 0.9])
+        there = chance.choice([0, 0, 1, 2]) if chance.random() < 0.4 else there
+        detections = seen(*(walker(0, left=100.0 * place, score=score, class_id=place) for place in range(there)))
+        if kind == "reset":
+            for one in trackers:
+                one.reset()
+        ours, theirs = (one.coast(frame) if kind == "coast" else one.update(frame, detections) for one in trackers)
+        assert (ours.track_id.tolist(), ours.age_frames.tolist()) == (
+            theirs.track_id.tolist(),
+            theirs.age_frames.tolist(),
+        )
+        assert ours.detections.xyxy.tolist() == theirs.detections.xyxy.tolist()
+        assert ours.is_estimate is theirs.is_estimate
 
 
 def test_track_begins_after_its_probation_and_counts_its_age(tracker: Tracker) -> None:
