@@ -101,6 +101,8 @@ class Dispatcher:
             if way.policy is not DropPolicy.BLOCK:
                 self._allowance.begin()
             self._drop(self._mux.push(prepared, now))
+            if len(self._mux) == 1:
+                self._changed.notify_all()  # who takes outcomes keeps the mux's time, and slept for an empty one
         self.pump()
 
     def on_end(self, source_id: str) -> None:

@@ -1,10 +1,12 @@
 """Frames to the engine and back in order."""
 
+import threading
 import time
 
 import pytest
 
 from deepstream_pipeline.errors import InferFailed, InferRefused
+from deepstream_pipeline.mux import MuxOptions
 from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
 from deepstream_pipeline.types import DropPolicy
 from tests.deepstream_pipeline.runner.fakes import FakeEngine, Slots, a_dispatcher, a_way
@@ -127,6 +129,25 @@ def test_frame_that_waits_too_long_is_given_up_by_time_alone() -> None:
         dispatcher.take(0.5)
     assert dict(way.drops) == {"too_old": 1}
     assert slots.released == [("cam", 1)]
+
+
+def test_batch_waits_no_longer_than_its_push_timeout_where_nobody_else_comes() -> None:
+    """Who takes outcomes slept for an empty mux: the frame that comes first wakes it, and no second frame is needed."""
+    engine, slots = FakeEngine(), Slots()
+    mux = MuxOptions(batch_size=4, push_timeout_s=0.02)
+    dispatcher = a_dispatcher(engine, a_way("cam"), mux=mux)
+    taking = threading.Thread(target=dispatcher.take, args=(WAIT_S,))
+    taking.start()
+    try:
+        time.sleep(0.1)
+        dispatcher.on_frame(slots.prepared("cam", 0))
+        until = time.monotonic() + WAIT_S / 2
+        while not engine.asked and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [asked.names for asked in engine.asked] == [[0]]
+    finally:
+        dispatcher.wake()
+        taking.join()
 
 
 def test_end_of_a_file_comes_behind_its_last_frame() -> None:
