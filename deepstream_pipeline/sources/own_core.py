@@ -23,7 +23,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from deepstream_pipeline.decode.lock_files import open_lock
-from deepstream_pipeline.sources.card_interrupts import Interrupts, InterruptWatch, mostly_interrupted
+from deepstream_pipeline.infer.machine import Interrupts, InterruptWatch, mostly_interrupted
 
 LOOK_S = 2.0  # at the interrupts
 _LOOKS = 8
@@ -69,7 +69,7 @@ class OwnCore:
         watch = InterruptWatch(time.monotonic(), interrupts.by_core())
         while not self._is_left:
             time.sleep(LOOK_S)
-            busy = watch.see(time.monotonic(), interrupts.by_core())
+            busy = watch.busy(time.monotonic(), interrupts.by_core())
             if self.number in busy:
                 self.move(busy)
 

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 
-from deepstream_pipeline.sources.card_interrupts import Interrupts
+from deepstream_pipeline.infer.machine import Interrupts
 from deepstream_pipeline.sources.child import settle
 from deepstream_pipeline.sources.own_core import OwnCore, pin_to_own_core
 

@@ -12,6 +12,7 @@ import typer
 
 from server.commands.defaults import API_KEY_VARIABLE
 from server.commands.terminal import fail
+from server.local.core_keeper import kept_off_interrupts
 from server.logs import LogFormat, configure_logs
 from server.settings import KEYS_VARIABLE, SettingsError, read_settings
 from server.stack import (
@@ -167,7 +168,8 @@ def allow_open_files() -> None:
 
 
 async def _run(choice: EngineChoice) -> int:
-    return await Stack(choice, announce=announce).run()
+    with kept_off_interrupts():
+        return await Stack(choice, announce=announce).run()
 
 
 def announce(ready: Announcement) -> None:

@@ -31,6 +31,7 @@ from server.commands.video_summary import (
     summary_record,
 )
 from server.commands.video_watch import QuietWatch, write_json
+from server.local.core_keeper import kept_off_interrupts
 from server.logs import get_logger
 
 log = get_logger("video")
@@ -120,7 +121,7 @@ def run_to_its_end(
         return _nothing_to_do(settings, watch, is_json=is_json)
     stopping = Stopping()
     try:
-        with stopping:
+        with stopping, kept_off_interrupts():
             ended = _run(settings, watch, stopping, engine=engine, program_of=program_of)
     except EngineUnavailable as error:
         for line in error.lines:

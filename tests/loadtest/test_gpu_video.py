@@ -274,7 +274,7 @@ def test_settings_of_a_program_say_decoder_and_hand_over(tmp_path: Path) -> None
     """A camera each; no sink unless results are wanted."""
     said = {"streammux": {"batch-size": 32}}
     setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2, hand_over="host", has_pinned_processes=False, sections=said)
-    told = setup.settings(["cam1"], 8010, 0)
+    told = setup.settings(["cam1"], 0)
     assert told["source"][0] | {"uri": ""} == {
         "uri": "", "camera_id": "cam1", "loop": True, "realtime": True, "decoder": "nvdec",
     }  # fmt: skip

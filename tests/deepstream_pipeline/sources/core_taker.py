@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from deepstream_pipeline.infer.machine import Interrupts
 from deepstream_pipeline.sources import own_core
-from deepstream_pipeline.sources.card_interrupts import Interrupts
 
 
 def main() -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from deepstream_pipeline.sources.card_interrupts import Interrupts
+from deepstream_pipeline.infer.machine import Interrupts
 from deepstream_pipeline.sources.options import SHARED_DECODER, GpuSources
 from deepstream_pipeline.sources.own_core import pin_to_own_core
-from tests.deepstream_pipeline.sources.own_sys import OwnSys
 from tests.deepstream_pipeline.sources.parent import NEEDS, PATIENCE_S, Told, camera, one, running
 from tests.deepstream_pipeline.sources.test_seats import DEEP, LIVE
+from tests.local.own_sys import OwnSys
 
 LOOK_S = 0.02
 ALL = sorted(os.sched_getaffinity(0))

@@ -104,8 +104,7 @@ def _conditions(options: argparse.Namespace) -> dict[str, str]:
     core = "on a core of its own where one is free" if options.pin_processes else "not pinned"
     shared = f"{options.cameras_per_process} cameras a decode process, {core}, MPS {options.mps}"
     told["programs"] = f"{options.programs}, {shared if options.is_gpu else 'a decode process a camera, the CPU alone'}"
-    if options.push_timeout_us is not None:
-        told["programs"] += f", batched-push-timeout {options.push_timeout_us} µs"
+    told["programs"] += f", batched-push-timeout {options.push_timeout_us} µs"
     return told
 
 

@@ -2,8 +2,8 @@
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +25,7 @@ from loadtest.bench.gpu.video.verdict import shares
 from loadtest.bench.wire import BadAnswer
 from server.commands.video_engine import BOND
 
+_API = re.compile(r"control API (http://[^;\s]+)")
 NAMING = Path(__file__).with_name("named_threads")
 MOST_SOURCES = 200  # of a program
 STOP_S, KILL_S, ASK_S, CHANGE_S, LOOK_S = 20.0, 10.0, 20.0, 15.0, 0.5
@@ -54,7 +55,7 @@ class Setup:
     sections: Mapping[str, Any] = field(default_factory=dict)
     results: Path | None = None
 
-    def settings(self, ids: Sequence[str], port: int, program: int) -> dict[str, Any]:
+    def settings(self, ids: Sequence[str], program: int) -> dict[str, Any]:
         """A program's settings file."""
         said: dict[str, Any] = {
             "source": [self.source(source_id) for source_id in ids],
@@ -65,7 +66,7 @@ class Setup:
                 "pin-processes": self.has_pinned_processes,
                 "hand-over": self.hand_over,
             },
-            "api": {"port": port},
+            "api": {"port": 0},  # a free one, which the log tells
             **self.sections,
         }
         if self.results is not None:
@@ -229,14 +230,12 @@ class _Program:
 
     def __init__(self, setup: Setup, work: Path, number: int) -> None:
         self.ids: list[str] = []
+        self._url = ""
         self._setup, self._number = setup, number
         self._file, self._log = work / f"program-{number}.yaml", work / f"program-{number}.log"
 
     def start(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        settings = self._setup.settings(self.ids, port, self._number)
+        settings = self._setup.settings(self.ids, self._number)
         self._file.write_text(yaml.safe_dump(settings, sort_keys=False))
         bond = [sys.executable, "-m", BOND, str(os.getpid())]  # it ends with the bench, however that ends
         command = [*bond, "video", "run", str(self._file), "--no-progress", "--log-level", "info"]
@@ -265,9 +264,18 @@ class _Program:
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> str:
         head = {"content-type": "application/json"} if body else {}
-        request = urllib.request.Request(self._url + path, data=body, headers=head, method=method)
+        request = urllib.request.Request(self._address() + path, data=body, headers=head, method=method)
         with urllib.request.urlopen(request, timeout=ASK_S) as answer:
             return bytes(answer.read()).decode()
+
+    def _address(self) -> str:
+        """Raises OSError while the program has none yet."""
+        if not self._url:
+            found = _API.search(self._log.read_text(errors="replace"))
+            if found is None:
+                raise ConnectionRefusedError("the control API does not listen yet")
+            self._url = found[1]
+        return self._url
 
     def last_words(self) -> str:
         return self._log.read_text(errors="replace").strip()[-400:] if self._log.exists() else ""

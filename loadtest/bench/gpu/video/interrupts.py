@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepstream_pipeline.sources.card_interrupts import Interrupts
+from server.local.card_interrupts import Interrupts
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = re.compile(r"^cpu(\d+) \d+ \d+ \d+ (\d+)", re.MULTILINE)

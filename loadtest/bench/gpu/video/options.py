@@ -68,15 +68,15 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_product(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--programs", type=int, default=4, metavar="N", help="video programs [4]")
-    parser.add_argument("--cameras-per-process", type=int, default=16, metavar="N", help="of the video programs [16]")
+    parser.add_argument("--programs", type=int, default=6, metavar="N", help="video programs [6]")
+    parser.add_argument("--cameras-per-process", type=int, default=24, metavar="N", help="of the video programs [24]")
     parser.add_argument(
         "--pin-processes", action=argparse.BooleanOptionalAction, default=True, help="decode processes to a core [yes]"
     )
     parser.add_argument("--decoder", choices=("nvdec", "cpu"), help="of streams, faults [nvdec]")
     parser.add_argument("--hand-over", choices=("auto", "device", "host"), default="auto", help="of streams [auto]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="of the video programs [their own choice]")
-    parser.add_argument("--push-timeout-us", type=int, metavar="N", help="batched-push-timeout [the default]")
+    parser.add_argument("--push-timeout-us", type=int, default=15_000, metavar="N", help="batched-push-timeout [15000]")
     parser.add_argument("--model", help=f"that sees every frame [{MODEL}, which is made]")
     parser.add_argument("--instances", type=int, default=4, metavar="N", help="of the model [4]")
     parser.add_argument("--batching", choices=("off", "triton"), default="triton", help="of the model [triton]")

@@ -1,9 +1,18 @@
 """Which cores the cards' interrupts keep busy, as the system counts them."""
 
+import math
 from pathlib import Path
 
-from deepstream_pipeline.sources.card_interrupts import BUSY_PER_S, Interrupts, InterruptWatch, mostly_interrupted
-from tests.deepstream_pipeline.sources.own_sys import OwnSys
+from server.local.card_interrupts import (
+    BUSY_PER_S,
+    CALM_PER_S,
+    CALM_S,
+    MANY_PER_S,
+    Interrupts,
+    InterruptWatch,
+    mostly_interrupted,
+)
+from tests.local.own_sys import OwnSys
 
 
 def test_counts_of_all_lines_of_a_card_are_added(tmp_path: Path) -> None:
@@ -35,9 +44,25 @@ def test_core_is_busy_by_its_rate_since_the_last_look() -> None:
     """Not by what was before; a core that was not known had none."""
     watch = InterruptWatch(10.0, {0: 1_000_000, 1: 0})
     at_most = int(2 * BUSY_PER_S)
-    assert watch.see(12.0, {0: 1_000_000 + at_most, 1: at_most + 1, 2: at_most + 1}) == {1, 2}
-    assert watch.see(13.0, {0: 2_000_000, 1: at_most + 1, 2: at_most + 1}) == {0}
-    assert watch.see(13.0, {0: 2_000_000, 1: at_most + 1, 2: at_most + 1}) == frozenset()
+    assert watch.busy(12.0, {0: 1_000_000 + at_most, 1: at_most + 1, 2: at_most + 1}) == {1, 2}
+    assert watch.busy(13.0, {0: 2_000_000, 1: at_most + 1, 2: at_most + 1}) == {0}
+    assert watch.busy(13.0, {0: 2_000_000, 1: at_most + 1, 2: at_most + 1}) == frozenset()
+
+
+def test_core_is_crowded_until_it_was_calm_for_a_while() -> None:
+    """A full core answers few interrupts: that they become fewer is no reason to come back."""
+    watch, count = InterruptWatch(0.0, {3: 0}), 0
+    for now, rate, expected in (
+        (1.0, MANY_PER_S, frozenset()),
+        (2.0, MANY_PER_S + 1, {3}),
+        (3.0, CALM_PER_S + 1, {3}),
+        (4.0, 0, {3}),
+        (3.0 + CALM_S - 1, 0, {3}),
+        (3.0 + CALM_S, 0, frozenset()),
+        (4.0 + CALM_S, CALM_PER_S + 1, frozenset()),
+    ):
+        count += math.ceil(rate * (now - watch._seen_at))
+        assert watch.crowded(now, {3: count}) == expected, now
 
 
 def test_core_with_a_good_part_of_all_will_have_the_next() -> None:
