@@ -218,7 +218,9 @@ def test_cores_are_told_by_kind_and_by_thread() -> None:
         7.0, {("video program", 1): 3.0, ("decode process", 2): 9.0}, {("video program", 1, 1, "python"): 2.0}, 16.0
     )
     assert cores_by_kind(before, after) == {"machine": 3.0, "video program": 1.0, "decode process": 0.0}
-    assert busiest(before, after)["threads"] == [["video program, pid 1, main thread", 0.5]]
+    (thread,) = busiest(before, after)["threads"]
+    assert thread[:2] == ["video program, pid 1, main thread", 0.5]
+    assert thread[2] in range(-1, 4096), "process 1 is there, or it is not for us"
     assert busiest(before, after)["threads_by_name"] == [["video program: main thread", 0.5]]
 
 

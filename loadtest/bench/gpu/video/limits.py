@@ -79,5 +79,5 @@ def _is_interrupted_full(interrupts: Mapping[str, float]) -> bool:
 
 def _busiest(tried: Mapping[str, Any], group: str, kinds: tuple[str, ...] = ("",)) -> tuple[str, float]:
     """(who, cores) of those whose name begins so."""
-    found = [(str(what), float(cores)) for what, cores in tried.get(group, ()) if str(what).startswith(kinds)]
+    found = [(str(what), float(cores)) for what, cores, *_ in tried.get(group, ()) if str(what).startswith(kinds)]
     return found[0] if found else ("none", 0.0)

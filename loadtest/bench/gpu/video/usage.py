@@ -14,6 +14,7 @@ from loadtest.bench.gpu.penstock_up import STUB, TRITON
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KINDS = (("deepstream_pipeline.sources", "decode process"), ("server.gpu.telemetry", "telemetry"))
 _COMMAND_CHARACTERS = 60
+_PROCESSOR = 36  # of the fields behind the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,18 @@ def cores_by_kind(before: Usage, after: Usage) -> dict[str, float]:
 
 
 def busiest(before: Usage, after: Usage, most: int = 16) -> dict[str, list[list[object]]]:
-    """Who used most, [what, cores]: processes; threads of all but decode processes, alone and by their names."""
+    """Who used most, [what, cores]: processes; threads of all but decode processes, alone (with the core that each is on
+    now) and by their names."""
     processes = {
         f"{kind}, pid {pid}": used - before.processes.get((kind, pid), used)
         for (kind, pid), used in after.processes.items()
     }
-    threads = {
-        f"{kind}, pid {pid}, {'main thread' if tid == pid else f'thread {tid} ({name})'}": used
-        - before.threads.get((kind, pid, tid, name), used)
-        for (kind, pid, tid, name), used in after.threads.items()
-    }
+    threads: dict[str, float] = {}
+    places: dict[str, Path] = {}
+    for (kind, pid, tid, name), used in after.threads.items():
+        what = f"{kind}, pid {pid}, {'main thread' if tid == pid else f'thread {tid} ({name})'}"
+        threads[what] = used - before.threads.get((kind, pid, tid, name), used)
+        places[what] = Path(f"/proc/{pid}/task/{tid}/stat")
     seconds = after.at_s - before.at_s
     names: dict[str, float] = {}
     for (kind, pid, tid, name), used in after.threads.items():
@@ -73,7 +76,7 @@ def busiest(before: Usage, after: Usage, most: int = 16) -> dict[str, list[list[
         names[what] = names.get(what, 0.0) + used - before.threads.get((kind, pid, tid, name), used)
     return {
         "processes": _most(processes, seconds, most),
-        "threads": _most(threads, seconds, most),
+        "threads": [[what, cores, _core_of(places[str(what)])] for what, cores in _most(threads, seconds, most)],
         "threads_by_name": _most(names, seconds, most),
     }
 
@@ -98,6 +101,13 @@ def decode_processes(program: int) -> list[int]:
 def _most(used: Mapping[str, float], seconds: float, most: int) -> list[list[object]]:
     order = sorted(used, key=lambda what: -used[what])[:most]
     return [[what, round(used[what] / seconds, 3)] for what in order]
+
+
+def _core_of(stat: Path) -> int:
+    """-1 for a thread that is over."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(stat.read_text().rpartition(")")[2].split()[_PROCESSOR])
+    return -1
 
 
 def _family(root: int) -> list[psutil.Process]:
