@@ -57,8 +57,8 @@ def cores_by_kind(before: Usage, after: Usage) -> dict[str, float]:
 
 
 def busiest(before: Usage, after: Usage, most: int = 16) -> dict[str, list[list[object]]]:
-    """Who used most, [what, cores]: processes; threads of all but decode processes, alone (with the core that each is on
-    now) and by their names."""
+    """Who used most, [what, cores]: processes; threads of all but decode processes, alone (with the core that each is
+    on now) and by their names."""
     processes = {
         f"{kind}, pid {pid}": used - before.processes.get((kind, pid), used)
         for (kind, pid), used in after.processes.items()
