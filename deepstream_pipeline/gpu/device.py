@@ -36,6 +36,7 @@ _NOT_IN_NAMES = re.compile(r"[^0-9a-z.]")  # of files
 _CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS")
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _FIRST_LOOK_S, _SECOND_LOOK_S, _MOST_S = 0.00005, 0.00025, 0.002  # a row takes 0.1 to 0.3 ms on a busy card
+_LONG_SHARE, _LONGEST_S = 0.1, 0.05  # of what was waited already: a card that is stuck
 _CPU = "use the CPU (decoder: cpu)"
 
 
@@ -232,13 +233,15 @@ class Device:
 
     def wait(self, stream: int) -> None:
         """Returns when all that was asked of the stream is done; an error of what ran on it comes out here."""
-        pause_s = _FIRST_LOOK_S
+        pause_s, waited_s = _FIRST_LOOK_S, 0.0
         while True:
             time.sleep(pause_s)
+            waited_s += pause_s
             (error,) = self._driver.cuStreamQuery(stream)
             if error != self._not_ready:
                 break
-            pause_s = min(max(2 * pause_s, _SECOND_LOOK_S), _MOST_S)
+            most_s = min(max(_MOST_S, _LONG_SHARE * waited_s), _LONGEST_S)
+            pause_s = min(max(2 * pause_s, _SECOND_LOOK_S), most_s)
         if error != self._ok:
             raise _failed("wait for the GPU", error)
 

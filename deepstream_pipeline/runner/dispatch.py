@@ -101,9 +101,10 @@ class Dispatcher:
             if way.policy is not DropPolicy.BLOCK:
                 self._allowance.begin()
             self._drop(self._mux.push(prepared, now))
-            if len(self._mux) == 1:
-                self._changed.notify_all()  # who takes outcomes keeps the mux's time, and slept for an empty one
+            is_first = len(self._mux) == 1
         self.pump()
+        if is_first:
+            self._tell_of_waiting()
 
     def on_end(self, source_id: str) -> None:
         """No more frames of it will come; its last outcome says so, behind all others."""
@@ -159,6 +160,12 @@ class Dispatcher:
                 return
         for sent in due:
             self._submit(self._network, sent)
+
+    def _tell_of_waiting(self) -> None:
+        """Who takes outcomes keeps the mux's time, and may sleep for one that was empty, or had no room."""
+        with self._changed:
+            if len(self._mux):
+                self._changed.notify_all()
 
     def _has_room(self) -> bool:
         return self._sent < self._options.max_batches and len(self._outcomes) < self._options.max_outcomes
@@ -223,6 +230,7 @@ class Dispatcher:
     def _answered(self, sent: _Sent, answer: Answer) -> None:
         now = time.monotonic()
         with self._changed:
+            had_room = self._room() > 0
             self._count_sent(sent, -1)
             self._learn(sent, answer, now)
             if self._network is not None and answer.error is None:
@@ -239,6 +247,8 @@ class Dispatcher:
                 self._again.append((now + pause_s, sent.part(again)))
                 self._changed.notify_all()
         self.pump()
+        if not had_room:
+            self._tell_of_waiting()
 
     def _learn(self, sent: _Sent, answer: Answer, now: float) -> None:
         """How much the engine can do in time, where frames grow too old."""

@@ -8,7 +8,7 @@ Which core is chance; that no other decode process of this user has it is a lock
 more is kept than that: the engine, the gateway and all other programs may run on that core as well, containers do not
 see each other's locks and may choose the same one, and two logical cores of one physical core are two to it.
 
-A core that the cards' interrupts keep busy is the last that is taken, and left as soon as it turns out to be one.
+A core that had a good part of the cards' interrupts is the last that is taken; one that they keep busy is left.
 
 A process that is given a file to read at full speed leaves its core, for as long as it lives: it is to have as many as
 it can use.
@@ -48,15 +48,15 @@ class OwnCore:
                 self._go(self._cores)
 
     def move(self, busy: Collection[int]) -> None:
-        """To a core that is none of the busy ones; where none is free, the process leaves its core. One that has left
-        it stays as it is."""
+        """To a core that is none of the busy ones; where none is free, the process leaves its core and may run on all
+        but those. One that has left it stays as it is."""
         with self._lock:
             if self._is_left:
                 return
             taken = _take_one_of([core for core in self._cores if core not in busy and core != self.number])
             if taken is None:
                 self._is_left = True
-                self._go(self._cores)
+                self._go(self._cores.difference(busy) or self._cores)
             else:
                 self._go({taken[0]})
                 self.number, self._descriptor = taken
@@ -66,12 +66,13 @@ class OwnCore:
         threading.Thread(target=self._watch, args=(interrupts,), name="own core", daemon=True).start()
 
     def _watch(self, interrupts: Interrupts) -> None:
-        watch = InterruptWatch(time.monotonic(), interrupts.by_core())
+        watch, before = InterruptWatch(time.monotonic(), interrupts.by_core()), frozenset[int]()
         while not self._is_left:
             time.sleep(LOOK_S)
             busy = watch.busy(time.monotonic(), interrupts.by_core())
-            if self.number in busy:
+            if self.number in busy & before:  # one look may see what a start alone makes
                 self.move(busy)
+            before = busy
 
     def _go(self, cores: Collection[int]) -> None:
         """All threads, and another process may have the core."""

@@ -18,6 +18,7 @@ BUSY_PER_S = 1000.0  # of a core: some five percent of its time
 MANY_PER_S = 4000.0  # some twenty percent
 CALM_PER_S, CALM_S = 100.0, 60.0  # fewer come where the core is full, until it is not even asked any more
 MOST_OF_ALL = 0.1  # of the interrupts that there ever were, where nothing is known of their rate
+WRAP = 2**32  # the system's counters begin again there: after five days of 9,200/s
 
 _CARDS = "bus/pci/drivers/nvidia"
 
@@ -31,18 +32,25 @@ class Interrupts:
 
     @property
     def has_cards(self) -> bool:
-        """Whether NVIDIA's driver is there, with or without interrupts yet."""
-        return (self._sys / _CARDS).is_dir()
+        """Whether NVIDIA's driver is there, and shows itself to us, with or without interrupts yet."""
+        with suppress(OSError):
+            return (self._sys / _CARDS).is_dir()
+        return False
 
     def by_core(self) -> dict[int, int]:
-        """All lines' of all cards so far."""
+        """All lines' of all cards so far; none where the system does not let us look."""
         found: dict[int, int] = {}
-        for line in (self._sys / _CARDS).glob("*/msi_irqs/*"):
+        for line in self._lines():
             with suppress(OSError, ValueError):  # the line is gone
                 counts = (self._sys / "kernel/irq" / line.name / "per_cpu_count").read_text()
                 for core, count in enumerate(map(int, counts.split(","))):
                     found[core] = found.get(core, 0) + count
         return found
+
+    def _lines(self) -> list[Path]:
+        with suppress(OSError):  # not for us, or the driver goes away under our eyes
+            return list((self._sys / _CARDS).glob("*/msi_irqs/*"))
+        return []
 
 
 class InterruptWatch:
@@ -58,7 +66,7 @@ class InterruptWatch:
         seconds = now - self._seen_at
         if seconds <= 0:
             return {}
-        rates = {core: (count - self._counts.get(core, 0)) / seconds for core, count in counts.items()}
+        rates = {core: (count - self._counts.get(core, 0)) % WRAP / seconds for core, count in counts.items()}
         self._seen_at, self._counts = now, counts
         return rates
 

@@ -1,8 +1,9 @@
 """A folder in place of Linux' /sys: a card with one interrupt line, and how often each core was interrupted by it."""
 
+import os
 from pathlib import Path
 
-_CORES = 64
+_CORES = max(64, *(core + 1 for core in os.sched_getaffinity(0)))
 
 
 class OwnSys:

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import pytest
+
 from server.local.card_interrupts import (
     BUSY_PER_S,
     CALM_PER_S,
@@ -38,6 +40,26 @@ def test_system_without_a_card_has_none(tmp_path: Path) -> None:
     assert seen.by_core() == {}
     path.unlink()
     assert seen.by_core() == {}
+
+
+def test_folder_that_is_not_for_us_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that hides it: nothing starts less for that."""
+
+    def refuse(self: Path, *_: object) -> object:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    OwnSys(tmp_path).count(1, 2)
+    for look in ("glob", "is_dir"):
+        monkeypatch.setattr(Path, look, refuse)
+    seen = Interrupts(tmp_path)
+    assert not seen.has_cards
+    assert seen.by_core() == {}
+
+
+def test_counters_that_begin_again_are_no_calm() -> None:
+    """The system's have 32 bits."""
+    watch = InterruptWatch(0.0, {2: 2**32 - 100})
+    assert watch.busy(1.0, {2: 8900}) == {2}
 
 
 def test_core_is_busy_by_its_rate_since_the_last_look() -> None:

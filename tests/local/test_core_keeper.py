@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from structlog.testing import capture_logs
 
 from server.local import core_keeper
 from server.local.card_interrupts import CALM_S, MANY_PER_S, Interrupts
-from server.local.core_keeper import CoreKeeper, kept_off_interrupts
+from server.local.core_keeper import SETTLE_LOOKS, CoreKeeper, kept_off_interrupts
 from tests.local.own_sys import OwnSys
 
 ALL = sorted(os.sched_getaffinity(0))
@@ -89,6 +88,39 @@ def test_all_that_run_anywhere_leave_a_crowded_core_and_come_back(
     assert [line["cores"] for line in lines] == [str(ALL[0]), "none"]
 
 
+def test_who_chooses_to_run_anywhere_later_is_moved_too(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode process that leaves a core of its own, say: some looks later. At the end all have all cores again."""
+    monkeypatch.setattr(core_keeper, "LEAST_CORES", 2)
+    card = OwnSys(tmp_path)
+    keeper = CoreKeeper(family.process.pid, Interrupts(tmp_path), 0.0)
+    card.count(ALL[0], 1_000_000)
+    keeper.look(1.0)
+    os.sched_setaffinity(family.pids[2], set(ALL))
+    for look in range(SETTLE_LOOKS):
+        keeper.look(2.0 + look)
+    assert family.cores() == [{tuple(ALL[1:])}] * 3
+    keeper.give_back()
+    assert family.cores() == [{tuple(ALL)}] * 3
+
+
+def test_no_more_cores_are_left_than_one_of_a_few(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupts that wander, or come to many cores, squeeze nobody onto the rest."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    card = OwnSys(tmp_path)
+    keeper = CoreKeeper(family.process.pid, Interrupts(tmp_path), 0.0)
+    monkeypatch.undo()
+    card.count(5, 1_000_000)
+    keeper.look(1.0)
+    assert keeper.kept == {0, 1, 2, 3, 4, 6, 7}
+    card.count(6, 1_000_000)
+    keeper.look(2.0)
+    assert keeper.kept == set(range(8))
+
+
 def test_few_cores_are_all_wanted(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are all cores left where each of them is crowded."""
     card = OwnSys(tmp_path)
@@ -115,13 +147,20 @@ def test_process_that_is_gone_is_nobodys_fault(tmp_path: Path, monkeypatch: pyte
 
 
 def test_without_nvidias_driver_nothing_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With it a thread does, for as long as the context lasts."""
+    """With it a thread does, again and again whatever fails, for as long as the context lasts."""
+    looked = threading.Semaphore(0)
+
+    def fail(keeper: CoreKeeper, now: float) -> None:
+        looked.release()
+        raise OSError("the driver is going away")
+
     monkeypatch.setattr(core_keeper, "Interrupts", lambda: Interrupts(tmp_path))
     with kept_off_interrupts():
         assert "cores" not in [thread.name for thread in threading.enumerate()]
     OwnSys(tmp_path)
     monkeypatch.setattr(core_keeper, "LOOK_S", 0.01)
+    monkeypatch.setattr(CoreKeeper, "look", fail)
     with kept_off_interrupts():
-        time.sleep(0.05)
-        assert "cores" in [thread.name for thread in threading.enumerate()]
+        assert looked.acquire(timeout=PATIENCE_S)
+        assert looked.acquire(timeout=PATIENCE_S)
     assert "cores" not in [thread.name for thread in threading.enumerate()]

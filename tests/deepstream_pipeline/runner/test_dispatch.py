@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,6 +24,27 @@ def numbers(dispatcher: Dispatcher, count: int) -> list[int]:
         assert outcome is not None
         found.append(outcome.prepared.frame.frame_num if outcome.prepared is not None else -1)
     return found
+
+
+@contextmanager
+def taking(dispatcher: Dispatcher) -> Iterator[None]:
+    """A thread takes an outcome meanwhile, and sleeps by now."""
+    thread = threading.Thread(target=dispatcher.take, args=(2 * WAIT_S,))
+    thread.start()
+    time.sleep(0.1)
+    try:
+        yield
+    finally:
+        dispatcher.wake()
+        thread.join()
+
+
+def asked_in_time(engine: FakeEngine, count: int) -> list[list[int]]:
+    """What the engine is asked, once it is so much."""
+    until = time.monotonic() + WAIT_S
+    while len(engine.asked) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    return [asked.names for asked in engine.asked]
 
 
 def test_engine_is_asked_as_far_as_it_has_room() -> None:
@@ -135,19 +158,24 @@ def test_batch_waits_no_longer_than_its_push_timeout_where_nobody_else_comes() -
     """Who takes outcomes slept for an empty mux: the frame that comes first wakes it, and no second frame is needed."""
     engine, slots = FakeEngine(), Slots()
     mux = MuxOptions(batch_size=4, push_timeout_s=0.02)
-    dispatcher = a_dispatcher(engine, a_way("cam"), mux=mux)
-    taking = threading.Thread(target=dispatcher.take, args=(WAIT_S,))
-    taking.start()
-    try:
-        time.sleep(0.1)
-        dispatcher.on_frame(slots.prepared("cam", 0))
-        until = time.monotonic() + WAIT_S / 2
-        while not engine.asked and time.monotonic() < until:
-            time.sleep(0.01)
-        assert [asked.names for asked in engine.asked] == [[0]]
-    finally:
-        dispatcher.wake()
-        taking.join()
+    dispatcher = a_dispatcher(engine, a_way("clip", DropPolicy.BLOCK), mux=mux)
+    with taking(dispatcher):
+        dispatcher.on_frame(slots.prepared("clip", 0))
+        assert asked_in_time(engine, 1) == [[0]]
+
+
+def test_batch_goes_when_there_is_room_again_though_no_outcome_comes_of_it() -> None:
+    """The later of two batches is answered first: order holds its frames back, and one that waits has room all the
+    same."""
+    engine, slots = FakeEngine(), Slots()
+    mux, options = MuxOptions(batch_size=2, push_timeout_s=0.02), DispatchOptions(max_batches=2)
+    dispatcher = a_dispatcher(engine, a_way("clip", DropPolicy.BLOCK), mux=mux, options=options)
+    for number in range(4):
+        dispatcher.on_frame(slots.prepared("clip", number))
+    with taking(dispatcher):
+        dispatcher.on_frame(slots.prepared("clip", 4))
+        engine.asked[1].answer()
+        assert asked_in_time(engine, 3) == [[0, 1], [2, 3], [4]]
 
 
 def test_end_of_a_file_comes_behind_its_last_frame() -> None:

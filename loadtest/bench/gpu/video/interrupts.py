@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.local.card_interrupts import Interrupts
+from server.local.card_interrupts import WRAP, Interrupts
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = re.compile(r"^cpu(\d+) \d+ \d+ \d+ (\d+)", re.MULTILINE)
@@ -36,7 +36,7 @@ def interrupted_between(before: CoreLook, after: CoreLook) -> dict[str, float]:
     there were no interrupts.
     """
     seconds = after.at_s - before.at_s
-    came = {core: count - before.counts.get(core, 0) for core, count in after.counts.items()}
+    came = {core: (count - before.counts.get(core, 0)) % WRAP for core, count in after.counts.items()}
     core = max(came, key=lambda one: came[one], default=-1)
     if seconds <= 0 or core not in after.idle_s or not came[core]:
         return {}
