@@ -35,8 +35,8 @@ _NOT_IN_NAMES = re.compile(r"[^0-9a-z.]")  # of files
 # decoders with one each, and 24 processes 239 with CUDA's own choice.
 _CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS")
 _NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
-_FIRST_LOOK_S, _SECOND_LOOK_S, _MOST_S = 0.00005, 0.00025, 0.002  # a row takes 0.1 to 0.3 ms on a busy card
-_LONG_SHARE, _LONGEST_S = 0.1, 0.05  # of what was waited already: a card that is stuck
+_FIRST_LOOK_S, _NEXT_LOOK_S = 0.00005, 0.00025  # a row takes 0.1 to 0.3 ms on a busy card
+_LATE_SHARE, _LONGEST_S = 0.5, 0.05  # of what was waited already, by which a look may come late; a card that is stuck
 _CPU = "use the CPU (decoder: cpu)"
 
 
@@ -240,8 +240,7 @@ class Device:
             (error,) = self._driver.cuStreamQuery(stream)
             if error != self._not_ready:
                 break
-            most_s = min(max(_MOST_S, _LONG_SHARE * waited_s), _LONGEST_S)
-            pause_s = min(max(2 * pause_s, _SECOND_LOOK_S), most_s)
+            pause_s = min(max(_NEXT_LOOK_S, _LATE_SHARE * waited_s), _LONGEST_S)
         if error != self._ok:
             raise _failed("wait for the GPU", error)
 

@@ -32,9 +32,8 @@ class CoreKeeper:
 
     def look(self, now: float) -> None:
         """Each LOOK_S. now: monotonic seconds."""
-        crowded = self._watch.crowded(now, self._interrupts.by_core())
-        wanted = self._all - crowded
-        self._keep(wanted if len(wanted) >= LEAST_CORES - 1 and len(self._all) >= LEAST_CORES else self._all)
+        wanted = self._all - self._watch.crowded(now, self._interrupts.by_core())
+        self._keep(wanted if len(wanted) >= LEAST_CORES - 1 else self._all)
 
     def give_back(self) -> None:
         """All cores, to all threads."""

@@ -1,16 +1,12 @@
 """The core that the card's interrupts go to, beside a window: the driver's work for all streams is done there."""
 
-import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from server.local.card_interrupts import WRAP, Interrupts
+import psutil
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_IDLE = re.compile(r"^cpu(\d+) \d+ \d+ \d+ (\d+)", re.MULTILINE)
+from server.local.card_interrupts import Interrupts, InterruptWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +18,9 @@ class CoreLook:
     idle_s: Mapping[int, float]
 
 
-def look_at_cores(stat: Path = Path("/proc/stat")) -> CoreLook:
-    """As it is now; nothing of what the system does not tell."""
-    text = stat.read_text() if stat.is_file() else ""
-    idle_s = {int(core): int(ticks) / _TICKS for core, ticks in _IDLE.findall(text)}
+def look_at_cores() -> CoreLook:
+    """As it is now."""
+    idle_s = {core: times.idle + times.iowait for core, times in enumerate(psutil.cpu_times(percpu=True))}
     return CoreLook(time.monotonic(), Interrupts().by_core(), idle_s)
 
 
@@ -36,14 +31,14 @@ def interrupted_between(before: CoreLook, after: CoreLook) -> dict[str, float]:
     there were no interrupts.
     """
     seconds = after.at_s - before.at_s
-    came = {core: (count - before.counts.get(core, 0)) % WRAP for core, count in after.counts.items()}
-    core = max(came, key=lambda one: came[one], default=-1)
-    if seconds <= 0 or core not in after.idle_s or not came[core]:
+    rates = InterruptWatch(before.at_s, before.counts).rates(after.at_s, after.counts)
+    core = max(rates, key=lambda one: rates[one], default=-1)
+    if core not in after.idle_s or not rates[core]:
         return {}
     busy = {one: 1 - min((idle - before.idle_s.get(one, 0.0)) / seconds, 1.0) for one, idle in after.idle_s.items()}
     others = [share for one, share in busy.items() if one != core]
     return {
-        "per_s": sum(came.values()) / seconds,
+        "per_s": sum(rates.values()),
         "core": core,
         "busy": busy[core],
         "others_busy": sum(others) / max(len(others), 1),
