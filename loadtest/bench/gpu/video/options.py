@@ -37,9 +37,9 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
     chosen.model = chosen.model or (MODEL if chosen.is_gpu else _MINIATURE)
     counts = (chosen.programs, chosen.cameras_per_process, chosen.instances, chosen.max_batch, chosen.tries)
     if min(chosen.decoders or 0, chosen.search_s) < 0:
-        parser.error("--decoders and --search-s are not below 0")
+        parser.error("--decoders and --search-s must not be below 0")
     if min(*counts, *chosen.rounds) < 1 or chosen.seconds <= 0 or min(chosen.streams or [1]) < 1:
-        parser.error("--rounds, --seconds, --streams and every number of programs, instances, … are above 0")
+        parser.error("--rounds, --seconds, --streams and every number of programs, instances, … must be above 0")
     return chosen
 
 
@@ -73,7 +73,7 @@ def _add_product(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pin-processes", action=argparse.BooleanOptionalAction, default=True, help="decode processes to a core [yes]"
     )
-    parser.add_argument("--decoder", choices=("nvdec", "cpu"), help="of streams, faults [nvdec]")
+    parser.add_argument("--decoder", choices=("nvdec", "cpu"), help="of streams, hand-over, faults [nvdec]")
     parser.add_argument("--hand-over", choices=("auto", "device", "host"), default="auto", help="of streams [auto]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="of the video programs [their own choice]")
     parser.add_argument("--push-timeout-us", type=int, default=15_000, metavar="N", help="batched-push-timeout [15000]")
