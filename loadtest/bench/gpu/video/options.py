@@ -22,7 +22,11 @@ def parse_arguments(about: str | None, arguments: Sequence[str] | None = None) -
     )
     parser.add_argument("--only", type=_words(PARTS), metavar="PART,…", help=f"{', '.join(PARTS)} [all]")
     parser.add_argument(
-        "--cameras", type=_words(tuple(CAMERAS)), default=tuple(CAMERAS), metavar="NAME,…", help=", ".join(CAMERAS)
+        "--cameras",
+        type=_words(tuple(CAMERAS)),
+        default=tuple(CAMERAS),
+        metavar="NAME,…",
+        help=f"{', '.join(CAMERAS)} [all]",
     )
     parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="their numbers [1 2 3]")
     parser.add_argument("--out", type=Path, default=Path("gpu-video"), metavar="DIR", help="for the files [gpu-video]")
