@@ -24,6 +24,7 @@ NOTE = (
 PEERS = f"{BENCH}peers"
 VIDEO = f"{BENCH}video"
 GPU = f"{BENCH}gpu"
+GPU_VIDEO = f"{BENCH}gpu.video"
 NOTHING = "Nothing is measured yet: `loadtest/results` is empty."
 # A line each; of several measures the first that the result has.
 HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
@@ -41,6 +42,7 @@ HEADLINES: Mapping[str, Sequence[Sequence[str]]] = {
     VIDEO: (("limit_share",), ("rate_ratio",), ("goodput_of_capacity",)),
     PEERS: (("rate_ratio",),),
     GPU: (("mps_ratio_8",), ("mps_ratio_16",), ("batching_over_mps",), ("raw_share",), ("knee_per_s",)),
+    GPU_VIDEO: (("streams_720p30_h264",), ("streams_1080p30_h264",), ("streams_1080p30_hevc",), ("nvdec_share",)),
 }
 _WORDS = {
     "capacity_per_s": "capacity",
@@ -60,6 +62,12 @@ _WORDS_OF_GPU = {
     "batching_over_mps": "47 clients: batching with MPS by MPS alone, threads limited",
     "raw_share": "tensors in CUDA's shared memory, served by a bare Triton, by the same program raw",
     "knee_per_s": "JPEG over HTTP at p99 15 ms",
+}
+_WORDS_OF_GPU_VIDEO = {
+    "streams_720p30_h264": "720p30 H.264 cameras held at p99 100 ms: NVDEC, every frame inferred and tracked",
+    "streams_1080p30_h264": "the same of 1080p",
+    "streams_1080p30_hevc": "the same of 1080p, HEVC",
+    "nvdec_share": "720p's frames by what NVDEC alone decodes",
 }
 _WORDS_OF_VIDEO = {
     "limit_share": "one stream (or googlenet-random, the worse) by the harmonic limit of decode, resize and engine",
@@ -132,6 +140,8 @@ def _words(name: str, measure: str) -> str:
         return _WORDS_OF_PEERS
     if name == GPU:
         return _WORDS_OF_GPU[measure]
+    if name == GPU_VIDEO:
+        return _WORDS_OF_GPU_VIDEO[measure]
     return _WORDS_OF_VIDEO[measure] if name == VIDEO else _WORDS[measure]
 
 

@@ -7,7 +7,8 @@ between, so that who sleeps there is woken there. Measured on an H200's host (16
 * 3,840 frames/s of 720p H.264, 9,200 interrupts/s: a frame costs a decode process on that core 1,411 µs of CPU, on each
   of the other 15 cores 295 to 374 µs;
 * 187 cameras, 8,100 to 8,900 interrupts/s, two windows: a batch's answer took 7 ms, and the gateway's core process 28 %
-  of a core; or 39 ms and 84 %. Where it ran was not read, but nothing else tells the two apart.
+  of a core; or 39 ms and 84 %. Where it ran was not read, but nothing else tells the two apart;
+* kept off that core, 17 windows, 170 to 348 cameras: 6 to 11 ms, at most 41 %.
 """
 
 from collections.abc import Mapping

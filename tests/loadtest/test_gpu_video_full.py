@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deepstream_pipeline.sources.watch import WAITS_FOR_CARD
 from loadtest.bench.gpu.video import fleet as fleets
 from loadtest.bench.gpu.video import parts, patience
 from loadtest.bench.gpu.video.card import CardMeter
@@ -17,9 +18,11 @@ from loadtest.bench.gpu.video.patience import (
     DECODERS_FULL,
     FULL_STILL_S,
     STILL_S,
+    WAITS,
     NotAllThere,
     Patience,
     all_full,
+    heard,
     not_all_there,
 )
 from loadtest.bench.gpu.video.pieces import Folder, Piece
@@ -38,8 +41,9 @@ CAMERA = "h264-720p"
 
 
 def test_reason_of_a_full_card_is_the_decoders_own() -> None:
-    """The words by which the bench knows it stand where the decoder says them."""
+    """The words by which the bench knows it stand where the decoder says them; so do those of one that waits."""
     assert DECODERS_FULL in (CHECKOUT / "deepstream_pipeline/decode/nvcodec.py").read_text()
+    assert WAITS in WAITS_FOR_CARD
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,29 @@ def test_complaint_has_the_most_frequent_reason_with_its_count() -> None:
     assert other is not None
     assert (other.is_full, len(str(other)) < 300) == (False, True)
     assert not_all_there(cold, 290, {"warm": REASON}, 30.0) is None
+
+
+def test_card_is_full_for_those_who_wait_for_their_turn_to_find_it() -> None:
+    """Of 348 streams 86: nine found no decoder, the others have not asked yet; both reasons are told. Where nobody
+    found that, the card is only slow; who asks again has found it."""
+    cold = [f"cam{number}" for number in range(86)]
+    waiting = dict.fromkeys(cold, WAITS_FOR_CARD)
+    said = waiting | dict.fromkeys(cold[:9], REASON)
+    found = not_all_there(cold, 348, said, 55.0)
+    assert found is not None
+    assert str(found) == f'86 of 348 streams have no answers: 77 × {WAITS_FOR_CARD!r}, 9 × "{REASON}"'
+    assert (found.answered, found.is_full, all_full(cold, said)) == (262, True, True)
+    assert not all_full(cold, waiting)
+    assert not all_full([], said)
+    slow = not_all_there(cold, 348, waiting, 55.0)
+    assert slow is not None
+    assert (slow.is_full, str(slow)) == (False, f"86 of 348 streams have no answers: 86 × {WAITS_FOR_CARD!r}")
+    assert heard(said, waiting) == said
+    assert heard(waiting, dict.fromkeys(cold[:9], REASON)) == said
+    assert heard(said, {"cam0": "it hung up"}) == said | {"cam0": "it hung up"}
+    mostly_other = not_all_there(cold, 348, dict.fromkeys(cold, "it hung up") | {"cam0": REASON}, 55.0)
+    assert mostly_other is not None
+    assert not mostly_other.is_full
 
 
 def test_search_goes_to_what_the_card_has_decoders_for() -> None:
@@ -220,6 +247,10 @@ def test_later_search_begins_below_what_the_first_one_met(
     assert (tried, later["missed"], later["full_at"], later["decoders"]) == ([265], 0, 0, 267)
     again, tried = found_of(3, "--decoders", "0")
     assert (tried, again["missed"], again["full_at"]) == ([265, 315], 315, 267)
+    named, tried = found_of(3, "--streams", "300", "--decoders", "267")
+    assert (tried, named["missed"], named["decoders"]) == ([265], 0, 267), "what the command says bounds what it names"
+    named, tried = found_of(3, "--streams", "265", "--most", "300", "--tries", "2")
+    assert (named["decoders"], max(tried) > 267) == (0, True), "of another search nothing is taken then"
     assert decoders_limit({"found": later}) == 267
     assert decoders_limit({"found": first}) == 267
 

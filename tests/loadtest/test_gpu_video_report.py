@@ -51,7 +51,7 @@ def test_search_that_broke_off_is_told(tmp_path: Path) -> None:
     Folder(tmp_path).write(Piece("nvdec", "h264-720p", 1), {"best": best, "tries": [best]}, CONDITIONS)
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / PAGE).read_text()
-    assert "The search broke off at 8 streams: no answer" in page
+    assert "The search of round 1 broke off before 8 streams: no answer." in page
     assert "| 8 × 4, MPS |" in page
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from loadtest.bench.gpu.raw import CHECKOUT
 from loadtest.bench.gpu.video.page import Page, joined, read_page
-from loadtest.bench.gpu.video.patience import STILL_S, NotAllThere, Patience, all_full, not_all_there
+from loadtest.bench.gpu.video.patience import STILL_S, NotAllThere, Patience, all_full, heard, not_all_there
 from loadtest.bench.gpu.video.verdict import shares
 from loadtest.bench.wire import BadAnswer
 from server.commands.video_engine import BOND
@@ -151,9 +151,9 @@ class Fleet:
             if not cold and (not leaving or patience.is_over(now, is_full=False)):
                 return waited_s
             if patience.is_still(now):
-                said |= self._reasons()
+                said = heard(said, self._reasons())
             if patience.is_over(now, is_full=all_full(cold, said)):
-                raise not_all_there(cold, len(ids), said | self._reasons(), waited_s) or NotAllThere(
+                raise not_all_there(cold, len(ids), heard(said, self._reasons()), waited_s) or NotAllThere(
                     f"{len(cold)} of {len(ids)} streams have no answers after {waited_s:.0f} s, {cold[0]} among them; "
                     f"{self._words()}",
                     len(ids) - len(cold), waited_s,

@@ -29,31 +29,34 @@ def decoders_in_words(full_at: int) -> str:
     )
 
 
-def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0) -> str:
+def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0, *, is_most: bool = True) -> str:
     """One sentence on a window: what was full, and how full the rest was. decoders: at which the card was full, where
-    that kept more streams from being held."""
+    that kept more streams from being held. is_most: more was tried, and missed; else what is full bounds nothing yet.
+    """
     card, used, engine = tried.get("card", {}), tried.get("cores", {}), tried.get("engine", {})
     nvdec = max(card.get("nvdec", 0.0), card.get("decoder_utilisation", 0.0))
     machine, interrupts = used.get("machine", 0.0), tried.get("interrupts", {})
     what, share = _busiest(tried, "threads")
     is_shared = tried.get("decode_processes", {}).get("nvdec", 0) > 0  # its cameras are threads of one Python
     python, python_share = _busiest(tried, "processes", (*_PYTHON, "decode process") if is_shared else _PYTHON)
+    so = "the limit" if is_most else "full"
     reasons = [
         (decoders > 0, f"the driver's decoders are the limit: {decoders} at once"),
-        (nvdec >= FULL_NVDEC, "NVDEC is the limit"),
-        (bool(cores) and machine >= FULL_CORES * cores, "the CPU's cores are the limit"),
-        (_is_interrupted_full(interrupts), "the one core that has all of the card's interrupts is the limit"),
-        (card.get("sm", 0.0) >= FULL_SM, "the card's SMs are the limit"),
+        (nvdec >= FULL_NVDEC, f"NVDEC is {so}"),
+        (bool(cores) and machine >= FULL_CORES * cores, f"the CPU's cores are {so}"),
+        (_is_interrupted_full(interrupts), f"the one core that has all of the card's interrupts is {so}"),
+        (card.get("sm", 0.0) >= FULL_SM, f"the card's SMs are {so}"),
         (
             engine.get("busy", 0.0) >= FULL_ENGINE,
-            f"the model's {engine.get('instances', 0):.0f} instances are the limit",
+            f"the model's {engine.get('instances', 0):.0f} instances are {so}",
         ),
-        (share >= FULL_THREAD, f"one thread is the limit ({what})"),
+        (share >= FULL_THREAD, f"one thread is {so} ({what})"),
         (python_share >= FULL_PYTHON, f"one Python process is full ({python}), whose threads take turns"),
     ]
     full = [words for is_full, words in reasons if is_full]
     waits = ": an answer's way is too long, or something waits" if tried.get("complaint") else ""
     why = " and ".join(full) or f"nothing that was read is full{waits}"
+    why += "" if is_most else ", and more was not tried"
     figures = [f"{machine:.1f} of {cores} cores" if cores else f"{machine:.1f} cores"]
     if engine:
         figures = [f"the model's {engine['instances']:.0f} instances {percent(engine['busy'])}", *figures]

@@ -187,10 +187,10 @@ class Bench:
         return found | told
 
     def _decoders(self) -> int:
-        """What the command says, else what a search of this folder met; none where numbers are named."""
-        if self._options.streams:
-            return 0
-        return self.folder.full_at() if self._options.decoders is None else int(self._options.decoders)
+        """What the command says, else what a search of this folder met; none where numbers are named, only."""
+        if self._options.decoders is not None:
+            return int(self._options.decoders)
+        return 0 if self._options.streams else self.folder.full_at()
 
     def _window(self, fleet: Fleet) -> Callable[[], dict[str, Any]]:
         up = self._stack()

@@ -1,13 +1,14 @@
 """How long streams that have no answers yet are waited for, and what is said of them. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from loadtest.bench.wire import BadAnswer
 
 DECODERS_FULL = "makes no more decoders"  # in the reason of a source that found none left on the card
+WAITS = "waits for its turn at the card"  # in that of one that has not asked the card yet, or asks again
 STILL_S = 12.0  # without another stream's first answers; decoders are made at 13 to 16 a second, one after another
-FULL_STILL_S = 5.0  # the same, where every stream that is waited for says that the card has no decoder left
+FULL_STILL_S = 5.0  # the same, where the streams that are waited for found that the card has no decoder left
 MOSTLY = 0.9  # of the streams that are waited for, so that it is what bounds their number
 _REASON_CHARACTERS = 240
 
@@ -52,19 +53,39 @@ class Patience:
 
 
 def all_full(cold: Sequence[str], said: Mapping[str, str]) -> bool:
-    """Whether each of these streams says that the card makes no more decoders."""
-    return bool(cold) and all(DECODERS_FULL in said.get(one, "") for one in cold)
+    """Whether none of these streams has another reason than that the card makes no more decoders: some found that, the
+    others may still wait for their turn to find it."""
+    reasons = [said.get(one, "") for one in cold]
+    return _found_full(reasons) and all(_is_of_full(reason) for reason in reasons)
+
+
+def heard(said: Mapping[str, str], now_said: Mapping[str, str]) -> dict[str, str]:
+    """The last reason of each stream, but one that found no decoder, and waits to ask again, has found none."""
+    again = {one for one, why in now_said.items() if WAITS in why and DECODERS_FULL in said.get(one, "")}
+    return {**said, **{one: why for one, why in now_said.items() if one not in again}}
 
 
 def not_all_there(cold: Sequence[str], count: int, said: Mapping[str, str], waited_s: float) -> NotAllThere | None:
-    """Those of so many streams that have no answers, with the most frequent reason that they said; None without one."""
+    """Those of so many streams that have no answers, with the most frequent reason that they said: with both, where
+    some found the card full and others wait for their turn. None without one."""
     reasons = Counter(_short(said[one]) for one in cold if said.get(one))
     if not reasons:
         return None
-    why, times = reasons.most_common(1)[0]
-    words = f"{len(cold)} of {count} streams have no answers: {times} × {why!r}"
-    is_full = DECODERS_FULL in why and times >= MOSTLY * len(cold)
-    return NotAllThere(words, count - len(cold), waited_s, is_full=is_full)
+    full = {why: times for why, times in reasons.items() if _is_of_full(why)}
+    is_full = _found_full(full) and sum(full.values()) >= MOSTLY * len(cold)
+    told = Counter(full).most_common(2) if is_full else reasons.most_common(1)
+    words = ", ".join(f"{times} × {why!r}" for why, times in told)
+    return NotAllThere(
+        f"{len(cold)} of {count} streams have no answers: {words}", count - len(cold), waited_s, is_full=is_full
+    )
+
+
+def _is_of_full(reason: str) -> bool:
+    return DECODERS_FULL in reason or WAITS in reason
+
+
+def _found_full(reasons: Iterable[str]) -> bool:
+    return any(DECODERS_FULL in reason for reason in reasons)
 
 
 def _short(reason: str) -> str:

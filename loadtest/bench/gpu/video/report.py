@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from loadtest.bench.gpu.report import of_what
@@ -77,7 +78,7 @@ def _head(bodies: Sequence[Body]) -> str:
 
 def _seconds(bodies: Sequence[Body]) -> str:
     tries = [one for body in of_part(bodies, "streams") for one in body["found"]["tries"] if "seconds" in one]
-    return f"{tries[-1]['seconds']:.0f}" if tries else "some"
+    return f"{median([one['seconds'] for one in tries]):.1f}" if tries else "some"
 
 
 def _verdicts(judged: Committed | None, bodies: Sequence[Body]) -> str:
@@ -121,29 +122,33 @@ def _limits(bodies: Sequence[Body]) -> str:
         found = of_part(bodies, "streams", name)
         if not found:
             continue
-        if cut := found[-1]["found"].get("cut"):
-            parts += [f"The search broke off at {cut}", ""]
-        parts += _limits_of(camera.words, found[-1])
+        missing = next((body for body in reversed(found) if missed_try(body)), found[-1])
+        parts += [*_held_by(camera.words, found[-1]), *_missed_by(camera.words, missing)]
     full = [full_at for full_at in map(decoders_limit, of_part(bodies, "streams")) if full_at]
     tried = [one for body in of_part(bodies, "streams") for one in body["found"]["tries"] if "full_at" in one]
     about = [" ".join([decoders_in_words(max(full)), *_said(tried[-1:])]), ""] if full else []
     return "\n".join(["## What limits", "", *about, *parts]) if parts else ""
 
 
-def _limits_of(camera: str, body: Body) -> Iterator[str]:
-    cores, decoders = cores_of(body["conditions"]["machine"]), decoders_limit(body)
-    held, missed = held_try(body), missed_try(body)
+def _held_by(camera: str, body: Body) -> Iterator[str]:
+    cores, decoders, held = cores_of(body["conditions"]["machine"]), decoders_limit(body), held_try(body)
     if held:
-        yield from (f"### {camera}, {held['streams']} streams, held", "")
-        yield from (limit_in_words(held, cores, decoders), "", _profile(held))
-    if missed and "full_at" in missed:
-        yield from (f"### {camera}, {missed['streams']} streams, not held; the card makes no more decoders", "")
-        yield from (*_said([missed]), "")
-    elif missed:
-        yield from (f"### {camera}, {missed['streams']} streams, not held; {missed['complaint']}", "")
-        yield from (limit_in_words(missed, cores), "", _profile(missed))
-    elif decoders:
+        yield from (f"### {camera}, {held['streams']} streams, held in round {body['round']}", "")
+        is_most = bool(decoders or missed_try(body))
+        yield from (limit_in_words(held, cores, decoders, is_most=is_most), "", _profile(held))
+    if cut := body["found"].get("cut"):
+        yield from (f"The search of round {body['round']} broke off before {cut}.", "")
+    if decoders and not missed_try(body):
         yield from (f"More than {decoders} were not tried: the card was known to be full at so many.", "")
+
+
+def _missed_by(camera: str, body: Body) -> Iterator[str]:
+    cores, missed = cores_of(body["conditions"]["machine"]), missed_try(body)
+    if missed:
+        is_full = "full_at" in missed
+        why = "the card makes no more decoders" if is_full else missed["complaint"]
+        yield from (f"### {camera}, {missed['streams']} streams, not held in round {body['round']}: {why}", "")
+        yield from (*_said([missed]), "") if is_full else (limit_in_words(missed, cores), "", _profile(missed))
 
 
 def _said(tried: Sequence[Mapping[str, Any]]) -> list[str]:
