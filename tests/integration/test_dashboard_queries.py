@@ -119,6 +119,7 @@ def answering(stack: RunningStack, pages: str, tmp_path_factory: pytest.TempPath
         _ask(stack)
         server.wait_for('penstock:batch_size:mean_5m{model="street"} > 0 and on () penstock:errors:ratio_rate5m >= 0')
         server.wait_for("penstock:gpu_sm_active:ratio")
+        server.wait_for("penstock:video_glass_to_event_seconds:p90_5m")  # each group at its own time
         yield server
 
 
