@@ -65,9 +65,9 @@ _WORDS_OF_GPU = {
 }
 _WORDS_OF_GPU_VIDEO = {
     "streams_720p30_h264": "720p30 H.264 cameras held at p99 100 ms: NVDEC, every frame inferred and tracked",
-    "streams_1080p30_h264": "the same of 1080p",
-    "streams_1080p30_hevc": "the same of 1080p, HEVC",
-    "nvdec_share": "720p's frames by what NVDEC alone decodes",
+    "streams_1080p30_h264": "1080p30 H.264 cameras held, likewise",
+    "streams_1080p30_hevc": "1080p30 HEVC cameras held, likewise",
+    "nvdec_share": "720p: the held cameras' frames by what NVDEC alone decodes",
 }
 _WORDS_OF_VIDEO = {
     "limit_share": "one stream (or googlenet-random, the worse) by the harmonic limit of decode, resize and engine",

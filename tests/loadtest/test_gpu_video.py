@@ -246,6 +246,8 @@ def test_limit_is_named_with_what_is_full() -> None:
     assert limit_in_words(busy, cores).startswith("the CPU's cores are the limit")
     assert limit_in_words(window(300), cores).startswith("nothing that was read is full (")
     assert limit_in_words(busy, cores, is_most=False).startswith("the CPU's cores are full, and more was not tried (")
+    card = limit_in_words(window(325, "p99 150 ms"), cores, is_most=False)
+    assert card.startswith("NVDEC is full, and more was not tried (NVDEC 97 %")
     python = window(300, "p99 150 ms") | {"card": {}, "processes": [["video program, pid 7", 0.99]]}
     assert limit_in_words(python, cores).startswith("one Python process is full (video program, pid 7)")
     of_cpu = {"processes": [["decode process, pid 9", 0.99]], "card": {}, "decode_processes": {"cpu": 9, "nvdec": 0}}

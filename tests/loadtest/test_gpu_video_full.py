@@ -140,6 +140,7 @@ class _Card:
 
     def __init__(self, room: int) -> None:
         self.room, self.held, self.asked = room, list[str](), list[str]()
+        self.reason_of: Callable[[str, int], str] = lambda _, look: REASON  # of a stream without one, at a look
 
     def program(self, setup: Setup, work: Path, number: int) -> "_Program":
         return _Program(self)
@@ -157,7 +158,7 @@ class _Program:
 
     def __init__(self, card: _Card) -> None:
         self.ids: list[str] = []
-        self._card = card
+        self._card, self._looks = card, 0
 
     def start(self) -> None:
         for source_id in self.ids:
@@ -176,9 +177,14 @@ class _Program:
             if source_id in self._card.held:
                 self._card.held.remove(source_id)
             return ""
+        self._looks += 1
         states = {one: "running" if one in self._card.held else "reconnecting" for one in self.ids}
         told = [
-            {"source_id": one, "state": state, "reason": "" if state == "running" else REASON}
+            {
+                "source_id": one,
+                "state": state,
+                "reason": "" if state == "running" else self._card.reason_of(one, self._looks),
+            }
             for one, state in states.items()
         ]
         return json.dumps({"streams": told})
@@ -219,6 +225,38 @@ def test_streams_without_a_decoder_are_taken_out_first(tmp_path: Path, full_card
         assert sorted(fleet.ids) == sorted(card.held)
         assert len(set(fleet.ids)) == 9
         fleet.wait(60.0)
+
+
+def test_stream_that_waits_to_ask_a_full_card_again_is_one_without_a_decoder(
+    tmp_path: Path, full_card: Callable[[int], _Card]
+) -> None:
+    """Some found none, and since then all wait for their turn: the card is full, and both are told."""
+    card = full_card(10)
+    card.reason_of = lambda one, look: WAITS_FOR_CARD if look > 1 else REASON if int(one[3:]) % 2 else ""
+    setup = Setup("m", tmp_path / "c.mp4", "nvdec", 2)
+    with Fleet(setup, tmp_path, 16) as fleet, pytest.raises(NotAllThere) as told:
+        fleet.wait(2.0)
+    assert (told.value.is_full, told.value.answered) == (True, 10)
+    assert "waits for its turn" in str(told.value)
+    assert DECODERS_FULL in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ((), 283),
+        (("--decoders", "267"), 265),
+        (("--decoders", "0"), 283),
+        (("--decoder", "cpu", "--decoders", "267"), 283),
+    ],
+)
+def test_load_of_other_parts_is_one_that_the_card_has_decoders_for(
+    tmp_path: Path, more: tuple[str, ...], wanted: int
+) -> None:
+    """Where nothing was held yet, of the target; by the CPU as many as there are."""
+    with CardMeter(is_gpu=False) as card:
+        bench = parts.Bench(parse_arguments("", more), tmp_path, Folder(tmp_path / "out"), card, tmp_path)
+        assert bench._load(Piece("hand-over", CAMERA, 1), parts.HAND_OVER_SHARE) == wanted
 
 
 def test_later_search_begins_below_what_the_first_one_met(
@@ -273,7 +311,10 @@ def test_report_says_that_the_decoders_are_the_limit(tmp_path: Path) -> None:
     assert "the driver's decoders are the limit: 267 at once (NVDEC 90 %" in page
     assert "More than 267 were not tried" in page
     assert "Of 348 streams 267 had answers: 81 of 348" in page
-    assert "| 720p30 H.264 | 315 | 265 (265 to 265) | 348 (348 to 348) | 267 (267 to 267) | 366 |" in page
+    assert (
+        "| 720p30 H.264 | 315 | 265 (265 to 265) | 348 (348 to 348), in 1 of 2 rounds | 267 (267 to 267) | 366 |"
+        in page
+    )
     assert (tmp_path / NAME).is_file()
     judged = read_bench(tmp_path / JSON_FILE, read_targets())
     assert judged is not None

@@ -29,7 +29,7 @@ def test_report_names_the_interrupted_core_where_it_alone_is_full() -> None:
     """With all cores full it is they; with time left there nothing."""
     told = interrupted_between(BEFORE, AFTER)
     words = limit_in_words({"cores": {"machine": 10.5}, "interrupts": told}, 16)
-    assert words.startswith("the one core that has all of the card's interrupts is the limit")
+    assert words.startswith("the one core that has all of the card's interrupts is full (")
     assert "core 1, to which the card's 8,000 interrupts/s go, 99 % busy, the others 65 %" in words
     all_full = limit_in_words({"cores": {"machine": 15.9}, "interrupts": told | {"others_busy": 0.97}}, 16)
     assert all_full.startswith("the CPU's cores are the limit (")

@@ -43,6 +43,26 @@ def test_report_of_a_part_of_a_run_says_what_was_not_measured(tmp_path: Path) ->
     assert json.loads((tmp_path / JSON_FILE).read_text())["results"][0]["kind"] == "nvdec"
 
 
+def test_held_is_of_the_last_round_and_missed_of_the_last_that_missed(tmp_path: Path) -> None:
+    """With the rounds' numbers; what was full where no more was tried is not called the limit."""
+    full = window(265) | {"card": {"nvdec": 0.97, "sm": 0.5}}
+    cut = {"held": 265, "missed": 0, "alone_per_s": 9e3, "cut": "321 streams: its 45 s were over"}
+    late = {"held": 227, "missed": 249, "alone_per_s": 9e3, "tries": [window(249, "p99 150 ms"), window(227)]}
+    for number, found in enumerate((late | {"missed": 240}, late, cut | {"tries": [full], "decoders": 0}), start=1):
+        at = CONDITIONS | {"at": f"2026-11-23 12:0{number} UTC"}
+        Folder(tmp_path).write(Piece("streams", "h264-720p", number), found, at)
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / PAGE).read_text()
+    assert "### 720p30 H.264, 265 streams, held in round 3\n\nNVDEC is full, and more was not tried (" in page
+    assert "The search of round 3 broke off before 321 streams: its 45 s were over." in page
+    assert "### 720p30 H.264, 249 streams, not held in round 2: p99 150 ms\n\nNVDEC is the limit (" in page
+    assert page.count("not held in round") == 1
+    assert "More than" not in page
+    assert "(240 to 249), in 2 of 3 rounds |" in page
+    assert "over a window (7.0 to 7.0 s)" in page
+    assert ". 2026-11-23 12:01 UTC to 2026-11-23 12:03 UTC." in page
+
+
 def test_search_that_broke_off_is_told(tmp_path: Path) -> None:
     """With where, and why; and which shape decoded most, as clients of MPS or not."""
     tried = {"held": 4, "missed": 0, "alone_per_s": 0.0, "tries": [window(4)], "cut": "8 streams: no answer"}

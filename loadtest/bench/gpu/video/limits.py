@@ -44,7 +44,7 @@ def limit_in_words(tried: Mapping[str, Any], cores: int, decoders: int = 0, *, i
         (decoders > 0, f"the driver's decoders are the limit: {decoders} at once"),
         (nvdec >= FULL_NVDEC, f"NVDEC is {so}"),
         (bool(cores) and machine >= FULL_CORES * cores, f"the CPU's cores are {so}"),
-        (_is_interrupted_full(interrupts), f"the one core that has all of the card's interrupts is {so}"),
+        (_is_interrupted_full(interrupts), "the one core that has all of the card's interrupts is full"),
         (card.get("sm", 0.0) >= FULL_SM, f"the card's SMs are {so}"),
         (
             engine.get("busy", 0.0) >= FULL_ENGINE,

@@ -63,7 +63,7 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most", type=int, metavar="N", help="streams tried [1.03 of NVDEC alone]")
     parser.add_argument(
         "--decoders", type=int, metavar="N",
-        help="that the card makes at once: no more streams are tried; 0: not known [what a search of the folder met]",
+        help="that the card makes at once: no more streams are tried, fewer first; 0: not known [what a search met]",
     )  # fmt: skip
     parser.add_argument(
         "--search-s", type=float, default=75.0, metavar="S",

@@ -197,10 +197,12 @@ class Bench:
         return lambda: measure(fleet, up, self._card, self._pacing)
 
     def _load(self, piece: Piece, share: float) -> int:
-        """Of what was held, else of the target."""
+        """Of what was held, else of the target; no more than the card is known to have decoders for."""
         streams = self.folder.found("streams", piece.camera, piece.number)
         held = int(streams["held"]) if streams else 0
-        return max(1, math.floor(share * (held or CAMERAS[piece.camera].goal)))
+        load = max(1, math.floor(share * (held or CAMERAS[piece.camera].goal)))
+        decoders = self._decoders() if self._options.decoder == "nvdec" else 0
+        return min(load, below(decoders)) if decoders else load
 
     def _setup(self, piece: Piece, decoder: str, hand_over: str = "", results: Path | None = None) -> Setup:
         options = self._options

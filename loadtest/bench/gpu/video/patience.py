@@ -54,7 +54,7 @@ class Patience:
 
 def all_full(cold: Sequence[str], said: Mapping[str, str]) -> bool:
     """Whether none of these streams has another reason than that the card makes no more decoders: some found that, the
-    others may still wait for their turn to find it."""
+    others may still wait for their turn to find it. One that found it is enough: a single wrong refusal bounds all."""
     reasons = [said.get(one, "") for one in cold]
     return _found_full(reasons) and all(_is_of_full(reason) for reason in reasons)
 

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from loadtest.bench.gpu.report import of_what
@@ -39,7 +38,7 @@ from loadtest.targets import read_targets
 
 JSON_FILE, PAGE = "gpu-video.json", "gpu-video.md"
 _HELD = (
-    "**Held** means: over the window of {seconds} s, at most 0.1 % of the due frames dropped, 99.5 to 100.5 % of them "
+    "**Held** means: over a window ({seconds} s), at most 0.1 % of the due frames dropped, 99.5 to 100.5 % of them "
     "answered, no stream more than three frames short, 99 % of all streams' answers within {bound} ms of the frame's "
     "capture, by the programs' own histograms. Capture is the moment at which the clip's clock makes a frame's packet "
     "due, before which it is not decoded, as a camera's cannot be: decoding, every wait and being late count. "
@@ -68,7 +67,7 @@ def _head(bodies: Sequence[Body]) -> str:
     told = bodies[-1]["conditions"]
     commands = dict.fromkeys(one["conditions"]["command"] for one in bodies)
     lines = ["# Video on one GPU: decode, prepare, infer, track", ""]
-    lines += [f"{told['machine']}. {told['at']}. {told['gpu versions']}. {told['versions']}.", ""]
+    lines += [f"{told['machine']}. {_when(bodies)}. {told['gpu versions']}. {told['versions']}.", ""]
     lines += [f"Model: {told['model']}; `-random`: its weights are, the arithmetic is the network's. "
               f"Video programs: {told['programs']}. The bench and the clips' reading share the cores.", ""]  # fmt: skip
     lines += [_HELD.format(seconds=_seconds(bodies), bound=told["slo_p99_ms"]), ""]
@@ -76,9 +75,15 @@ def _head(bodies: Sequence[Body]) -> str:
     return "\n".join([*lines, *(f"    {command}" for command in commands), ""])
 
 
+def _when(bodies: Sequence[Body]) -> str:
+    at = sorted({str(one["conditions"]["at"]) for one in bodies})
+    return " to ".join(dict.fromkeys((at[0], at[-1])))
+
+
 def _seconds(bodies: Sequence[Body]) -> str:
     tries = [one for body in of_part(bodies, "streams") for one in body["found"]["tries"] if "seconds" in one]
-    return f"{median([one['seconds'] for one in tries]):.1f}" if tries else "some"
+    seconds = [float(one["seconds"]) for one in tries]
+    return f"{min(seconds):.1f} to {max(seconds):.1f}" if tries else "some"
 
 
 def _verdicts(judged: Committed | None, bodies: Sequence[Body]) -> str:
@@ -106,7 +111,7 @@ def _streams(bodies: Sequence[Body]) -> str:
         alone, shares = figures(found, "alone_per_s"), shares_of_alone(bodies, name)
         rows.append((
             camera.words, camera.goal, _figure(figures(found, "held")),
-            _figure(figures([one for one in found if one["found"]["missed"]], "missed")),
+            _missed_at(found),
             _span([full for full in map(decoders_limit, found) if full]),
             f"{alone.median / FPS:.0f}" if alone and alone.median else "",
             _shares(spread(shares)) if shares else "",
@@ -114,6 +119,12 @@ def _streams(bodies: Sequence[Body]) -> str:
         ))  # fmt: skip
     head = ("camera", "target", "held", "missed at", "no more decoders at", "NVDEC alone", "held by NVDEC alone")
     return _table("Streams held", (*head, "frames/s", "p50 ms", "p99 ms", "frames a batch"), rows)
+
+
+def _missed_at(found: Sequence[Body]) -> str:
+    missed = [one for one in found if one["found"]["missed"]]
+    rounds = f", in {len(missed)} of {len(found)} rounds" if 0 < len(missed) < len(found) else ""
+    return f"{_figure(figures(missed, 'missed'))}{rounds}"
 
 
 def _limits(bodies: Sequence[Body]) -> str:
