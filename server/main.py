@@ -26,7 +26,6 @@ from server.batching.options import BatchOptions
 from server.batching.readings import queue_readers
 from server.batching.verdict import judged
 from server.core.address import authority
-from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.engines import (
     compose_door,
@@ -44,7 +43,7 @@ from server.engines import (
     watch_options,
 )
 from server.gpu.telemetry.readings import telemetry_readers
-from server.grpc.errors import status_of
+from server.grpc.errors import code_name_of
 from server.grpc.server import GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
@@ -87,10 +86,6 @@ class Place:
 
 
 NOWHERE = Place(None, has_fronts=False)
-
-
-def _code_of(error: InferenceError) -> str:
-    return status_of(error).code.name
 
 
 class Gateway:
@@ -162,7 +157,7 @@ class Gateway:
         part_bytes = settings.slab_bytes // (settings.worker_count + 1)
         lender = None if slab is None else Lender(slab, part_bytes, guest_room(settings.slab_bytes))
         core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
-        core.guests = GuestCalls(self.plane, self.engine.backend, self.metrics, _code_of, lender)
+        core.guests = GuestCalls(self.plane, self.engine.backend, self.metrics, code_name_of, lender)
         core.queues = self.batching
         self.watch.when_silent(core.cut)
         self.plane.spread = core.spread
@@ -307,6 +302,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     doors.tell(has_fronts=place.has_fronts)
     tasks = [
         asyncio.create_task(gateway.watch.run()),
+        asyncio.create_task(gateway.metrics.loop_lag.run()),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),

@@ -1,6 +1,8 @@
 """The one object that other rooms record the gateway's metrics with; server.core.metric_table declares them."""
 
+import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,8 @@ class Metrics:
             self._settle(shared)
             self._registry = CollectorRegistry()
             MultiProcessCollector(self._registry, str(shared.folder))  # type: ignore[no-untyped-call]  # as above
+        self.loop_lag = LoopLag()
+        self.read("loop_lag_seconds", lambda: self.loop_lag.seconds)
         self._registry.register(_ReadMetrics(self._readers))
         ProcessCollector(registry=self._registry)  # read from /proc when asked, not counted in the shared files
 
@@ -195,6 +199,35 @@ def _count_in_files(shared: SharedFiles) -> None:
     shared.folder.mkdir(mode=0o700, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(shared.folder)  # the library's only way to be told
     values.ValueClass = values.MultiProcessValue(lambda: shared.process)  # type: ignore[no-untyped-call]
+
+
+class LoopLag:
+    """How late an event loop runs what is due: the largest delay, in seconds, of the last one to two windows."""
+
+    LOOK_S, LOOKS_A_WINDOW = 0.5, 20
+
+    def __init__(self) -> None:
+        self._before = self._current = 0.0
+        self._looks = 0
+
+    @property
+    def seconds(self) -> float:
+        """The largest delay of this window and the one before it."""
+        return max(self._before, self._current)
+
+    def add(self, delay_s: float) -> None:
+        """One look came so many seconds late."""
+        if self._looks == self.LOOKS_A_WINDOW:
+            self._before, self._current, self._looks = self._current, 0.0, 0
+        self._current = max(self._current, delay_s)
+        self._looks += 1
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            due = time.monotonic() + self.LOOK_S
+            await asyncio.sleep(self.LOOK_S)
+            self.add(max(0.0, time.monotonic() - due))
 
 
 class _ReadMetrics:

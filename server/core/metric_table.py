@@ -29,6 +29,11 @@ class Declaration:
 
 TABLE = (
     Declaration(
+        "loop_lag_seconds",
+        Kind.READ_GAUGE,
+        "Longest delay of the gateway's event loop in the last 10 to 20 seconds: it has too little CPU, or is blocked.",
+    ),
+    Declaration(
         "requests_total",
         Kind.COUNTER,
         "Inference requests answered, by final status: HTTP's, or gRPC's for the protocols grpc and guest.",

@@ -75,3 +75,8 @@ def status_of(error: InferenceError) -> Status:
         seconds = known if isinstance(error, QuotaExceeded) else spread_s(known)
         return Status(code, error.message, ((RETRY_AFTER_KEY, f"{seconds:g}"),))
     return Status(code, error.message)
+
+
+def code_name_of(error: InferenceError) -> str:
+    """The name of an error's gRPC status code, such as NOT_FOUND."""
+    return status_of(error).code.name

@@ -1,0 +1,154 @@
+"""The wall clock jumps, and the CPU is taken away: the gateway serves on and restarts nothing."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jwt
+import psutil
+import pytest
+
+from tests.conftest import RunningStack, stop_stack
+from tests.integration.embedded_stack import is_serving, look_up, own_metrics, start_embedded, write_models
+from tests.integration.living import family, wait_for
+from tests.integration.web import call, post_json
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+HOUR_S = 3600
+SECRET = "a secret of more than thirty-two bytes, for tests alone"
+ACCESS = """[tokens]
+audience = "penstock"
+secret_file = "secret"
+algorithms = ["HS256"]
+roles = ["infer", "read"]
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with the models `lookup` and `slow`."""
+    write_models(tmp_path / "models")
+    return tmp_path
+
+
+class Clock:
+    """The wall clock that a stack sees: the machine's, moved by an offset that a file holds."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.move(0)
+
+    def move(self, offset_s: int) -> None:
+        """Sets the offset in seconds; programs see it at their next look at the clock."""
+        part = self._file.with_suffix(".part")
+        part.write_text(f"{offset_s:+d}\n")
+        part.replace(self._file)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """For the programs that are to see this clock; their monotonic clock is not touched."""
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "PENSTOCK_CANARY_INTERVAL_S": "0.2",
+        }
+
+
+def token(now: float) -> dict[str, str]:
+    """The header of a token that is valid for a minute, in the eyes of a clock that shows `now`."""
+    claims = {"sub": "camera", "aud": "penstock", "exp": now + 60, "nbf": now - 1}
+    return {"authorization": f"Bearer {jwt.encode(claims, SECRET, algorithm='HS256')}"}
+
+
+def infer(stack: RunningStack, headers: dict[str, str], model: str = "lookup", value: int = 3) -> int:
+    name = "index" if model == "lookup" else "trips"
+    body = {"inputs": [{"name": name, "shape": [1, 1], "datatype": "INT64", "data": [value]}]}
+    return post_json(f"{stack.http_url}/v2/models/{model}/infer", body, **headers).status
+
+
+@pytest.mark.skipif(not FAKETIME.exists(), reason="libfaketime is not here: apt install faketime")
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_wall_clock_that_jumps_an_hour_changes_no_deadline_and_no_readiness(models: Path, jump_s: int) -> None:
+    """Deadlines, canaries and quotas run on the monotonic clock; only a token's expiry follows the wall clock."""
+    (models / "access.toml").write_text(ACCESS)
+    (models / "secret").write_text(SECRET)
+    (models / "secret").chmod(0o600)
+    clock = Clock(models / "clock")
+    stack = start_embedded(models, "--access-file", str(models / "access.toml"),
+                           **clock.environ)  # fmt: skip
+    try:
+        assert infer(stack, token(time.time())) == 200
+        running: list[int] = []
+        deadline = {"x-request-timeout-ms": "20000"}
+        thread = threading.Thread(
+            target=lambda: running.append(infer(stack, token(time.time()) | deadline, "slow", 2000))
+        )
+        thread.start()
+        wait_for(lambda: "penstock_inflight_requests 1.0" in own_metrics(stack), 10, "one request runs")
+        clock.move(jump_s)
+        thread.join(30)
+        assert running == [200], "a request in flight keeps its deadline"
+        for _ in range(5):
+            assert infer(stack, token(time.time() + jump_s) | {"x-request-timeout-ms": "5000"}) == 200
+            assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+        assert infer(stack, token(time.time())) == 401, "the token is of another hour"
+        lines = [line for line in stack.log if "draining" in line or "restart" in line]
+        assert not lines
+        stamp = datetime.now(UTC).timestamp() + jump_s
+        assert stop_stack(stack) == 0
+        last = next(line for line in reversed(stack.log) if "drained" in line)
+        shown = datetime.fromisoformat(last.split()[0]).timestamp()
+        assert abs(shown - stamp) < 120, "log lines show the wall clock"
+    finally:
+        if stack.process.poll() is None:
+            stop_stack(stack)
+
+
+@contextmanager
+def busy_core(stack: RunningStack, hogs: int) -> Iterator[None]:
+    """In the block every process of the stack shares one core with so many that never rest."""
+    core = min(os.sched_getaffinity(0))
+    for process in (psutil.Process(stack.process.pid), *family(stack)):
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {core})
+    spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {os.getpid()}: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(hogs)]
+    try:
+        yield
+    finally:
+        for one in processes:
+            one.kill()
+        for one in processes:
+            one.wait()
+
+
+def metric(stack: RunningStack, name: str) -> float:
+    return next(float(line.split()[-1]) for line in own_metrics(stack).splitlines() if line.startswith(f"{name} "))
+
+
+def test_stack_without_cpu_is_live_restarts_nothing_and_shows_its_lag(models: Path) -> None:
+    """Sixteen processes that never rest on the stack's one core: slow answers, no restart, and a lag to see."""
+    stack = start_embedded(models, "--workers", "2", PENSTOCK_CANARY_INTERVAL_S="0.5")
+    try:
+        wait_for(lambda: is_serving(stack), 30, "it serves")
+        before = {process.pid for process in family(stack)}
+        began = time.monotonic()
+        with busy_core(stack, 16):
+            while time.monotonic() - began < 12:  # longer than a worker may be silent
+                assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
+                assert look_up(stack).status == 200
+            lag_s = metric(stack, "penstock_loop_lag_seconds")
+        assert {process.pid for process in family(stack)} == before, "no process was replaced"
+        assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
+        assert lag_s > 0.005
+        assert not stack.logged("hang|restart|not ready")
+    finally:
+        assert stop_stack(stack) == 0
