@@ -1,5 +1,7 @@
 """POST …/image: encoded images in, labelled results in source pixels out."""
 
+from urllib.parse import parse_qsl
+
 import msgspec
 import numpy as np
 from starlette.requests import Request
@@ -80,6 +82,7 @@ class ImageEndpoint:
         self._limits = limits
 
     async def __call__(self, request: Request) -> Response:
+        refuse_unknown_parameters(request.scope["query_string"])
         model = model_of(request)
         body = await read_body(request, self._limits)
         encoding = single_header(request, "content-encoding").lower()
@@ -95,6 +98,15 @@ class ImageEndpoint:
         answer = answer_of(response, request_id)
         answer.explain = told_of_images(self._plane, request, response)
         return json_response(answer)
+
+
+def refuse_unknown_parameters(query: bytes) -> None:
+    """Raises InvalidRequest that names the query parameters of the request. The endpoint has none yet."""
+    if query:
+        names = ", ".join(repr(name[:80]) for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)[:8])
+        raise InvalidRequest(
+            f"unknown query parameter {names or repr(query[:80].decode('latin-1'))}; remove it from the URL"
+        )
 
 
 def images_of(body: bytes, content_type: str, limits: RestLimits) -> tuple[bytes, ...]:

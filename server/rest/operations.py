@@ -120,7 +120,8 @@ _INFERENCE = (
         "inferImage",
         Tag.INFERENCE,
         Role.INFER,
-        "An encoded image as the body, or several as the parts of a form. The image's first bytes decide what it is.",
+        "An encoded image as the body, or several as the parts of a form. The image's first bytes decide what it is. "
+        "A query parameter is refused.",
         (Content(JSON, images.ImageAnswer, images.RESULTS),),
         (*_PICTURES, Content(MULTIPART)),
         True,

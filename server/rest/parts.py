@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """One file. content_type: as its part says, empty where it does not; content: its bytes."""
+    """One file. content_type: of its part, empty if the part has a filename only; content: its bytes."""
 
     name: str
     content_type: str
@@ -50,9 +50,12 @@ class _Part:
     def as_file(self, number: int) -> FilePart:
         options = parse_options_header(self.headers.get(b"content-disposition"))[1]
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        if b"filename" not in options:
-            raise InvalidRequest(f"part {number} ({name[:80]!r}) of the multipart body is not a file; send files only")
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
+        if b"filename" not in options and not content_type:
+            raise InvalidRequest(
+                f"part {number} ({name[:80]!r}) of the multipart body is a form field: it has neither a filename nor a "
+                "content-type; send files only"
+            )
         return FilePart(name, content_type, b"".join(self.chunks))
 
 

@@ -109,7 +109,7 @@ async def test_multipart_files_arrive_in_order(front: Front) -> None:
         (parts(part(JPEG)), "multipart/form-data; boundary=" + "b" * 300, "malformed multipart"),
         (parts(part(JPEG), part(b"5", "", 'name="threshold"')), MULTIPART, "part 2 ('threshold')"),
         (parts(part(JPEG, "", "")), MULTIPART, "part 1 ('')"),
-        (b"--b\r\n\r\nx\r\n--b--\r\n", MULTIPART, "part 1 ('') of the multipart body is not a file"),
+        (b"--b\r\n\r\nx\r\n--b--\r\n", MULTIPART, "part 1 ('') of the multipart body is a form field"),
         (parts(*[part(b"x")] * 4), MULTIPART, "more than 3 parts"),
     ],
 )
@@ -118,6 +118,38 @@ def test_multipart_that_is_malformed_says_what_is_wrong(body: bytes, content_typ
     with pytest.raises(InvalidRequest) as refused:
         images_of(body, content_type, LIMITS)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("disposition", ['name="image"', 'name="image"; filename=""', "", 'filename="a.jpg"'])
+@pytest.mark.parametrize("content_type", ["image/jpeg", "image/webp; q=1", "application/octet-stream"])
+def test_multipart_part_with_a_content_type_is_a_picture_with_or_without_a_filename(
+    disposition: str, content_type: str
+) -> None:
+    """A client library may leave the filename out of a part that has a content-type."""
+    body = parts(part(JPEG, content_type, disposition), part(b"second", content_type, disposition))
+    assert images_of(body, MULTIPART, LIMITS) == (JPEG, b"second")
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("treshold=0.9", ["treshold"]),
+        ("threshold=abc", ["threshold"]),
+        ("topk=0&x=1", ["topk", "x"]),
+        ("flag", ["flag"]),
+        ("empty=", ["empty"]),
+        ("%74opk=1", ["topk"]),
+        ("&", ["&"]),
+    ],
+)
+async def test_image_with_an_unknown_query_parameter_is_refused_by_its_name(
+    front: Front, query: str, names: list[str]
+) -> None:
+    """A misspelt parameter must not be ignored: the client would take the answer for what it asked."""
+    reply = await front.ask("POST", f"{IMAGE}?{query}", JPEG)
+    assert reply.status == 400
+    assert [name for name in names if repr(name) not in json.loads(reply.body)["error"]] == []
+    assert front.plane.images == []
 
 
 def test_multipart_part_of_another_media_type_is_refused_by_number() -> None:
