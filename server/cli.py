@@ -49,13 +49,15 @@ def build_app(words: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, row in COMMANDS.items():
-        part = getattr(importlib.import_module(row.module), row.attribute) if name == chosen else _listed_only
+        if name != chosen:
+            app.command(name, help=row.help)(_listed_only)
+            continue
+        module = importlib.import_module(row.module)
+        part = getattr(module, row.attribute)
         if isinstance(part, typer.Typer):
             app.add_typer(part, name=name, help=row.help)
-        elif name == chosen:
-            app.command(name)(part)
         else:
-            app.command(name, help=row.help)(part)
+            app.command(name, epilog=getattr(module, "EPILOG", None))(part)
     return app
 
 

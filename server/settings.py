@@ -1,13 +1,11 @@
 """What an operator can say, in one place: flags, PENSTOCK_* variables, a TOML file, in that order of precedence."""
 
 import difflib
-import importlib.util
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,6 +19,7 @@ from server.gpu.mps.limits import mistake_in_memory, read_percentage
 from server.gpu.profiling import Profile
 from server.gpu.telemetry.choice import checked_source
 from server.logs import LogFormat
+from server.settings_checks import listed, require_addresses, require_known_user, require_place, require_tracing
 
 PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -129,7 +128,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"engine is {self.engine!r}; it takes auto, triton, embedded, or the http:// address of a Triton"
             )
-        _require_addresses(self.engine_urls, self.engine_grpcs)
+        require_addresses(self.engine_urls, self.engine_grpcs)
         ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
         if self.engine_has_process:
             ports += [p for p in (self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port) if p]
@@ -137,16 +136,16 @@ class Settings(BaseSettings):
         if twice:
             raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
         for path in (self.home, *self.model_repository):
-            _require_known_user(path)
+            require_known_user(path)
         if self.allow_client_shm and self.grpc_max_connection_age_s and not self.has_keys:
             raise ValueError(
                 "allow_client_shm with grpc_max_connection_age_s: a client without a key loses its regions with its "
                 "connection; leave one of them out, or give clients keys"
             )
         if self.otlp_endpoint:
-            _require_tracing(self.otlp_endpoint)
+            require_tracing(self.otlp_endpoint)
         if self.trace_file is not None:
-            _require_place(self.trace_file, has_triton=self.engine_has_process)
+            require_place(self.trace_file, has_triton=self.engine_has_process)
         if self.mps == "on" and not self.engine_has_process:
             raise ValueError(
                 "mps is for a Triton that is started here; leave it out, or use --engine triton (a Triton elsewhere "
@@ -164,12 +163,12 @@ class Settings(BaseSettings):
     @property
     def engine_urls(self) -> tuple[str, ...]:
         """Of the Tritons that somebody else runs; several of them serve the same models."""
-        return _listed(self.engine) if self.engine_is_external else ()
+        return listed(self.engine) if self.engine_is_external else ()
 
     @property
     def engine_grpcs(self) -> tuple[str, ...]:
         """Their gRPC addresses, in the same order, where they are said."""
-        return _listed(self.engine_grpc)
+        return listed(self.engine_grpc)
 
     @property
     def engine_is_embedded(self) -> bool:
@@ -240,64 +239,6 @@ class Settings(BaseSettings):
 def usual_workers(core_count: int) -> int:
     """How many processes serve requests where nobody said it."""
     return 1 if core_count < CORES_FOR_FRONTS else min(MOST_USUAL_WORKERS, core_count // 4)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    """What stands between the commas."""
-    return tuple(word for word in map(str.strip, text.split(",")) if word)
-
-
-def _require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...]) -> None:
-    for url in urls:
-        if not url.startswith(("http://", "https://")) or not _has_host(url):
-            raise ValueError(f"engine is {url!r}; a Triton's address looks like http://host:8000")
-        if urls.count(url) > 1:
-            raise ValueError(f"engine names {url!r} twice; every replica needs an address of its own")
-    if grpcs and not urls:
-        raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
-    if grpcs and len(grpcs) != len(urls):
-        raise ValueError(
-            f"engine_grpc names {len(grpcs)} addresses for {len(urls)} engines; give one for each, in the same order"
-        )
-
-
-def _require_tracing(endpoint: str) -> None:
-    if not endpoint.startswith(("http://", "https://")) or not _has_host(endpoint):
-        raise ValueError(f"otlp_endpoint is {endpoint!r}; the collector's address looks like http://host:4318")
-    if "@" in endpoint:
-        raise ValueError("otlp_endpoint holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
-    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
-        packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
-        raise ValueError(f"otlp_endpoint needs OpenTelemetry, which this environment lacks; install {packages}")
-
-
-def _require_place(trace_file: Path, *, has_triton: bool) -> None:
-    if not has_triton:
-        raise ValueError("trace_file is written by a Triton that is started here; leave it out, or use --engine triton")
-    if not trace_file.absolute().parent.is_dir():
-        raise ValueError(f"trace_file is {str(trace_file)!r}, whose folder is not there; make it, or name another one")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is what it would stand in
-        return False
-
-
-def _require_known_user(path: Path) -> None:
-    try:
-        path.expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"{path} names a user that this machine does not know; give the whole path") from error
-
-
-def _has_host(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, brackets that do not match
-        return False
 
 
 def read_settings(

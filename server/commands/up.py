@@ -80,6 +80,25 @@ SharesMemory = Annotated[
     ),
 ]
 
+EPILOG = """\
+Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
+
+On loopback everybody may do everything. To listen elsewhere there must be API keys, or --anonymous must say what
+all may do; `penstock keys new` makes a key for --access-file. In the environment, api_keys (PENSTOCK_API_KEYS) is
+NAME:ROLE+ROLE:SECRET and so on.
+
+Of a model's batches: batch_owner, slo_p99_ms (the deadline of a request that brings none), max_batch_size,
+max_queue_delay_us, max_queue_size, max_queue_bytes, in its config.pbtxt's parameters, in the file as
+[batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
+
+Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
+[1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], grpc_max_connection_age_s [0, any; older ones
+take no new calls, so that clients connect anew], head_timeout_s [10], write_timeout_s [30], decoders [one a core],
+decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none], client_shm_lease_s [3600, of a
+region that nobody uses], canary_interval_s [5], canary_failures [3]. Nor has gpu_metrics [auto: the cards' activity
+by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
+"""
+
 
 def up(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings")] = None,
@@ -117,23 +136,6 @@ def up(
 
     The engine is Triton where it can run, else ONNX Runtime embedded in the gateway, which serves ONNX models only;
     --engine triton, embedded or a URL says which.
-
-    Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
-
-    On loopback everybody may do everything. To listen elsewhere there must be API keys, or --anonymous must say what
-    all may do; `penstock keys new` makes a key for --access-file. In the environment, api_keys (PENSTOCK_API_KEYS) is
-    NAME:ROLE+ROLE:SECRET and so on.
-
-    Of a model's batches: batch_owner, slo_p99_ms (the deadline of a request that brings none), max_batch_size,
-    max_queue_delay_us, max_queue_size, max_queue_bytes, in its config.pbtxt's parameters, in the file as
-    [batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
-
-    Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-    [1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], grpc_max_connection_age_s [0, any; older ones
-    take no new calls, so that clients connect anew], head_timeout_s [10], write_timeout_s [30], decoders [one a core],
-    decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none], client_shm_lease_s [3600, of a
-    region that nobody uses], canary_interval_s [5], canary_failures [3]. Nor has gpu_metrics [auto: the cards' activity
-    by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
     """
     flags: dict[str, Any] = {name: value for name, value in locals().items() if name != "config"}
     try:

@@ -144,7 +144,7 @@ def test_engine_triton_where_it_cannot_run_is_refused_with_the_other_engines(no_
 
 def test_collector_without_the_extra_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything starts, and without a word of Python."""
-    monkeypatch.setattr("server.settings.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("server.settings_checks.importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="install opentelemetry-sdk and "):
         read_settings({"otlp_endpoint": "http://h:4318"}, environ={})
 

@@ -1,0 +1,67 @@
+"""Checks of single settings. Each raises ValueError with the value and the fix; pydantic turns it into the message."""
+
+import importlib.util
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The items of a comma-separated list, without blanks."""
+    return tuple(word for word in map(str.strip, text.split(",")) if word)
+
+
+def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...]) -> None:
+    """Raises ValueError for an engine's address that is malformed or given twice, and for unpaired gRPC addresses."""
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or not _has_host(url):
+            raise ValueError(f"engine is {url!r}; a Triton's address looks like http://host:8000")
+        if urls.count(url) > 1:
+            raise ValueError(f"engine names {url!r} twice; every replica needs an address of its own")
+    if grpcs and not urls:
+        raise ValueError("engine_grpc goes with an engine given by URL; leave it out")
+    if grpcs and len(grpcs) != len(urls):
+        raise ValueError(
+            f"engine_grpc names {len(grpcs)} addresses for {len(urls)} engines; give one for each, in the same order"
+        )
+
+
+def require_tracing(endpoint: str) -> None:
+    """Raises ValueError for a malformed collector address, one with a password, or without OpenTelemetry installed."""
+    if not endpoint.startswith(("http://", "https://")) or not _has_host(endpoint):
+        raise ValueError(f"otlp_endpoint is {endpoint!r}; the collector's address looks like http://host:4318")
+    if "@" in endpoint:
+        raise ValueError("otlp_endpoint holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
+    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+        packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
+        raise ValueError(f"otlp_endpoint needs OpenTelemetry, which this environment lacks; install {packages}")
+
+
+def require_place(trace_file: Path, *, has_triton: bool) -> None:
+    """Raises ValueError for a trace file that no Triton would write, or whose folder does not exist."""
+    if not has_triton:
+        raise ValueError("trace_file is written by a Triton that is started here; leave it out, or use --engine triton")
+    if not trace_file.absolute().parent.is_dir():
+        raise ValueError(f"trace_file is {str(trace_file)!r}, whose folder is not there; make it, or name another one")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is what it would stand in
+        return False
+
+
+def require_known_user(path: Path) -> None:
+    """Raises ValueError for a path such as ~name/x whose user does not exist on this machine."""
+    try:
+        path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path} names a user that this machine does not know; give the whole path") from error
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, brackets that do not match
+        return False
