@@ -4,7 +4,8 @@
   animation, the first frame.
 * Size: from the header, before anything is decoded; over the limit is TooLarge.
 * Damage: truncated or corrupt is refused, not half grey. JPEG warnings of libjpeg-turbo are errors (simplejpeg's strict
-  mode), every PNG chunk's checksum is verified, a WebP must be as long as it says.
+  mode), every PNG chunk's checksum is verified, a WebP must be as long as it says. Stray and fill bytes between the
+  segments of a JPEG are no damage.
 * Orientation: EXIF's, all eight, applied here and nowhere else.
 * CMYK and YCCK JPEGs: inverted, as Adobe writes them and Pillow and OpenCV read them; channel = ink * black / 255.
 * 16 bits: the high byte (value >> 8). Palettes are resolved, grey becomes three equal channels.
@@ -24,6 +25,7 @@ top-1 is not measured.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -32,7 +34,7 @@ import numpy.typing as npt
 import simplejpeg
 
 from server.vision.exif import upright
-from server.vision.header import Buffer, ImageFormat, ImageHeader, broken, header_within
+from server.vision.header import Buffer, PictureFormat, PictureHeader, broken, header_within
 from server.vision.spec import ColorFormat
 
 Image = npt.NDArray[np.uint8]
@@ -64,14 +66,14 @@ def decode(
     Raises UnsupportedMedia, TooLarge and UndecodableImage, each saying what is wrong.
     """
     header = header_within(data, max_pixels)
-    if header.format is ImageFormat.JPEG:
+    if header.format is PictureFormat.JPEG:
         stored = _decode_jpeg(data, color, _reduction(header, at_least), header)
     else:
         stored = _decode_with_opencv(data, color, header)
     return Decoded(upright(stored, header.orientation), *header.upright_size)
 
 
-def _reduction(header: ImageHeader, at_least: tuple[int, int] | None) -> int:
+def _reduction(header: PictureHeader, at_least: tuple[int, int] | None) -> int:
     """8, 4, 2 or 1: powers of two are what libjpeg-turbo has fast code for."""
     if at_least is None:
         return 1
@@ -79,20 +81,28 @@ def _reduction(header: ImageHeader, at_least: tuple[int, int] | None) -> int:
     return next((by for by in (8, 4, 2) if header.width >= by * width and header.height >= by * height), 1)
 
 
-def _decode_jpeg(data: Buffer, color: ColorFormat, reduction: int, header: ImageHeader) -> Image:
+def _decode_jpeg(data: Buffer, color: ColorFormat, reduction: int, header: PictureHeader) -> Image:
     try:
         pixels: Image = simplejpeg.decode_jpeg(
-            data,
+            _without(header.stray, data),
             colorspace=color.name,
             min_width=math.ceil(header.width / reduction),
             min_height=math.ceil(header.height / reduction),
             strict=True,
         )
     except ValueError as error:
-        raise broken(ImageFormat.JPEG, str(error)) from None
+        raise broken(PictureFormat.JPEG, str(error)) from None
     if reduction == 1 and pixels.shape[:2] != (header.height, header.width):
-        raise broken(ImageFormat.JPEG, f"its header says {header.width} x {header.height}, its frame says otherwise")
+        raise broken(PictureFormat.JPEG, f"its header says {header.width} x {header.height}, its frame says otherwise")
     return pixels[..., 0] if color is ColorFormat.GRAY else pixels
+
+
+def _without(ranges: Sequence[tuple[int, int]], data: Buffer) -> Buffer:
+    """The data without those ranges: bytes that libjpeg-turbo would skip with a warning, which we take for damage."""
+    if not ranges:
+        return data
+    begins, ends = [0, *(end for _, end in ranges)], [*(begin for begin, _ in ranges), len(data)]
+    return b"".join(data[begin:end] for begin, end in zip(begins, ends, strict=True))
 
 
 _OPENCV_FLAGS = {
@@ -102,7 +112,7 @@ _OPENCV_FLAGS = {
 }
 
 
-def _decode_with_opencv(data: Buffer, color: ColorFormat, header: ImageHeader) -> Image:
+def _decode_with_opencv(data: Buffer, color: ColorFormat, header: PictureHeader) -> Image:
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS[color])
     except cv2.error as error:

@@ -1,6 +1,5 @@
-"""EXIF orientation: reading the one tag that matters, and turning the image as it says."""
+"""EXIF orientation: turns the image as its tag says."""
 
-import struct
 from collections.abc import Callable
 
 import cv2
@@ -8,33 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 Image = npt.NDArray[np.uint8]
-
-_ORIENTATION_TAG = 0x0112
-_SHORT = 3
-
-
-def orientation_of_tiff(tiff: bytes) -> int:
-    """EXIF's orientation, 1 to 8, of a TIFF block; 1 where it is absent, broken or out of range.
-
-    A photograph with broken EXIF is still a photograph, so nothing here is an error.
-    """
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None:
-        return 1
-    try:
-        return _orientation_of_directory(tiff, order)
-    except struct.error:
-        return 1
-
-
-def _orientation_of_directory(tiff: bytes, order: str) -> int:
-    (offset,) = struct.unpack_from(f"{order}I", tiff, 4)
-    (count,) = struct.unpack_from(f"{order}H", tiff, offset)
-    for entry in range(count):
-        tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tiff, offset + 2 + 12 * entry)
-        if tag == _ORIENTATION_TAG:
-            return value if kind == _SHORT and 1 <= value <= 8 else 1
-    return 1
 
 
 def upright(image: Image, orientation: int) -> Image:

@@ -1,7 +1,7 @@
 """The photo-like JPEGs that GPU benches decode."""
 
 from loadtest.bench.gpu.pictures import PHOTO_SIZES, photos
-from server.vision.header import ImageFormat, read_header
+from server.vision.header import PictureFormat, read_header
 
 
 def test_photos_same_seed_are_the_same_and_of_the_stated_sizes() -> None:
@@ -12,7 +12,7 @@ def test_photos_same_seed_are_the_same_and_of_the_stated_sizes() -> None:
     assert len(set(made)) == len(made)
     for encoded in made:
         header = read_header(encoded)
-        assert header.format is ImageFormat.JPEG
+        assert header.format is PictureFormat.JPEG
         assert (header.width, header.height) in PHOTO_SIZES
         assert 15_000 < len(encoded) < 150_000
 

@@ -6,7 +6,7 @@ import pytest
 
 from server.core.errors import UndecodableImage, UnsupportedMedia
 from server.vision.decode import decode
-from server.vision.header import MAX_PARTS, ImageFormat, read_header, sniff
+from server.vision.header import MAX_PARTS, PictureFormat, read_header, sniff
 from server.vision.spec import ColorFormat
 from tests.vision import images
 
@@ -16,16 +16,16 @@ PICTURE = images.picture(61, 37)
 @pytest.mark.parametrize(
     ("encoded", "image_format"),
     [
-        (images.jpeg(PICTURE), ImageFormat.JPEG),
-        (images.jpeg(PICTURE, subsampling="420"), ImageFormat.JPEG),
-        (images.progressive_jpeg(PICTURE), ImageFormat.JPEG),
-        (images.png(PICTURE, color_type=2), ImageFormat.PNG),
-        (images.webp(PICTURE), ImageFormat.WEBP),
-        (images.lossy_webp(PICTURE), ImageFormat.WEBP),
-        (images.webp_with_exif(images.webp(PICTURE), 61, 37, images.exif(1)), ImageFormat.WEBP),
+        (images.jpeg(PICTURE), PictureFormat.JPEG),
+        (images.jpeg(PICTURE, subsampling="420"), PictureFormat.JPEG),
+        (images.progressive_jpeg(PICTURE), PictureFormat.JPEG),
+        (images.png(PICTURE, color_type=2), PictureFormat.PNG),
+        (images.webp(PICTURE), PictureFormat.WEBP),
+        (images.lossy_webp(PICTURE), PictureFormat.WEBP),
+        (images.webp_with_exif(images.webp(PICTURE), 61, 37, images.exif(1)), PictureFormat.WEBP),
     ],
 )
-def test_header_of_a_format_that_we_take_tells_its_size(encoded: bytes, image_format: ImageFormat) -> None:
+def test_header_of_a_format_that_we_take_tells_its_size(encoded: bytes, image_format: PictureFormat) -> None:
     """Format, width and height come from the bytes alone."""
     header = read_header(encoded)
     assert (header.format, header.width, header.height) == (image_format, 61, 37)
@@ -98,8 +98,12 @@ PNG_IEND = images.png_chunk(b"IEND", b"")
         (_jpeg_of(_frame(0xC0, width=0)), "0 x 8 pixels"),
         (_jpeg_of(b"\xff\xda\0\2"), "no frame header"),
         (_jpeg_of(b"\xff\xe0\xff\xff"), "65535 bytes"),
-        (_jpeg_of(b"\xff\xe0\0\2garbage"), "should begin a marker"),
-        (_jpeg_of(_frame(0xC2), b"\xff\xda\0\2" * 501), "more than 500 scans"),
+        (_jpeg_of(b"\xff\xe0\0\2garbage"), "ends inside its header"),
+        (_jpeg_of(_frame(0xC2), b"\xff\xda\0\3\1" * 101), "more than 100 scans"),
+        (_jpeg_of(_frame(0xC0), b"\xff\xda\0\3\1" * 101), "more than 100 scans"),
+        (_jpeg_of(_frame(0xC0), _frame(0xC0)), "two frame headers"),
+        (_jpeg_of(_frame(0xC0), b"\xff\xf3\0\2"), "the marker 0xf3 at byte 21"),
+        (_jpeg_of(_frame(0xC0), b"\xff\xd8"), "the marker 0xd8 at byte 21"),
         (_png_of(PNG_IHDR, PNG_IEND), "no IDAT"),
         (_png_of(images.png_chunk(b"IDAT", b""), PNG_IEND), "not IHDR"),
         (_png_of(PNG_IHDR), "without its IEND"),
@@ -109,8 +113,8 @@ PNG_IEND = images.png_chunk(b"IEND", b"")
             "0 x 4 pixels",
         ),
         (images.webp_file(), "no frame header"),
-        (images.webp_file(images.webp_chunk(b"VP8L", b"\0" * 8)), "no signature"),
-        (images.webp_file(images.webp_chunk(b"VP8 ", b"\0" * 12)), "no start code"),
+        (images.webp_file(images.webp_chunk(b"VP8L", b"\0" * 8)), "without its signature"),
+        (images.webp_file(images.webp_chunk(b"VP8 ", b"\0" * 12)), "without its start code"),
         (images.webp_file(images.webp_canvas(4, 4)), "truncated or corrupt"),
         (images.webp(PICTURE)[:-1], "and says"),
     ],

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from .picture_header import PictureHeader, Refused
+from .picture_header import PictureFormat, PictureHeader, Refused
 from .pictures_spec import PictureSpec
 from .placement import place
 
@@ -26,7 +26,7 @@ _TURNS: dict[int, Callable[[Pixels], Pixels]] = {
 def decode_with_opencv(encoded: bytes, header: PictureHeader, *, is_grey: bool) -> Pixels:
     """(height, width, 3) BGR or (height, width), as stored: not turned. Raises Refused."""
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    if is_grey and header.is_jpeg:
+    if is_grey and header.format is PictureFormat.JPEG:
         flags = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION  # its own luma
     try:
         pixels: Pixels | None = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)

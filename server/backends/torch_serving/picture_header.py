@@ -1,101 +1,95 @@
-"""What an encoded picture says of itself, as far as choosing its decoder takes: size, orientation, coding. Pure.
+"""The header of an encoded picture: format, size, orientation, and who can decode it. Reads bytes, decodes no pixel.
 
-The gateway has read the header before (server/vision/header.py, whose refusals are fuller); this one is for those who
-ask Triton directly, and costs a few microseconds a JPEG. nvJPEG gets only what its hardware and we are sure of:
-baseline JPEGs of 8 bits, grey or YCbCr, in the usual samplings. All else is OpenCV's: progressive, CMYK, RGB, odd
-samplings, PNG and WebP.
+The only reader of picture headers: the gateway uses it through server/vision/header.py, and Triton's `torch` backend
+directly, which is why it lies here and imports nothing but the standard library. It accepts what libjpeg-turbo, libpng
+and libwebp accept of the formats that we take, within the limits below. Every loop is bounded: an event loop runs it.
 """
 
 import re
 import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
 
-_PNG = b"\x89PNG\r\n\x1a\n"
-_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_BASELINE, _PROGRESSIVE = 0xC0, 0xC2
-_DECODABLE = frozenset((_BASELINE, 0xC1, _PROGRESSIVE))
-_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
-_MOST_SCANS = 500
-# Sampling factors of the components: grey, 4:4:4, 4:2:2, 4:2:0, 4:4:0.
-_USUAL_SAMPLINGS = frozenset((b"\x11", b"\x22", b"\x11\x11\x11", b"\x21\x11\x11", b"\x22\x11\x11", b"\x12\x11\x11"))
-_YCBCR_IDS = frozenset((b"\1\2\3", b"\0\1\2"))
+Buffer = bytes | memoryview
+
+MAX_PARTS = 1 << 14  # segments or chunks, and bytes between JPEG segments: a megabyte of empty chunks took 80 ms
+MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs milliseconds a megapixel, and a few bytes
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+class PictureFormat(StrEnum):
+    """The formats that we take."""
+
+    JPEG = "jpeg"
+    PNG = "png"
+    WEBP = "webp"
 
 
 class Refused(Exception):
-    """The picture cannot be decoded. Its text is the rest of a sentence that begins with the picture."""
+    """The picture cannot be decoded. Its text continues a sentence that begins with the picture."""
+
+    def __init__(self, what: str, picture_format: PictureFormat | None = None) -> None:
+        """picture_format: by the first bytes, None for a format that we do not take."""
+        super().__init__(what)
+        self.picture_format = picture_format
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PictureHeader:
-    """width, height: as stored, before the orientation (EXIF's 1 to 8). is_for_gpu: nvJPEG may decode it."""
+    """width, height: as stored, before the orientation (EXIF's 1 to 8) is applied.
 
+    is_for_gpu: a baseline JPEG of 8 bits, grey or YCbCr, in a usual sampling: what nvJPEG's hardware decodes.
+    pixels_at: where the first scan of a JPEG begins. stray: (begin, end) of the bytes between the segments before it
+    that belong to none; decoders skip them.
+    """
+
+    format: PictureFormat
     width: int
     height: int
     orientation: int = 1
     is_for_gpu: bool = False
-    is_jpeg: bool = False
+    pixels_at: int = 0
+    stray: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_sideways(self) -> bool:
+        """Whether the orientation exchanges width and height."""
+        return self.orientation >= 5
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(width, height) after the orientation is applied."""
+        return (self.height, self.width) if self.is_sideways else (self.width, self.height)
 
 
-def read_header(data: bytes) -> PictureHeader:
-    """Raises Refused where it is no JPEG, PNG or WebP, or is truncated."""
+def sniff(data: Buffer) -> PictureFormat | None:
+    """The format by the first bytes, None for one that we do not take."""
+    head = bytes(data[:12])
+    if head.startswith(b"\xff\xd8\xff"):
+        return PictureFormat.JPEG
+    if head.startswith(PNG_SIGNATURE):
+        return PictureFormat.PNG
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return PictureFormat.WEBP
+    return None
+
+
+def read_header(data: Buffer) -> PictureHeader:
+    """Raises Refused for another format, a broken or truncated header, and more parts than the limits allow."""
+    picture_format = sniff(data)
+    if picture_format is None:
+        raise Refused(f"is no JPEG, PNG or WebP: its first bytes are {bytes(data[:8]).hex(' ') or 'none'}")
     try:
-        if data[:3] == b"\xff\xd8\xff":
-            return _jpeg(data)
-        if data[:8] == _PNG:
-            return _png(data)
-        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-            return _webp(data)
+        return _READERS[picture_format](data)
     except (struct.error, IndexError):
-        raise Refused(f"is truncated: it ends after {len(data)} bytes") from None
-    raise Refused(f"is no JPEG, PNG or WebP: its first bytes are {data[:8].hex(' ') or 'none'}")
+        raise Refused(f"ends inside its header, after {len(data)} bytes", picture_format) from None
 
 
-def _jpeg(data: bytes) -> PictureHeader:
-    position, orientation, is_jfif, transform = 2, 1, False, -1
-    while True:
-        while data[position + 1] == 0xFF:
-            position += 1
-        if data[position] != 0xFF:
-            raise Refused(f"is damaged: byte {position} should begin a marker and does not")
-        marker = data[position + 1]
-        if marker in _STANDALONE:
-            position += 2
-            continue
-        length = data[position + 2] << 8 | data[position + 3]
-        begin, position = position + 4, position + 2 + length
-        if marker in _SOF:
-            break
-        if marker in (0xD9, 0xDA) or length < 2 or position > len(data):
-            raise Refused("is damaged: no frame header is where it should be")
-        if marker == 0xE1 and data[begin : begin + 6] == b"Exif\0\0":
-            orientation = _tiff_orientation(data[begin + 6 : position])
-        elif marker == 0xE0:
-            is_jfif = is_jfif or data[begin : begin + 4] == b"JFIF"
-        elif marker == 0xEE and data[begin : begin + 5] == b"Adobe":
-            transform = data[begin + 11]
-    return _frame(data, marker, begin, (orientation, is_jfif, transform))
-
-
-def _frame(data: bytes, marker: int, begin: int, said: tuple[int, bool, int]) -> PictureHeader:
-    """said: (orientation, whether it is JFIF, Adobe's transform or -1). begin: of the frame header's payload."""
-    orientation, is_jfif, transform = said
-    precision, height, width, components = struct.unpack_from(">BHHB", data, begin)
-    if marker not in _DECODABLE or precision != 8 or components not in (1, 3, 4):
-        raise Refused(f"is a JPEG of coding 0x{marker:x}, {precision} bits, {components} components: not decoded here")
-    if width == 0 or height == 0:
-        raise Refused(f"says that it has {width} x {height} pixels")
-    if data.rfind(b"\xff\xd9") < begin:
-        raise Refused(f"is truncated: its {len(data)} bytes end without the marker that ends a JPEG")
-    if marker == _PROGRESSIVE and (scans := len(re.findall(rb"\xff\xda", data))) > _MOST_SCANS:
-        raise Refused(f"has {scans} scans (limit {_MOST_SCANS})")
-    table = data[begin + 6 : begin + 6 + 3 * components]
-    is_ycbcr = components == 1 or transform == 1 or (transform == -1 and (is_jfif or table[::3] in _YCBCR_IDS))
-    is_for_gpu = marker == _BASELINE and is_ycbcr and table[1::3] in _USUAL_SAMPLINGS
-    return PictureHeader(width, height, orientation, is_for_gpu, is_jpeg=True)
-
-
-def _tiff_orientation(tiff: bytes) -> int:
-    """EXIF's orientation; 1 where it is absent or broken: a photograph with broken EXIF is still a photograph."""
+def orientation_of_tiff(tiff: bytes) -> int:
+    """EXIF's orientation, 1 to 8, of a TIFF block; 1 if it is absent, broken or out of range."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None:
         return 1
@@ -111,53 +105,231 @@ def _tiff_orientation(tiff: bytes) -> int:
     return 1
 
 
-def _png(data: bytes) -> PictureHeader:
-    width, height = struct.unpack_from(">II", data, 16)
-    orientation, position = 1, len(_PNG)
+def _counted(parts: int, picture_format: PictureFormat) -> int:
+    if parts > MAX_PARTS:
+        raise Refused(f"has more than {MAX_PARTS} segments or chunks", picture_format)
+    return parts
+
+
+# JPEG ---------------------------------------------------------------------------------------------------------------
+
+_BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_DECODABLE = frozenset((_BASELINE, 0xC1, _PROGRESSIVE))
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+# What libjpeg-turbo takes before a scan: tables, restart interval, DNL, APPn, comments. Others end its decoder.
+_TABLES = frozenset((0xC4, 0xCC, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE))
+_TELLING = frozenset((0xE0, 0xE1, 0xEE, _SCAN)) | _FRAMES  # of size, orientation, colours, decoder
+_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
+_SCAN_MARKER = re.compile(rb"\xff\xda")
+# Sampling factors of the components: grey, 4:4:4, 4:2:2, 4:2:0, 4:4:0.
+_USUAL_SAMPLINGS = frozenset((b"\x11", b"\x22", b"\x11\x11\x11", b"\x21\x11\x11", b"\x22\x11\x11", b"\x12\x11\x11"))
+_YCBCR_IDS = frozenset((b"\1\2\3", b"\0\1\2"))
+
+
+@dataclass(slots=True)
+class _JpegSegments:
+    """What the segments before the first scan say."""
+
+    frame: bytes = b""
+    frame_marker: int = 0
+    size: tuple[int, int] = 0, 0
+    tiff: bytes = b""
+    is_jfif: bool = False
+    transform: int = -1
+
+    def add(self, marker: int, payload: Buffer) -> None:
+        if marker in _FRAMES:
+            if self.frame_marker:
+                raise _refused_jpeg("has two frame headers")
+            self.frame_marker, self.frame = marker, bytes(payload[:18])
+            self.size = _jpeg_size(marker, self.frame)
+        elif marker == 0xE1 and not self.frame_marker and payload[:6] == b"Exif\0\0":
+            self.tiff = bytes(payload[6:])
+        elif marker == 0xE0:
+            self.is_jfif = self.is_jfif or payload[:4] == b"JFIF"
+        elif marker == 0xEE and payload[:5] == b"Adobe" and len(payload) >= 12:
+            self.transform = payload[11]
+
+    @property
+    def is_for_gpu(self) -> bool:
+        table = self.frame[6:]
+        is_ycbcr = len(table) == 3 or self.transform == 1
+        is_ycbcr = is_ycbcr or (self.transform == -1 and (self.is_jfif or table[::3] in _YCBCR_IDS))
+        return self.frame_marker == _BASELINE and is_ycbcr and table[1::3] in _USUAL_SAMPLINGS
+
+
+def _refused_jpeg(what: str) -> Refused:
+    return Refused(what, PictureFormat.JPEG)
+
+
+def _read_jpeg(data: Buffer) -> PictureHeader:
+    found, stray = _JpegSegments(), list[tuple[int, int]]()
+    for marker, begin, end in _jpeg_segments(data, stray):
+        if marker != _SCAN:
+            found.add(marker, data[begin:end])
+        elif not found.frame_marker:
+            break
+        else:
+            _limit_scans(data, found, data[begin], begin)
+            is_for_gpu = found.is_for_gpu and not stray
+            orientation = orientation_of_tiff(found.tiff)
+            return PictureHeader(PictureFormat.JPEG, *found.size, orientation, is_for_gpu, end, tuple(stray))
+    raise _refused_jpeg("has no frame header")
+
+
+def _jpeg_segments(data: Buffer, stray: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(marker, begin, end of its payload) of the telling ones, up to the first scan. Appends to stray."""
+    position, parts = 2, 0
     while True:
-        length, kind = struct.unpack_from(">I4s", data, position)
-        if position + 12 + length > len(data):
-            raise Refused(f"is truncated: a PNG chunk at byte {position} ends after the last byte")
-        if kind == b"eXIf":
-            orientation = _tiff_orientation(data[position + 8 : position + 8 + length])
-        if kind == b"IEND":
-            return PictureHeader(width, height, orientation)
-        position += 12 + length
+        begin = position
+        if data[position] != 0xFF or data[position + 1] in (0x00, 0xFF):
+            position = _next_marker(data, position)
+            if bytes(data[begin:position]).strip(b"\xff"):  # else fill bytes, which the standard allows
+                stray.append((begin, position))
+        parts = _counted(parts + position - begin + 1, PictureFormat.JPEG)
+        marker = data[position + 1]
+        position += 2
+        if marker in _STANDALONE:
+            continue
+        if marker == 0xD9:
+            return
+        if marker not in _TABLES and marker not in _FRAMES and marker != _SCAN:
+            raise _refused_jpeg(f"has the marker 0x{marker:x} at byte {position - 2}, where it has no meaning")
+        length = max(data[position] << 8 | data[position + 1], 2)  # libjpeg-turbo, too, reads 0 and 1 as 2
+        if position + length > len(data):
+            raise _refused_jpeg(f"is truncated: the segment at byte {position} says {length} bytes, which it has not")
+        if marker in _TELLING:
+            yield marker, position + 2, position + length
+        position += length
 
 
-def _webp(data: bytes) -> PictureHeader:
-    end = int.from_bytes(data[4:8], "little") + 8
-    if end > len(data):
-        raise Refused(f"is truncated: a WebP of {len(data)} bytes that says {end}")
-    width = height = 0
-    orientation, position = 1, 12
-    while position + 8 <= end:
-        kind, length = struct.unpack_from("<4sI", data, position)
-        payload = data[position + 8 : position + 8 + length]
-        if kind == b"EXIF":
-            orientation = _tiff_orientation(payload.removeprefix(b"Exif\0\0"))
-        elif kind in _WEBP_SIZES:
-            said_width, said_height = _WEBP_SIZES[kind](payload)
-            width, height = max(width, said_width), max(height, said_height)
-        position += 8 + length + length % 2
+def _next_marker(data: Buffer, position: int) -> int:
+    found = _MARKER.search(data, position, position + MAX_PARTS + 2)
+    if found is None:
+        _counted(len(data) - position, PictureFormat.JPEG)
+        raise IndexError
+    return found.start()
+
+
+def _jpeg_size(marker: int, frame: bytes) -> tuple[int, int]:
+    """(width, height). Raises Refused for a coding that is not decoded here."""
+    precision, height, width, components = struct.unpack_from(">BHHB", frame)
+    if marker not in _DECODABLE:
+        raise _refused_jpeg(f"has a coding (marker 0x{marker:x}) that is neither baseline nor progressive")
+    if precision != 8:
+        raise _refused_jpeg(f"has {precision} bits a sample; 8 are supported")
+    if components not in (1, 3, 4):
+        raise _refused_jpeg(f"has {components} components; 1, 3 and 4 are supported")
     if width == 0 or height == 0:
-        raise Refused("is a WebP without a frame header")
-    return PictureHeader(width, height, orientation)
+        raise _refused_jpeg(f"says that it has {width} x {height} pixels")
+    return width, height
 
 
-def _canvas_size(payload: bytes) -> tuple[int, int]:
+def _limit_scans(data: Buffer, found: _JpegSegments, components: int, begin: int) -> None:
+    """components: of the first scan. One scan of all components is the only one of a baseline JPEG."""
+    if found.frame_marker != _PROGRESSIVE and components == found.frame[5]:
+        return
+    if next(islice(_SCAN_MARKER.finditer(data, begin), MAX_JPEG_SCANS - 1, None), None):
+        raise _refused_jpeg(f"has more than {MAX_JPEG_SCANS} scans")
+
+
+# PNG ----------------------------------------------------------------------------------------------------------------
+
+
+def _read_png(data: Buffer) -> PictureHeader:
+    size: tuple[int, int] | None = None
+    tiff: Buffer = b""
+    has_pixels = False
+    for kind, payload in png_chunks(data):
+        if size is None:
+            if kind != b"IHDR":
+                raise Refused(f"has {kind!r} as its first chunk, not IHDR", PictureFormat.PNG)
+            size = struct.unpack_from(">II", payload)
+        elif kind == b"eXIf":
+            tiff = payload
+        has_pixels = has_pixels or kind == b"IDAT"
+    if size is None or not has_pixels:
+        raise Refused("has no pixels (no IDAT chunk)", PictureFormat.PNG)
+    if 0 in size:
+        raise Refused(f"says that it has {size[0]} x {size[1]} pixels", PictureFormat.PNG)
+    return PictureHeader(PictureFormat.PNG, *size, orientation_of_tiff(bytes(tiff)))
+
+
+def png_chunks(data: Buffer) -> Iterator[tuple[bytes, Buffer]]:
+    """(kind, payload) of each chunk before IEND, its checksum verified. Raises Refused, also if IEND is missing."""
+    position, parts = len(PNG_SIGNATURE), 0
+    while True:
+        parts = _counted(parts + 1, PictureFormat.PNG)
+        if position + 12 > len(data):
+            raise Refused(f"is truncated: it ends at byte {len(data)}, without its IEND chunk", PictureFormat.PNG)
+        length, kind = struct.unpack_from(">I4s", data, position)
+        end = position + 8 + length
+        if end + 4 > len(data):
+            where = f"its chunk {kind!r} at byte {position} ends after the last byte"
+            raise Refused(f"is truncated: {where}", PictureFormat.PNG)
+        (checksum,) = struct.unpack_from(">I", data, end)
+        if zlib.crc32(data[position + 4 : end]) != checksum:
+            where = f"of its chunk {kind!r} at byte {position}"
+            raise Refused(f"has a wrong checksum {where}", PictureFormat.PNG)
+        if kind == b"IEND":
+            return
+        yield kind, data[position + 8 : end]
+        position = end + 4
+
+
+# WebP ---------------------------------------------------------------------------------------------------------------
+
+
+def _read_webp(data: Buffer) -> PictureHeader:
+    """The size is the larger of the canvas and the bitstream: a decoder may allocate either."""
+    (riff_size,) = struct.unpack_from("<I", data, 4)
+    if riff_size + 8 > len(data):
+        raise Refused(f"is truncated: it has {len(data)} bytes and says {riff_size + 8}", PictureFormat.WEBP)
+    width = height = 0
+    tiff: Buffer = b""
+    for kind, payload in _webp_chunks(data[: riff_size + 8]):
+        if kind in _WEBP_SIZES:
+            own_width, own_height = _WEBP_SIZES[kind](payload)
+            width, height = max(width, own_width), max(height, own_height)
+        elif kind == b"EXIF":
+            tiff = payload
+    if width == 0 or height == 0:
+        raise Refused("has no frame header", PictureFormat.WEBP)
+    orientation = orientation_of_tiff(bytes(tiff).removeprefix(b"Exif\0\0"))
+    return PictureHeader(PictureFormat.WEBP, width, height, orientation)
+
+
+def _webp_chunks(data: Buffer) -> Iterator[tuple[bytes, Buffer]]:
+    position, parts = 12, 0
+    while position + 8 <= len(data):
+        parts = _counted(parts + 1, PictureFormat.WEBP)
+        kind, length = struct.unpack_from("<4sI", data, position)
+        if position + 8 + length > len(data):
+            where = f"its chunk {kind!r} at byte {position} ends after the last byte"
+            raise Refused(f"is truncated: {where}", PictureFormat.WEBP)
+        yield kind, data[position + 8 : position + 8 + length]
+        position += 8 + length + length % 2
+
+
+def _canvas_size(payload: Buffer) -> tuple[int, int]:
     low_width, high_width, low_height, high_height = struct.unpack_from("<HBHB", payload, 4)
     return 1 + (high_width << 16 | low_width), 1 + (high_height << 16 | low_height)
 
 
-def _lossy_size(payload: bytes) -> tuple[int, int]:
+def _lossy_size(payload: Buffer) -> tuple[int, int]:
+    if bytes(payload[3:6]) != b"\x9d\x01\x2a":
+        raise Refused("has a lossy frame without its start code", PictureFormat.WEBP)
     width, height = struct.unpack_from("<HH", payload, 6)
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _lossless_size(payload: bytes) -> tuple[int, int]:
-    _, bits = struct.unpack_from("<BI", payload)
+def _lossless_size(payload: Buffer) -> tuple[int, int]:
+    signature, bits = struct.unpack_from("<BI", payload)
+    if signature != 0x2F:
+        raise Refused("has a lossless frame without its signature", PictureFormat.WEBP)
     return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
 
 
 _WEBP_SIZES = {b"VP8X": _canvas_size, b"VP8 ": _lossy_size, b"VP8L": _lossless_size}
+_READERS = {PictureFormat.JPEG: _read_jpeg, PictureFormat.PNG: _read_png, PictureFormat.WEBP: _read_webp}

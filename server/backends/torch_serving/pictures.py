@@ -21,7 +21,7 @@ import torch
 
 from .kernels import PictureKernel
 from .nvjpeg import GpuJpegs
-from .picture_header import PictureHeader, Refused, read_header
+from .picture_header import PictureFormat, PictureHeader, Refused, read_header
 from .pictures_spec import PictureSpec
 from .placement import NO_PICTURE, ROW, Stored, walk
 
@@ -103,6 +103,8 @@ class PictureReader:
             return f"the picture {error}"
         if (pixels := header.width * header.height) > self._max_pixels:
             return f"the picture has {header.width} x {header.height} = {pixels} pixels (limit {self._max_pixels})"
+        if header.format is PictureFormat.JPEG and picture.rfind(b"\xff\xd9") < header.pixels_at:
+            return f"the picture is truncated: its {len(picture)} bytes end without the marker that ends a JPEG"
         return header
 
     def _wait_for_last_read(self) -> None:
