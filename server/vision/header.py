@@ -16,6 +16,7 @@ from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
 
 __all__ = [
     "MAX_PARTS",
+    "Buffer",
     "PictureFormat",
     "PictureHeader",
     "broken",
