@@ -10,6 +10,7 @@ from urllib.parse import quote
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
+from server.backends.model_loads import LoadPolicy
 from server.backends.wire.errors import ANSWERED
 from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions, misspelt
@@ -73,6 +74,7 @@ class DataPlane:
 
         options: set by the composer where more is said of models' batches and deadlines than their configs say.
         batches, statistics_of_queues: set by the composer where the gateway may form batches; of the queues by model.
+        loads: set by the composer where clients may load more than ONNX models.
         spread: set where others serve the same models; returns when they know of a load or an unload.
         """
         self._relay = relay
@@ -82,6 +84,7 @@ class DataPlane:
         self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
         self._metrics = metrics
         self.options = DeclaredOptions()
+        self.loads = LoadPolicy()
         self.batches: BatchFlow | None = None
         self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
         self.spread: Callable[[], Awaitable[None]] = _nobody_else
@@ -164,6 +167,8 @@ class DataPlane:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
         with self._passage.through(verb, head, caller, len(call.body), until):
+            if verb is Verb.LOAD:
+                await self.loads.check_http(call)
             answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.status == 200)
             return answer if verb is not Verb.INFER or not asks_http(call) else told_http(answer, self.not_formed(head))
@@ -174,6 +179,8 @@ class DataPlane:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
         with self._passage.through(verb, head, caller, len(call.message), until):
+            if verb is Verb.LOAD:
+                await self.loads.check_grpc(call)
             answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
             await self._note(verb, head.model_name, is_done=answer.code == 0)
             return answer if verb is not Verb.INFER or not asks_grpc(call) else told_grpc(answer, self.not_formed(head))

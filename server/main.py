@@ -17,6 +17,7 @@ import uvloop
 
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from server.backends.model_loads import LoadPolicy
 from server.backends.replicas import Standing
 from server.backends.watch import LOADING, EngineWatch, KnownModel
 from server.batch_flow import BatchFlow
@@ -136,8 +137,8 @@ class Gateway:
             metrics=self.metrics,
             quotas=self.door.quotas if self.door is not None else None,
         )
-        self.plane.tracer = self.tracer
-        self.plane.options = self.options
+        self.plane.tracer, self.plane.options = self.tracer, self.options
+        self.plane.loads = LoadPolicy(allows_code=settings.allow_model_code)
         self.plane.statistics_of_queues = self.batching.statistics
         self.plane.batches = BatchFlow(
             batching=self.batching,

@@ -99,6 +99,7 @@ class Settings(BaseSettings):
     slab_bytes: int = Field(256 << 20, ge=0, le=64 << 30)  # memory shared with the engine; 0 for none
 
     allow_client_shm: bool = False
+    allow_model_code: bool = False  # models with code in requests; repositories are trusted in any case
     client_shm_lease_s: float = Field(3600.0, ge=1)
 
     canary_interval_s: float = Field(5.0, gt=0)

@@ -79,6 +79,14 @@ SharesMemory = Annotated[
         "write any segment that it may, and may end it by cutting one [off]",
     ),
 ]
+AllowsModelCode = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-model-code",
+        help="let clients with the role admin load models of any kind in requests, which can run their code here; off, "
+        "a request may bring ONNX models only [off]",
+    ),
+]
 
 EPILOG = """\
 Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
@@ -123,6 +131,7 @@ def up(
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
     anonymous: Roles = None,
     allow_client_shm: SharesMemory = None,
+    allow_model_code: AllowsModelCode = None,
     otlp_endpoint: Collector = None,
     trace_file: TraceFile = None,
     profile: ProfileOption = None,

@@ -10,8 +10,6 @@ BLOCKED_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
 MAX_ELEMENTS = 1 << 40
 # Of inputs, and of outputs, in one request.
 MAX_TENSORS = 1000
-# A longer name of a file in a model load ends Triton 2.51.
-MAX_FILE_NAME_BYTES = 255
 # A head says the same from request to request: what was made of so many, of so many bytes at most, is remembered.
 KEPT_HEADS, KEPT_HEAD_BYTES = 512, 1 << 10
 _FILE_SETTINGS = {"trace_file": "trace", "log_file": "log"}

@@ -8,7 +8,6 @@ from tritonclient.grpc import service_pb2
 from server.core.contract import (
     KEPT_HEAD_BYTES,
     KEPT_HEADS,
-    MAX_FILE_NAME_BYTES,
     check_counts,
     check_shape,
     checked_name,
@@ -16,13 +15,12 @@ from server.core.contract import (
 )
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead, RegionUse
-from server.grpc.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
+from server.core.wire import FIXED64, LENGTH, VARINT, WireReader, as_int64, read_varint
 
 KEPT_CONTENTS = 64
 _RAW_CONTENTS = 7 << 3 | LENGTH
 _INT64_PARAM, _STRING_PARAM, _UINT64_PARAM = 2, 3, 5
 _KIND_OF_PARAMETER = {1: VARINT, _INT64_PARAM: VARINT, _STRING_PARAM: LENGTH, 4: FIXED64, _UINT64_PARAM: VARINT}
-_FILE_KEY = "file:"
 _REGION_KEY = "shared_memory_region"
 _OFFSET_KEY, _SIZE_KEY = "shared_memory_offset", "shared_memory_byte_size"
 _SHARED_PREFIX = "shared_memory_"
@@ -113,12 +111,8 @@ def scan_model_name(message: bytes) -> str:
 
 
 def scan_repository_request(message: bytes) -> str:
-    """The model's name in a load or unload request.
-
-    Raises InvalidRequest for files that are to lie elsewhere than in the model's folder, and for file names of more
-    than 255 bytes, which no file system takes and which kill Triton 2.51.
-    """
-    return _scan_repository_fields(message, name_field=2, parameters_field=3)
+    """The model's name in a load or unload request. Raises InvalidRequest."""
+    return _scan_repository_fields(message, name_field=2)
 
 
 def changes_settings(message: bytes) -> bool:
@@ -156,17 +150,13 @@ def unblocked_metadata(answer: bytes, blocked: frozenset[str]) -> bytes:
     return serialised
 
 
-def _scan_repository_fields(message: bytes, *, name_field: int, parameters_field: int | None = None) -> str:
+def _scan_repository_fields(message: bytes, *, name_field: int) -> str:
     """The string field of that number: the last of them where it stands more than once, as protobuf has it."""
     reader = WireReader(message)
     name = ""
     for number, wire_type, start, end in reader.fields():
-        if wire_type != LENGTH:
-            continue
-        if number == name_field:
+        if wire_type == LENGTH and number == name_field:
             name = reader.text(start, end)
-        elif number == parameters_field:
-            _check_file_key(_entry(reader, start, end)[0])
     return checked_name(name)
 
 
@@ -250,14 +240,3 @@ def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionU
     if shared:
         _note_region(reader, shared, regions)
     return name, is_classified
-
-
-def _check_file_key(key: str) -> None:
-    if not key.startswith(_FILE_KEY):
-        return
-    path = key.removeprefix(_FILE_KEY)
-    names = path.split("/")
-    if path.startswith("/") or ".." in names:
-        raise InvalidRequest(f"file {path[:80]!r} would lie outside the model's folder")
-    if any(len(name.encode()) > MAX_FILE_NAME_BYTES for name in names):
-        raise InvalidRequest(f"file {path[:80]!r}… has a name of more than {MAX_FILE_NAME_BYTES} bytes")

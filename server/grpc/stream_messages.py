@@ -6,7 +6,7 @@ from tritonclient.grpc import service_pb2
 
 from server.core.errors import InvalidRequest
 from server.core.relay import InferHead
-from server.grpc.wire import LENGTH, VARINT, WireReader
+from server.core.wire import LENGTH, VARINT, WireReader
 
 FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
 # ModelInferRequest.parameters[EMPTY_FINAL] = true. Behind a message it wins over what stands before it there.

@@ -12,7 +12,6 @@ from server.core.contract import (
     KEPT_HEAD_BYTES,
     KEPT_HEADS,
     MAX_ELEMENTS,
-    MAX_FILE_NAME_BYTES,
     MAX_TENSORS,
     refuse_file_setting,
 )
@@ -33,7 +32,6 @@ from server.rest.json_members import (
 
 MAX_RANK = 64
 _MAX_DIGITS_OF_SHAPE = 4096
-_FILE_PREFIX = "file:"
 _REPEATED = "a name stands twice in one JSON object; give each member once"
 
 _STRING = msgspec.json.Decoder(str)
@@ -125,18 +123,12 @@ def scan_settings(body: bytes, max_depth: int) -> None:
 
 
 def scan_repository_call(body: bytes, max_depth: int) -> None:
-    """Checks the JSON of a load, unload or index call. Raises InvalidRequest.
-
-    A file name of 256 characters ends Triton 2.51.
-    """
+    """Checks the JSON of a load, unload or index call. Raises InvalidRequest."""
     if not body:
         return
     document = read_document(body, max_depth)
     parameters = parameters_at(document.members, "the request")
     _refuse_repeated_names(document, parameters, [])
-    for name in parameters:
-        if name.startswith(_FILE_PREFIX):
-            _check_file_name(name.removeprefix(_FILE_PREFIX))
 
 
 def _entries(top: Members, kind: str) -> list[_Entry]:
@@ -285,11 +277,3 @@ def _wants_classes(output: _Entry) -> bool:
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise InvalidRequest(f"{output.where}: classification must be a number of classes, 0 for none")
     return count > 0
-
-
-def _check_file_name(name: str) -> None:
-    size = len(name.encode())
-    if size > MAX_FILE_NAME_BYTES:
-        raise InvalidRequest(f"model file {shown(name)}: a name of {size} bytes (limit {MAX_FILE_NAME_BYTES})")
-    if ".." in name.split("/") or name.startswith("/"):
-        raise InvalidRequest(f"model file {shown(name)}: a name must stay inside the model's folder")

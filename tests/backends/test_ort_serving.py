@@ -246,6 +246,17 @@ def test_session_options_absent_operator_library_is_refused() -> None:
         session_options({"model_operations": {"op_library_filename": ["/nowhere/ops.so"]}}, ALONE)
 
 
+@pytest.mark.parametrize("filename", ["/etc/passwd", "../../other/1/model.onnx", "a/../../../x.onnx"])
+def test_model_path_outside_the_models_folder_is_refused(tmp_path: Path, filename: str) -> None:
+    """By config.pbtxt too; another version's file is inside."""
+    with pytest.raises(LoadError, match="must name a file inside the model's folder"):
+        model_path(tmp_path / "1", {"default_model_filename": filename})
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "shared" / "model.onnx").write_bytes(b"")
+    assert model_path(tmp_path / "1", {"default_model_filename": "../shared/model.onnx"}).is_file()
+
+
 @pytest.mark.parametrize("filename", ["model.onnx", "net.onnx"])
 def test_model_path_is_the_configured_file_or_a_folder_of_its_name(tmp_path: Path, filename: str) -> None:
     """A folder holds a model.onnx, for files with weights beside them."""

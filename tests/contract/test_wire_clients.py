@@ -17,6 +17,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
+from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack, wait_until_ready
 from tests.contract.wire_case import F123, INFER, X, infer_request
 from tests.contract.wire_models import write_models
@@ -182,8 +183,9 @@ def test_models_are_loaded_and_unloaded_through_the_gateway(stacks: Stacks) -> N
         assert over_http.get_model_config("spare")["max_batch_size"] == 2
         over_http.load_model("spare")
         assert over_grpc.get_model_config("spare").config.max_batch_size == 8
+        model = onnx_models.plus(1).SerializeToString()
         with pytest.raises(InferenceServerException, match="loads models from its repository only"):
-            over_http.load_model("spare", config=json.dumps(config), files={"file:1/model.onnx": b"x"})
+            over_http.load_model("spare", config=json.dumps(config), files={"file:1/model.onnx": model})
 
 
 def test_server_metadata_names_the_embedded_engine(stacks: Stacks) -> None:

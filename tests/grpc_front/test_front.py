@@ -342,17 +342,6 @@ async def test_load_and_unload_are_told_apart(front: Front) -> None:
     assert front.recorder.done == []
 
 
-async def test_load_with_a_file_name_that_kills_triton_is_refused(front: Front) -> None:
-    """256 characters."""
-    load = service_pb2.RepositoryModelLoadRequest(model_name="texts")
-    load.parameters["file:1/" + "f" * 256].bytes_param = b"x"
-
-    refused = await refusal(front, "RepositoryModelLoad", load.SerializeToString())
-
-    assert refused.code() is Code.INVALID_ARGUMENT
-    assert front.plane.relayed == []
-
-
 async def test_server_metadata_hides_what_is_blocked(front: Front) -> None:
     """The engine's shared memory is not the gateway's."""
     metadata = service_pb2.ServerMetadataResponse.FromString(await front.call("ServerMetadata"))

@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from server.core.relay import HttpCall
 from tests.backends import onnx_models
@@ -118,7 +121,6 @@ def test_load_with_a_config_and_a_file_serves_them(running: RunningStack, plus_o
 def test_load_that_cannot_be_leaves_what_serves(running: RunningStack, plus_one: str) -> None:
     """Each refusal is Triton's, in its words, or comes before Triton; the model answers on."""
     refused = [
-        load(SPARE, "{"),
         load(SPARE, CONFIG | {"name": "other"}),
         load(SPARE, **{"1__model": plus_one}),
         load(SPARE, CONFIG, **{"model": plus_one}),
@@ -134,15 +136,49 @@ def test_load_that_cannot_be_leaves_what_serves(running: RunningStack, plus_one:
     assert ask(running.http_url, infer_x("spare")).status == 200
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "1/../../x", "1/" + "x" * 256])
-def test_load_with_a_file_elsewhere_never_reaches_the_engine(running: RunningStack, plus_one: str, name: str) -> None:
-    """400 that names the file."""
+CODE = """open({marker!r}, "w").close()
+class TritonPythonModel:
+    def execute(self, requests): return []
+"""
+
+
+def code_loads(marker: Path) -> list[tuple[str, dict[str, Any], dict[str, bytes]]]:
+    """Loads that would write the marker, or open a file elsewhere: the words of the refusal, config, files."""
+    python = {"1/model.py": CODE.format(marker=str(marker)).encode()}
+    return [
+        ("backend 'python'", CONFIG | {"backend": "python"}, python),
+        ("backend 'Python '", CONFIG | {"backend": "Python "}, python),
+        ("'1/model.py'", {**CONFIG, "backend": ""}, python),
+        ("runtime '../model.py'", CONFIG | {"runtime": "../model.py"}, {}),
+        ("default_model_filename", CONFIG | {"default_model_filename": "../../plain/1/model.onnx"}, {}),
+        ("'../x.onnx'", CONFIG, {"../x.onnx": b""}),
+        ("255 bytes", CONFIG, {"1/" + "x" * 256: b""}),
+    ]
+
+
+def test_load_with_code_or_a_file_elsewhere_is_refused_over_both_protocols(
+    running: RunningStack, tmp_path: Path
+) -> None:
+    """400 that names the field, before Triton sees it; no code of the client runs, and the model serves on."""
     before = len(running.logged("loading: spare"))
-    body = {"parameters": {"config": json.dumps(CONFIG), f"file:{name}": plus_one}}
-    answer = ask(running.http_url, post(f"{SPARE}/load", body))
-    assert answer.status == 400
-    assert b"model file" in answer.body
+    with grpc.insecure_channel(running.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for words, config, files in code_loads(tmp_path / "ran"):
+            encoded = {f"file:{name}": base64.b64encode(content).decode() for name, content in files.items()}
+            answer = ask(
+                running.http_url, post(f"{SPARE}/load", {"parameters": {"config": json.dumps(config), **encoded}})
+            )
+            assert (answer.status, words in answer.body.decode()) == (400, True), answer.body
+            request = service_pb2.RepositoryModelLoadRequest(model_name="spare")
+            request.parameters["config"].string_param = json.dumps(config)
+            for name, content in files.items():
+                request.parameters[f"file:{name}"].bytes_param = content
+            with pytest.raises(grpc.RpcError, match=re.escape(words)) as refusal:
+                stub.RepositoryModelLoad(request, timeout=10)
+            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not (tmp_path / "ran").exists()
     assert len(running.logged("loading: spare")) == before
+    assert ask(running.http_url, infer_x("spare")).status == 200
 
 
 def longest_silence_s(url: str, until: threading.Event) -> float:

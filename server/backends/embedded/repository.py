@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from server.core.errors import InvalidRequest
@@ -81,27 +81,6 @@ def _check_file(path: Path) -> None:
         raise InvalidRequest(f"{path}: it has {seen.st_size} bytes (limit {MAX_CONFIG_BYTES})")
 
 
-def parse_config(config_json: str) -> model_config_pb2.ModelConfig:
-    """A config that comes with a load.
-
-    Raises InvalidRequest where it is no ModelConfig in JSON, or names a file outside the model's folder or a library:
-    who may load a model may not read the machine's files by it, nor run code in this process.
-    """
-    if len(config_json) > MAX_CONFIG_BYTES:
-        raise InvalidRequest(
-            f"the config that came with the load has {len(config_json)} characters (limit {MAX_CONFIG_BYTES})"
-        )
-    try:
-        config = json_format.Parse(config_json, model_config_pb2.ModelConfig())
-    except json_format.ParseError as error:
-        raise InvalidRequest(f"the config that came with the load is not valid: {str(error)[:MAX_REASON]}") from error
-    outside = [name for name in _file_names(config) if name.startswith("/") or ".." in Path(name).parts]
-    outside += config.model_operations.op_library_filename
-    if outside:
-        raise InvalidRequest(f"the config that came with the load names {outside[0]!r}; only config.pbtxt may do so")
-    return config
-
-
 def chosen_versions(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:
     """What version_policy serves of the versions on disk: by default the highest one."""
     policy = config.version_policy
@@ -125,12 +104,6 @@ def fingerprint(folder: ModelFolder) -> Fingerprint:
                     continue
                 files.add((str(path), seen.st_mtime_ns, seen.st_size, seen.st_ino))
     return tuple(sorted(files))
-
-
-def _file_names(config: model_config_pb2.ModelConfig) -> list[str]:
-    """Those that are read when the model is opened."""
-    samples = [entry.input_data_file for sample in config.model_warmup for entry in sample.inputs.values()]
-    return [config.default_model_filename, *(output.label_filename for output in config.output), *samples]
 
 
 def _folders(repository: Path) -> list[Path]:

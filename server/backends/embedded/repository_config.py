@@ -7,7 +7,8 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
 from server.backends.config_pbtxt import config_from_proto
-from server.backends.embedded.repository import CONFIG_FILE, ModelFolder, parse_config, read_config
+from server.backends.embedded.repository import CONFIG_FILE, ModelFolder, read_config
+from server.backends.model_code import check_model, parse_config
 from server.backends.ort_serving.config import Config, complete
 from server.backends.ort_serving.signature import Signature
 from server.core.errors import InvalidRequest
@@ -30,7 +31,11 @@ _BACKEND_OF_FILE = {
 
 def config_of(folder: ModelFolder, config_json: str | None = None) -> model_config_pb2.ModelConfig:
     """The folder's config, or the one given, as `named` fills it in. Raises InvalidRequest where it is broken."""
-    return named(folder, read_config(folder) if config_json is None else parse_config(config_json))
+    if config_json is None:
+        return named(folder, read_config(folder))
+    config = parse_config(config_json)
+    check_model(config, {}, allows_code=True)  # whether it may hold code was checked where it arrived
+    return named(folder, config)
 
 
 def named(folder: ModelFolder, config: model_config_pb2.ModelConfig) -> model_config_pb2.ModelConfig:

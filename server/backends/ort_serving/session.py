@@ -1,5 +1,6 @@
 """An ONNX Runtime session as the model's configuration wants it, and one run through it."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +50,14 @@ class Placement:
 
 
 def model_path(version_dir: Path, config: Config) -> Path:
-    """The ONNX file of a version; a folder of that name holds a model.onnx. LoadError where there is none."""
-    path = version_dir / (config.get("default_model_filename") or "model.onnx")
+    """The ONNX file of a version; a folder of that name holds a model.onnx.
+
+    LoadError where there is none, and for a name that leads out of the model's folder.
+    """
+    name = config.get("default_model_filename") or "model.onnx"
+    if os.path.isabs(name) or os.path.normpath(os.path.join("1", name)).startswith(".."):
+        raise LoadError(f"default_model_filename is '{name}'; it must name a file inside the model's folder")
+    path = version_dir / name
     path = path / "model.onnx" if path.is_dir() else path
     if not path.is_file():
         raise LoadError(f"there is no file {path}")

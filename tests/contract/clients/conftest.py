@@ -37,7 +37,9 @@ def client_stack(triton_environment: Path, tmp_path_factory: pytest.TempPathFact
     """The stack, ready."""
     folder = tmp_path_factory.mktemp("clients")
     write_models(folder / "models")
-    running = start_stack(folder / "home", "--model-repository", str(folder / "models"), "--allow-client-shm")
+    running = start_stack(
+        folder / "home", "--model-repository", str(folder / "models"), "--allow-client-shm", "--allow-model-code"
+    )
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 

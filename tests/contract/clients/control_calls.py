@@ -104,7 +104,6 @@ CALLS: Calls = {
     "load with a file": loaded("spare", config=json.dumps(SPARE), files={"file:1/model.py": DOUBLES}),
     "load with a file alone": loaded("spare", files={"file:1/model.py": DOUBLES}),
     "load of a new model": loaded("brought", config=json.dumps(SPARE), files={"file:1/model.py": DOUBLES}),
-    "load with a config that is none": loaded("spare", config="{"),
     "load of an unknown model": loaded("nobody"),
     "load of a broken model": loaded("broken"),
     "unload": unloaded,

@@ -1,6 +1,7 @@
 """Protobuf's wire format, read without decoding: which field, and where its bytes stand."""
 
 from collections.abc import Iterator
+from mmap import mmap
 
 from server.core.errors import InvalidRequest
 
@@ -14,13 +15,15 @@ Field = tuple[int, int, int, int]
 
 
 class WireReader:
-    """Reads one serialised message and the messages in it. It looks at 50,000 fields at most, nested ones included:
-    a message of nothing but fields would otherwise hold the event loop for many seconds.
+    """Reads one serialised message and the messages in it.
+
+    It looks at max_fields fields at most, nested ones included: a message of nothing but fields would otherwise hold
+    the event loop for many seconds.
     """
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes | mmap, *, max_fields: int = MAX_FIELDS) -> None:
         self._message = message
-        self._fields_left = MAX_FIELDS
+        self._max_fields = self._fields_left = max_fields
 
     def fields(self, start: int = 0, end: int | None = None) -> Iterator[Field]:
         """The fields of the message in [start, end), in their order.
@@ -73,10 +76,12 @@ class WireReader:
     def _count_one(self) -> None:
         self._fields_left -= 1
         if self._fields_left < 0:
-            raise InvalidRequest(f"the request has more than {MAX_FIELDS} fields (tensors, parameters, dimensions)")
+            raise InvalidRequest(
+                f"the request has more than {self._max_fields} fields (tensors, parameters, dimensions)"
+            )
 
 
-def read_varint(message: bytes, position: int, end: int) -> tuple[int, int]:
+def read_varint(message: bytes | mmap, position: int, end: int) -> tuple[int, int]:
     """An unsigned 64-bit number and the position behind it. Raises InvalidRequest."""
     value = shift = 0
     while position < end and shift < 70:

@@ -1,0 +1,30 @@
+"""Names of files inside a model's folder: what a client may call them."""
+
+from urllib.parse import unquote
+
+from server.core.errors import InvalidRequest
+
+MAX_NAME_BYTES = 255  # of one part; a longer one in a model load ends Triton 2.51
+MAX_SHOWN = 80
+
+
+def check_inside_folder(what: str, name: str) -> None:
+    """Raises InvalidRequest for a name that leads out of the folder that it is relative to.
+
+    what: the field that holds the name, for the message. Absolute names, "..", backslashes, control characters and
+    their percent-encoded forms are refused, also where no engine of today would decode them.
+    """
+    if any(not _is_inside(form) for form in (name, unquote(name))):
+        raise InvalidRequest(f"{what} is {shown(name)}; it must name a file inside the model's folder")
+    if any(len(part.encode(errors="replace")) > MAX_NAME_BYTES for part in name.split("/")):
+        raise InvalidRequest(f"{what} is {shown(name)}: a name of more than {MAX_NAME_BYTES} bytes")
+
+
+def shown(name: str) -> str:
+    """A client's text, quoted, and short enough for a message."""
+    return repr(name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…")
+
+
+def _is_inside(name: str) -> bool:
+    parts = name.split("/")
+    return name.isprintable() and not set(parts) & {"", ".", "..", "~", "*"} and "\\" not in name
