@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from tritonclient.grpc import service_pb2
 
 from server import VERSION
+from server.access.certificates import Certificates
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Board, Quotas
@@ -251,14 +252,18 @@ def compose_telemetry(
 
 
 def standing_readers(
-    settings: Settings, environment: Mapping[str, str] = os.environ
+    settings: Settings, certificates: Certificates | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Callable[[], float | Readings]]:
-    """By metric: what this gateway is and may hold; and the MPS daemon's health, where its clients are told of one."""
+    """By metric: what this gateway is and may hold, when its certificate expires; the MPS daemon's health if there
+    is one."""
     readers: dict[str, Callable[[], float | Readings]] = {
         "build_info": lambda: {(VERSION,): 1.0},
         "max_inflight_requests": lambda: settings.max_inflight_requests,
         "max_inflight_bytes": lambda: settings.max_inflight_bytes,
     }
+    if certificates is not None:
+        readers["tls_certificate_expires_timestamp_seconds"] = lambda: certificates.expires_at
+        readers["tls_failed_reads_total"] = lambda: certificates.failed_reads
     own = str(settings.mps_directory or "") if settings.mps == "on" else ""
     if pipe_directory := own or environment.get(PIPE_DIRECTORY):
         readers["mps_up"] = DaemonSight(Path(pipe_directory)).is_up

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from server.access.certificates import Certificates
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET, CoreRelay
 from server.backends.triton import TritonBackend
@@ -31,7 +32,7 @@ from server.engines import (
     grpc_limits,
     until_stopped,
 )
-from server.grpc.server import GrpcServer, Share, serve
+from server.grpc.server import Endpoint, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import ControlLine, FrontReady, GatewayServes
 from server.local.core_link import CoreLink
@@ -92,6 +93,7 @@ class Front:
         board = QuotaTable(seat.run_dir / TABLE_NAME, seat.index)
         board.clear(seat.index)
         self.door = compose_door(settings, board)
+        self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = self._compose_plane(settings)
 
@@ -215,16 +217,17 @@ async def _serve_clients(
     settings = front.settings
     listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
     rest = _rest(front, listener)
-    address = authority(settings.host, settings.grpc_port)
+    endpoint = Endpoint(authority(settings.host, settings.grpc_port), front.certificates)
     share = Share(front.core)
-    grpc_server = await serve(front.plane, grpc_limits(settings), address, front.metrics, door=front.door, share=share)
+    limits = grpc_limits(settings)
+    grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.door, share=share)
     rest.start()
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
     gc.collect()
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
     log.info("listening", front=front.seat.index, http=rest.port, grpc=grpc_server.port)
     tasks += [
-        *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
+        *[asyncio.create_task(one.run()) for one in (front.door, front.certificates) if one is not None],
         asyncio.create_task(front.tell(rest)),
         asyncio.create_task(_tell_ready(control, front)),
     ]
@@ -244,6 +247,7 @@ def _rest(front: Front, listener: socket.socket) -> HttpListener:
         limits=connection_limits(settings, open_files=open_files),
         unread=front.admission,
         refused=front.metrics.rejected,
+        tls=front.certificates.context if front.certificates is not None else None,
     )
 
 

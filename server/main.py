@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from server.access.certificates import Certificates
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
 from server.backends.model_loads import LoadPolicy
@@ -45,7 +46,7 @@ from server.engines import (
 )
 from server.gpu.telemetry.readings import telemetry_readers
 from server.grpc.errors import code_name_of
-from server.grpc.server import GrpcServer, Share, serve
+from server.grpc.server import Endpoint, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import SICK_GRACE_S, ControlLine, EngineNews, GatewayReady, GatewayServes, RestartEngine
 from server.local.core_server import CoreServer
@@ -94,8 +95,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, control: ControlLine | None, place: Place = NOWHERE) -> None:
         run_dir = place.fronts_dir
-        self._settings = settings
-        self._control = control
+        self._settings, self._control = settings, control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
         self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
         self.engine = compose_engine(settings)
@@ -128,6 +128,7 @@ class Gateway:
             slab=self.engine.slab,
         )
         self.door = compose_door(settings, None if run_dir is None else core_board(run_dir))
+        self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = DataPlane(
             relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
@@ -148,8 +149,8 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
         )
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
-        self.registration = compose_registration(settings, self.engine, self.watch)
         self.plane.share(self.memory)
+        self.registration = compose_registration(settings, self.engine, self.watch)
         self.core = self._compose_core(place.run_dir) if place.run_dir is not None else None
         self._read_metrics()
 
@@ -174,8 +175,8 @@ class Gateway:
             "queue_depth",
             lambda: {("decode",): self.pool.statistics().waiting + page_total(Row.DECODES_WAITING)},
         )
-        for name, reader in queue_readers(self.batching.statistics).items():
-            read(name, reader)
+        for name, queued in queue_readers(self.batching.statistics).items():
+            read(name, queued)
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
         read("fronts", lambda: self.core.front_count if self.core is not None else 0)
         read("guests", lambda: self.core.guest_count if self.core is not None else 0)
@@ -203,8 +204,9 @@ class Gateway:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
         read("model_ready", self._models_ready)
         self.telemetry = compose_telemetry(self._settings, self.watch)
-        for name, standing in (standing_readers(self._settings) | telemetry_readers(self.telemetry)).items():
-            read(name, standing)
+        standing = standing_readers(self._settings, self.certificates)
+        for name, reader in (standing | telemetry_readers(self.telemetry)).items():
+            read(name, reader)
 
     def _models_ready(self) -> Readings:
         known = self.watch.models.values()
@@ -304,7 +306,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     tasks = [
         asyncio.create_task(gateway.watch.run()),
         asyncio.create_task(gateway.metrics.loop_lag.run()),
-        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
+        *[asyncio.create_task(one.run()) for one in (gateway.door, gateway.certificates) if one is not None],
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
         *([asyncio.create_task(gateway.core.run())] if gateway.core is not None else ()),
@@ -329,26 +331,27 @@ async def _open_doors(
     """Clients' doors; the fronts' where there is a run_dir. gRPC listens at once, the others once they are started."""
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    certificates = gateway.certificates
+    tls = certificates.context if certificates is not None else None
     rest = HttpListener(
         create_app(gateway.plane, limits, gateway.metrics, door=gateway.door, has_fronts=run_dir is not None),
         http_place,
         limits=connection_limits(settings, open_files=open_files) if run_dir is None else ConnectionLimits(),
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
+        tls=tls if run_dir is None else None,
     )
     page = gateway.page
-    gateway.metrics.read(
-        "http_connections", lambda: rest.connection_count if page is None else page.total(Row.CONNECTIONS)
-    )
+    connection_count = (lambda: rest.connection_count) if page is None else partial(page.total, Row.CONNECTIONS)
+    gateway.metrics.read("http_connections", connection_count)
     pages = create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics, lambda: gateway.watch.is_up)
-    exposition = HttpListener(pages, metrics_socket)
     of_grpc = grpc_limits(settings)
-    share, address = None, authority(settings.host, settings.grpc_port)
+    share, endpoint = None, Endpoint(authority(settings.host, settings.grpc_port), certificates)
     if run_dir is not None:
         of_grpc = replace(of_grpc, max_connection_age_s=0.0)  # its fronts have nowhere else to go
-        share, address = Share(core=None), f"unix:{run_dir / GRPC_SOCKET}"
-    grpc_server = await serve(gateway.plane, of_grpc, address, gateway.metrics, door=gateway.door, share=share)
-    return _Doors(rest, grpc_server, exposition)
+        share, endpoint = Share(core=None), Endpoint(f"unix:{run_dir / GRPC_SOCKET}")
+    grpc_server = await serve(gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.door, share=share)
+    return _Doors(rest, grpc_server, HttpListener(pages, metrics_socket, tls=tls))
 
 
 async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:

@@ -19,13 +19,20 @@ from server.gpu.mps.limits import mistake_in_memory, read_percentage
 from server.gpu.profiling import Profile
 from server.gpu.telemetry.choice import checked_source
 from server.logs import LogFormat
-from server.settings_checks import listed, require_addresses, require_known_user, require_place, require_tracing
+from server.settings_checks import (
+    listed,
+    require_addresses,
+    require_known_user,
+    require_place,
+    require_tls_pair,
+    require_tracing,
+)
 
 PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
 OTHER_VARIABLES = {
     *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
-    "PENSTOCK_API_KEY",  # what commands send
+    *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # what commands send
     *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY"),  # the video program's
 }
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
@@ -77,6 +84,10 @@ class Settings(BaseSettings):
     access_file: Path | None = None
     api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only
     anonymous: tuple[Role, ...] | None = None
+
+    tls_cert: Path | None = None  # PEM files; they are read again when they change
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
 
     home: Path = Path("~/.penstock")
     model_repository: tuple[Path, ...] = (CHECKOUT / "model_repository",)
@@ -143,6 +154,7 @@ class Settings(BaseSettings):
                 "allow_client_shm with grpc_max_connection_age_s: a client without a key loses its regions with its "
                 "connection; leave one of them out, or give clients keys"
             )
+        require_tls_pair(self.tls_cert, self.tls_key, self.tls_client_ca)
         if self.otlp_endpoint:
             require_tracing(self.otlp_endpoint)
         if self.trace_file is not None:

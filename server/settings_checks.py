@@ -65,3 +65,9 @@ def _has_host(url: str) -> bool:
         return bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none, brackets that do not match
         return False
+
+
+def require_tls_pair(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
+    """Raises ValueError for a certificate without its key, a key without its certificate, a client CA without both."""
+    if (certificate is None) is not (key is None) or (client_ca is not None and certificate is None):
+        raise ValueError("TLS needs tls_cert and tls_key, both as PEM files; tls_client_ca goes with them")

@@ -303,7 +303,7 @@ class Stack:
         if self._ready is None or self._ports is None or (self._fronts is not None and not self._fronts.are_ready):
             return
         ready, self._ready = self._ready, None
-        told = announcement(self._settings.host, self._ports, ready)
+        told = announcement(self._settings.host, self._ports, ready, has_tls=self._settings.tls_cert is not None)
         try:
             mps = str(self._sharing.directory) if self._sharing is not None else ""
             tell_running(self._run_dir.path, told.http_url, told.grpc_address, mps)
@@ -351,14 +351,14 @@ class Stack:
             self._engine_task.cancel()
 
 
-def announcement(host: str, ports: GatewayServes, news: GatewayReady) -> Announcement:
+def announcement(host: str, ports: GatewayServes, news: GatewayReady, *, has_tls: bool = False) -> Announcement:
     """The URLs as somebody on this machine types them."""
-    shown = _shown(host)
+    shown, scheme = _shown(host), "https" if has_tls else "http"
     return Announcement(
         news.engine,
-        f"http://{authority(shown, ports.http_port)}",
+        f"{scheme}://{authority(shown, ports.http_port)}",
         authority(shown, ports.grpc_port),
-        f"http://{authority(shown, ports.metrics_port)}/metrics",
+        f"{scheme}://{authority(shown, ports.metrics_port)}/metrics",
         tuple(news.models),
         news.unavailable,
     )

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from server.access.keys import ApiKey, KeyRefused, KeyRing
 from server.access.quotas import Quotas, with_share
-from server.access.rules import AccessFileError, AccessRules, NoKeysYet, read_access_file
+from server.access.rules import (
+    AccessFileError,
+    AccessRules,
+    CertificateRules,
+    Grant,
+    NoKeysYet,
+    read_access_file,
+)
 from server.core.caller import Caller, Quota, Role
 from server.core.errors import AccessUnavailable, PermissionDenied, Unauthenticated
 from server.logs import get_logger
@@ -19,6 +26,7 @@ if TYPE_CHECKING:  # they import cryptography, which API keys do not need
     from server.access.tokens import TokenVerifier
 
 LOOK_INTERVAL_S = 1.0
+CERTIFICATE_PREFIX = "certificate:"  # before a certificate's subject; no API key's name has a colon
 SHARE_OF_ONE_AMONG_MANY = 0.5
 _HOW = "send `Authorization: Bearer …` or `x-api-key: …`"
 
@@ -46,6 +54,7 @@ class Door:
         self._ring: KeyRing | None = None
         self._usual = Quota()
         self._verifier: TokenVerifier | None = None
+        self._certificates: CertificateRules | None = None
         self._jwks: JwksKeys | None = None
         self._signature: Signature | None = None
         if options.file is None:
@@ -64,23 +73,27 @@ class Door:
         return len(self._ring) if self._ring is not None else 0
 
     def in_flight(self) -> dict[tuple[str, ...], float]:
-        """Requests in flight by the key's name; of all tokens and of all callers without a key as one each."""
+        """Requests in flight by the key's name; tokens, certificates and callers without a key count as one each."""
         counts: dict[tuple[str, ...], float] = {}
         for name, count in self.quotas.in_flight().items():
-            label = ("tokens" if ":" in name else name or "none",)
+            kind, colon, _ = name.partition(":")
+            label = (f"{kind}s" if colon else name or "none",)
             counts[label] = counts.get(label, 0) + count
         return counts
 
-    async def admit(self, credentials: Iterable[str], role: Role, *, or_role: Role | None = None) -> Caller:
-        """Whoever presents these keys or tokens; none for an anonymous caller.
+    async def admit(
+        self, credentials: Iterable[str], role: Role, *, or_role: Role | None = None, certificate: str = ""
+    ) -> Caller:
+        """The client that presents these keys or tokens, else this certificate, else an anonymous one.
 
+        certificate: the subject of its verified client certificate, "" for none.
         or_role: a role that does as well; whoever is let in by it has the other one, too, for what is asked now.
         Raises Unauthenticated, PermissionDenied, QuotaExceeded, and AccessUnavailable where nobody can tell now.
         """
         presented = set(credentials)
         if len(presented) > 1:
             raise Unauthenticated("two different keys are sent; send one")
-        caller = await self._caller(presented.pop()) if presented else self._anonymous()
+        caller = await self._caller(presented.pop()) if presented else self._without_key(certificate)
         if role not in caller.roles:
             if or_role not in caller.roles:
                 raise self._denied(caller, role)
@@ -136,8 +149,13 @@ class Door:
             )
         return Unauthenticated(f"this needs an API key with the role {role}; {_HOW}")
 
-    def _anonymous(self) -> Caller:
-        return Caller(roles=self._options.anonymous, quota=self._usual)
+    def _without_key(self, certificate: str) -> Caller:
+        """An anonymous caller, or the holder of a client certificate, which may also do what anonymous ones may."""
+        if not certificate:
+            return Caller(roles=self._options.anonymous, quota=self._usual)
+        grant = self._certificates.grant_of(certificate) if self._certificates is not None else Grant()
+        roles = grant.roles | self._options.anonymous
+        return Caller(CERTIFICATE_PREFIX + certificate, roles=roles, quota=with_share(grant.quota, self._usual))
 
     def _read(self, file: Path) -> None:
         self._signature = _signature_of(file)
@@ -156,13 +174,14 @@ class Door:
     def _take(self, rules: AccessRules) -> None:
         """Raises AccessFileError where a key is in the file and elsewhere, too."""
         keys = (*self._options.keys, *rules.keys)
-        is_alone = len(keys) <= 1 and rules.tokens is None and not self._options.anonymous
+        is_alone = len(keys) <= 1 and not (rules.tokens or rules.certificates or self._options.anonymous)
         usual = Quota(share=1.0 if is_alone else SHARE_OF_ONE_AMONG_MANY)
         try:
             ring = KeyRing(replace(key, quota=with_share(key.quota, usual)) for key in keys)
         except KeyRefused as error:
             raise AccessFileError(f"{error} (PENSTOCK_API_KEYS and the access file count together)") from error
         self._verifier = self._verifier_of(rules, usual)
+        self._certificates = rules.certificates
         self._usual = usual
         self._ring = ring
         log.info("access rules taken", keys=len(ring), takes_tokens=rules.tokens is not None)

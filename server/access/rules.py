@@ -1,6 +1,7 @@
 """The access file: who may do what, and how much of it, as an operator writes it in TOML."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -46,11 +47,32 @@ class TokenRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """What a client certificate entitles to. quota: None for the usual one."""
+
+    roles: frozenset[Role] = frozenset()
+    quota: Quota | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRules:
+    """subjects: grants by the certificate's subject as RFC 4514 writes it. others: of every other certificate."""
+
+    subjects: Mapping[str, Grant]
+    others: Grant
+
+    def grant_of(self, subject: str) -> Grant:
+        """The grant of a verified certificate with this subject."""
+        return self.subjects.get(subject, self.others)
+
+
+@dataclass(frozen=True, slots=True)
 class AccessRules:
-    """What an access file says."""
+    """What an access file says. certificates: None when it has no such section."""
 
     keys: tuple[ApiKey, ...] = ()
     tokens: TokenRules | None = None
+    certificates: CertificateRules | None = None
 
 
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,9 +97,23 @@ class _Tokens(msgspec.Struct, forbid_unknown_fields=True):
     leeway_s: float = 30.0
 
 
+class _Grant(msgspec.Struct, forbid_unknown_fields=True):
+    roles: list[str]
+    rate: str = ""
+    share: float | None = None
+
+
+class _Certificates(msgspec.Struct, forbid_unknown_fields=True):
+    roles: list[str] = []
+    rate: str = ""
+    share: float | None = None
+    subjects: dict[str, _Grant] = {}
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     keys: dict[str, _Key] = {}
     tokens: _Tokens | None = None
+    certificates: _Certificates | None = None
 
 
 def read_access_file(path: Path) -> AccessRules:
@@ -102,9 +138,25 @@ def _rules_of(path: Path) -> AccessRules:
     keys = tuple(_api_key(name, key) for name, key in file.keys.items())
     KeyRing(keys)  # refuses a secret that is there twice
     tokens = _token_rules(file.tokens, path.parent) if file.tokens is not None else None
-    if not keys and tokens is None:
-        raise NoKeysYet(f"{path}: it has neither keys nor [tokens]; `penstock keys new NAME --file …` adds a key")
-    return AccessRules(keys, tokens)
+    certificates = _certificate_rules(file.certificates) if file.certificates is not None else None
+    if not keys and tokens is None and certificates is None:
+        raise NoKeysYet(
+            f"{path}: it has no keys, no [tokens] and no [certificates]; `penstock keys new NAME --file …` adds a key"
+        )
+    return AccessRules(keys, tokens, certificates)
+
+
+def _certificate_rules(certificates: _Certificates) -> CertificateRules:
+    grants = {
+        subject: _grant(f"[certificates.subjects.{subject!r}]", grant.roles, grant.rate, grant.share)
+        for subject, grant in certificates.subjects.items()
+    }
+    others = _grant("[certificates]", certificates.roles, certificates.rate, certificates.share)
+    return CertificateRules(grants, others)
+
+
+def _grant(where: str, roles: list[str], rate: str, share: float | None) -> Grant:
+    return Grant(roles_of(where, roles) if roles else frozenset(), _quota(where, rate, share))
 
 
 def _api_key(name: str, key: _Key) -> ApiKey:

@@ -2,6 +2,7 @@
 
 import http
 import http.client
+import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ LOAD_TIMEOUT_S = 120.0
 INDEX_TIMEOUT_S = 5.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
 API_KEY_HEADER = "x-api-key"
+CLIENT_CERTIFICATE_VARIABLE = "PENSTOCK_CLIENT_CERTIFICATE"
 EMBEDDED_ENGINE = "penstock-embedded"
 _WAYS_ON = "start it with `make up`, or give its address with --url"
 T = TypeVar("T")
@@ -210,7 +212,8 @@ class Gateway:
             raise GatewayError(f"what answers at {self.url} does not speak HTTP: check the address") from error
         except ssl.SSLError as error:
             raise GatewayError(
-                f"{self.url} does not speak TLS as it should ({error.reason}): check the address"
+                f"{self.url} does not speak TLS as it should ({error.reason}): check the address; SSL_CERT_FILE names "
+                f"the CA that signed its certificate, {CLIENT_CERTIFICATE_VARIABLE} a client certificate of yours"
             ) from error
         except (http.client.HTTPException, OSError) as error:
             raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
@@ -224,14 +227,29 @@ class Gateway:
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
     """The connection, not yet made, and the path that the address itself has."""
     parts = urlsplit(url)
-    kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}.get(parts.scheme)
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if kind is None or not host:
+    if parts.scheme not in ("http", "https") or not host:
         raise GatewayError(f"{url!r} is no gateway's address: give one such as http://127.0.0.1:8000")
-    return kind(host, port, timeout=timeout_s), parts.path.rstrip("/")
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=_tls()), parts.path.rstrip("/")
+    return http.client.HTTPConnection(host, port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _tls() -> ssl.SSLContext:
+    """Believes the system's CAs, or those of SSL_CERT_FILE; shows the certificate of PENSTOCK_CLIENT_CERTIFICATE."""
+    context = ssl.create_default_context()
+    if file := os.environ.get(CLIENT_CERTIFICATE_VARIABLE):
+        try:
+            context.load_cert_chain(file)
+        except (ssl.SSLError, OSError) as error:
+            raise GatewayError(
+                f"{CLIENT_CERTIFICATE_VARIABLE} is {file!r}, which cannot be used ({error}): give a PEM file with the "
+                "certificate and its key"
+            ) from error
+    return context
 
 
 def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool) -> GatewayError:

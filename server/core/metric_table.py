@@ -124,6 +124,16 @@ TABLE = (
     Declaration("guests", Kind.READ_GAUGE, "Other programs of this host that the core serves now, such as video."),
     Declaration("front_restarts_total", Kind.READ_COUNTER, "Restarts of fronts since the stack started."),
     Declaration("access_keys", Kind.READ_GAUGE, "API keys that let a caller in now."),
+    Declaration(
+        "tls_certificate_expires_timestamp_seconds",
+        Kind.READ_GAUGE,
+        "When the gateway's TLS certificate expires, in Unix seconds.",
+    ),
+    Declaration(
+        "tls_failed_reads_total",
+        Kind.READ_COUNTER,
+        "Changed TLS files that could not be used; the last good ones stay in use.",
+    ),
     Declaration("access_failed_reads_total", Kind.READ_COUNTER, "Changes of the access file that were not taken."),
     Declaration(
         "key_inflight_requests",

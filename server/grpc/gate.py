@@ -1,16 +1,17 @@
 """Who asks over gRPC, and whether they may."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
 import grpc
 
+from server.access.certificates import subject_of
 from server.access.credentials import CREDENTIAL_NAMES, credentials_of
-from server.access.door import Door
+from server.access.door import CERTIFICATE_PREFIX, Door
 from server.core.caller import Caller, Role
 from server.core.conveyance import CALLER_HEADER, caller_heard
 from server.core.errors import InferenceError
@@ -45,9 +46,11 @@ log = get_logger("grpc")
 
 Details = grpc.HandlerCallDetails
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"  # generic in the stubs only
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 # What the gate found out, for the handler: both run in the task of the one call.
 _admitted: ContextVar[Caller | None] = ContextVar("admitted", default=None)
 _told: ContextVar[Caller | None] = ContextVar("told", default=None)
+_certified: ContextVar[str] = ContextVar("certified", default="")  # the subject of the client's certificate
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -72,6 +75,40 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             log.debug("request refused", reason=error.reason, error=error.message)
             return _refusing(error)
         return await continuation(handler_call_details)
+
+
+class CertificateGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Of a port that demands client certificates: a call is let in by its key or token, else by its certificate.
+
+    A certificate is known to the handler's context only, so the check runs there; the connection itself was verified
+    before. door: None where every client may do everything.
+    """
+
+    def __init__(self, door: Door | None, record: Metrics) -> None:
+        self._door = door
+        self._record = record
+
+    async def intercept_service(
+        self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
+    ) -> Handler:
+        """The method's own handler, behind the check."""
+
+        async def enter(context: Context) -> None:
+            certificate = _certificate_of(context)
+            _certified.set(certificate)
+            role = role_needed(handler_call_details.method)
+            if self._door is None or role is None:
+                return
+            credentials = _credentials(handler_call_details.invocation_metadata or ())
+            or_role = _OR_ROLE.get(handler_call_details.method)
+            try:
+                _admitted.set(await self._door.admit(credentials, role, or_role=or_role, certificate=certificate))
+            except InferenceError as error:
+                self._record.rejected(error.reason)
+                log.debug("request refused", reason=error.reason, error=error.message)
+                await context.abort(*status_of(error))
+
+        return _entering(await continuation(handler_call_details), enter)
 
 
 class FrontGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -104,13 +141,14 @@ def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Caller:
     peer = context.peer()
     admitted = _admitted.get()
     if admitted is None:
-        return _anonymous(peer)
+        return _anonymous(peer, _certified.get())
     return replace(admitted, connection=peer, address=host_of(peer))
 
 
 @lru_cache(KEPT_CALLERS)
-def _anonymous(peer: str) -> Caller:
-    return Caller(connection=peer, address=host_of(peer))
+def _anonymous(peer: str, certificate: str) -> Caller:
+    name = CERTIFICATE_PREFIX + certificate if certificate else ""
+    return Caller(name, connection=peer, address=host_of(peer))
 
 
 def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetadata:
@@ -147,3 +185,33 @@ def _refusing(error: InferenceError) -> Handler:
         await context.abort(code, details, trailing)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _certificate_of(context: Context) -> str:
+    """The subject of the certificate that the connection was verified by; "" for none."""
+    certificates = context.auth_context().get("x509_pem_cert", ())
+    return subject_of(bytes(certificates[0])) if certificates else ""
+
+
+def _entering(handler: Handler, enter: Callable[[Context], Awaitable[None]]) -> Handler:
+    """The handler of a unary or a streamed method, run once `enter` has returned."""
+    function: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
+
+    async def answer(request: object, context: Context) -> object:
+        await enter(context)
+        return await function(request, context)
+
+    async def stream(request: object, context: Context) -> None:
+        await enter(context)
+        answers = function(request, context)
+        if not isinstance(answers, AsyncIterator):
+            await answers  # it writes to the context itself
+            return
+        async for message in answers:
+            await context.write(message)
+
+    coders = handler.request_deserializer, handler.response_serializer
+    if not handler.response_streaming:
+        return cast(Handler, grpc.unary_unary_rpc_method_handler(answer, *coders))
+    make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+    return cast(Handler, make(stream, *coders))

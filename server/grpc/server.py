@@ -10,10 +10,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2
 
+from server.access.certificates import Certificates
 from server.access.door import Door
 from server.backends.core_relay import CoreRelay
 from server.dataplane import DataPlane
-from server.grpc.gate import FrontGate, Gate
+from server.grpc.gate import CertificateGate, FrontGate, Gate
 from server.grpc.health import Health
 from server.grpc.passed_on import PassedStreams
 from server.grpc.recorder import RefusalsOnly
@@ -101,16 +102,27 @@ class Share:
     core: CoreRelay | None
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the server listens: "host:port" (port 0 lets the system pick one) or "unix:/path".
+
+    certificates: for TLS; None without it.
+    """
+
+    address: str
+    certificates: Certificates | None = None
+
+
 async def serve(
     plane: DataPlane,
     limits: GrpcLimits,
-    address: str,
+    endpoint: Endpoint,
     record: Metrics,
     *,
     door: Door | None = None,
     share: Share | None = None,
 ) -> GrpcServer:
-    """Listen on the address ("host:port"; port 0 lets the system pick) and serve. Raises AddressTaken.
+    """Listen and serve. Raises AddressTaken.
 
     door: lets callers in; None where everybody may do everything. share: None where this process is all of the gateway.
     """
@@ -130,23 +142,52 @@ async def serve(
         inference = inference_handlers(plane, relay, streams)
     handlers = (inference, health.handlers(), reflection_handlers())
     options = _options(limits, is_shared=core is not None)
-    server = sturdy_server(handlers, METHODS, interceptors=_gates(door, share, record), options=options)
+    server = sturdy_server(
+        handlers, METHODS, interceptors=_gates(door, share, record, endpoint.certificates), options=options
+    )
     try:
-        port = server.add_insecure_port(address)
+        port = (
+            server.add_insecure_port(endpoint.address)
+            if endpoint.certificates is None
+            else server.add_secure_port(endpoint.address, _credentials_of(endpoint.certificates))
+        )
     except RuntimeError as error:
         raise AddressTaken(
-            f"cannot listen on {address} for gRPC; stop what holds it, or choose another port with --grpc-port"
+            f"cannot listen on {endpoint.address} for gRPC; stop what holds it, or choose another port with --grpc-port"
         ) from error
     await server.start()
     return GrpcServer(server, port, relay=relay, streams=streams, health=health)
 
 
 def _gates(
-    door: Door | None, share: Share | None, record: Metrics
+    door: Door | None, share: Share | None, record: Metrics, certificates: Certificates | None
 ) -> "tuple[grpc.aio.ServerInterceptor[object, object], ...]":
     if share is not None and share.core is None:
         return (FrontGate(),)
+    if certificates is not None and certificates.wants_client_certificates:
+        return (CertificateGate(door, record),)
     return () if door is None else (Gate(door, record),)
+
+
+def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
+    """gRPC asks at each handshake whether the certificate is another one by now."""
+
+    def configuration(files: tuple[bytes, bytes, bytes | None]) -> grpc.ServerCertificateConfiguration:
+        certificate, key, client_ca = files
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
+
+    used = [certificates.pem()]
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        files = certificates.pem()
+        if files == used[0]:
+            return None
+        used[0] = files
+        return configuration(files)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(used[0]), changed, require_client_authentication=certificates.wants_client_certificates
+    )
 
 
 def is_news(record: logging.LogRecord) -> bool:

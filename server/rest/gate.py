@@ -7,12 +7,13 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
 
 from server.access.credentials import CREDENTIAL_NAMES, credentials_of
-from server.access.door import Door
+from server.access.door import CERTIFICATE_PREFIX, Door
 from server.access.quotas import Quotas
 from server.core.caller import NOBODY, Caller, Role
 from server.core.conveyance import CALLER_HEADER, caller_heard
 
 _CALLER = "penstock.caller"
+CLIENT_CERTIFICATE = "penstock.client_certificate"  # of a scope: the subject of the connection's client certificate
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
 _TOLD = CALLER_HEADER.encode()
 
@@ -35,7 +36,8 @@ class Gate:
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in _CREDENTIAL_NAMES]
         if role is None:
             return
-        caller = await self._door.admit(credentials, role, or_role=or_role)
+        certificate = scope.get(CLIENT_CERTIFICATE, "")
+        caller = await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
         scope[_CALLER] = replace(caller, address=_address(scope))
 
     def incoming(self, scope: Scope, receive: Receive) -> "Incoming":
@@ -93,7 +95,10 @@ class Incoming:
 def caller_of(request: Request) -> Caller:
     """Whoever sent the request."""
     caller: Caller | None = request.scope.get(_CALLER)
-    return caller if caller is not None else Caller(address=_address(request.scope))
+    if caller is not None:
+        return caller
+    certificate = request.scope.get(CLIENT_CERTIFICATE, "")
+    return Caller(CERTIFICATE_PREFIX + certificate if certificate else "", address=_address(request.scope))
 
 
 def _address(scope: Scope) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ class HttpListener:
     """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns.
 
     listener: a bound socket, or the path of a Unix socket to make. unread: told of answers that wait for their readers.
-    refused: told, by a stable word, of each connection that is refused or cut.
+    refused: told, by a stable word, of each connection that is refused or cut. tls: None for plain HTTP.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class HttpListener:
         limits: ConnectionLimits | None = None,
         unread: UnreadAnswers | None = None,
         refused: Callable[[str], None] = lambda _: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._cuttable = _Cuttable(app)
         self._limits = limits or ConnectionLimits()
@@ -99,7 +101,7 @@ class HttpListener:
             date_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, tls)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -191,7 +193,16 @@ class _Cuttable:
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the composer."""
+    """Signals belong to the composer, certificates to whoever reloads them."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, over TLS if there is a context."""
+        self.config.ssl = self._tls
+        await super().startup(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -16,7 +16,9 @@ import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.access.certificates import subject_of
 from server.core.retry_after import spread_whole_s
+from server.rest.gate import CLIENT_CERTIFICATE
 from server.rest.limits import ConnectionLimits
 from server.rest.patience import ConnectionPatience, Phase, Verdict
 from server.rest.presence import Presence
@@ -73,6 +75,13 @@ class Refusal:
 _MALFORMED = Refusal(HTTPStatus.BAD_REQUEST, "malformed_http", "the request is not valid HTTP/1.1")
 
 
+def _client_certificate(transport: asyncio.BaseTransport) -> str:
+    """The subject of the verified certificate that the client showed; "" for none."""
+    connection = transport.get_extra_info("ssl_object")
+    certificate = connection.getpeercert(binary_form=True) if connection is not None else None
+    return subject_of(certificate) if certificate else ""
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One client's connection. `sweep` it at intervals: what is too slow ends there."""
 
@@ -80,6 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(**given)
         self._guard = guard
         self._patience = ConnectionPatience(guard.limits)
+        self._certificate = ""
         self._turn = 0
         self._served: RequestResponseCycle | None = None
         self._presence: Presence | None = None  # of what is served
@@ -114,6 +124,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._certificate = _client_certificate(transport)
         limit = self._guard.limits.max_connections
         if len(self.connections) <= limit:
             return
@@ -178,6 +189,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._turn += 1
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
+        if self._certificate:
+            self.scope[CLIENT_CERTIFICATE] = self._certificate
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:  # else a trailer, which must not become a header of the request

@@ -62,6 +62,8 @@ def filled() -> Metrics:
     metrics.read("guests", lambda: 1)
     metrics.read("front_restarts_total", lambda: 1)
     metrics.read("access_keys", lambda: 2)
+    for name in ("tls_certificate_expires_timestamp_seconds", "tls_failed_reads_total"):
+        metrics.read(name, lambda: 1)
     metrics.read("access_failed_reads_total", lambda: 1)
     metrics.read("key_inflight_requests", lambda: {("camera",): 3.0})
     metrics.read("shared_memory_regions", lambda: 2)

@@ -21,7 +21,7 @@ from server.core.model import ModelConfig, TensorSpec
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.dataplane import Readiness, Verb
-from server.grpc.server import GrpcLimits, GrpcServer, serve
+from server.grpc.server import Endpoint, GrpcLimits, GrpcServer, serve
 from server.shared_memory.absent import NoSharedMemory
 from server.testing import FakeBackend
 from server.tracing.trace import Tracer
@@ -227,7 +227,7 @@ class Front:
 async def serving(limits: GrpcLimits | None = None, door: Door | None = None) -> AsyncIterator[Front]:
     """The front on an ephemeral port, stopped at the end."""
     plane, recorder = FakePlane(FakeBackend(MODELS, answer=double)), FakeRecorder()
-    server = await serve(plane, limits or GrpcLimits(), "127.0.0.1:0", recorder, door=door)  # type: ignore[arg-type]
+    server = await serve(plane, limits or GrpcLimits(), Endpoint("127.0.0.1:0"), recorder, door=door)  # type: ignore[arg-type]
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
     try:

@@ -33,7 +33,7 @@ from server.core.errors import (
 from server.core.relay import GrpcAnswer
 from server.dataplane import Verb
 from server.grpc.errors import TABLE, status_of
-from server.grpc.server import AddressTaken, GrpcLimits, serve
+from server.grpc.server import AddressTaken, Endpoint, GrpcLimits, serve
 from server.testing import FakeMode
 from tests.grpc_front.harness import Front, infer_message, infer_request, serving
 
@@ -377,7 +377,7 @@ async def test_method_not_served_is_unimplemented(front: Front, method: str) -> 
 async def test_serve_taken_port_is_an_error_that_names_it(front: Front) -> None:
     """Two gateways never share a port in silence."""
     with pytest.raises(AddressTaken, match=f"cannot listen on {front.address} for gRPC; .*--grpc-port"):
-        await serve(front.plane, GrpcLimits(), front.address, front.recorder)  # type: ignore[arg-type]
+        await serve(front.plane, GrpcLimits(), Endpoint(front.address), front.recorder)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("error", "count"), [(cygrpc.ExecuteBatchError("client gone"), 0), (KeyError("a bug"), 1)])

@@ -21,7 +21,7 @@ from server.core.infer import InferRequest
 from server.core.relay import GrpcAnswer, GrpcCall, InferHead
 from server.core.tensor import Datatype, Tensor
 from server.dataplane import Verb
-from server.grpc.server import GrpcLimits, GrpcServer, serve
+from server.grpc.server import Endpoint, GrpcLimits, GrpcServer, serve
 from server.shared_memory.keeper import EngineTraits, SharedMemory
 from server.shared_memory.registry import RegistryLimits
 from server.testing import FakeBackend
@@ -131,7 +131,7 @@ class CardGateway:
         self._server: GrpcServer = await serve(
             self.plane,  # type: ignore[arg-type]
             GrpcLimits(),
-            "127.0.0.1:0",
+            Endpoint("127.0.0.1:0"),
             FakeRecorder(),  # type: ignore[arg-type]
         )
 

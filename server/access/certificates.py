@@ -1,0 +1,179 @@
+"""TLS: the gateway's certificate, the CA that client certificates must come from, and whom such a certificate names."""
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from server.logs import get_logger
+
+LOOK_INTERVAL_S = 1.0
+KNOWN_CERTIFICATES = 1024
+
+log = get_logger("tls")
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class TlsFileError(Exception):
+    """A certificate, key or CA file cannot be used. One sentence: the file, what is wrong with it, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. client_ca: clients must show a certificate that one of its CAs signed; None to ask for none."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What the files held at one time. expires_at: Unix seconds, of the gateway's own certificate."""
+
+    context: ssl.SSLContext
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    expires_at: float
+
+
+class Certificates:
+    """The files' content, read again when they change: new connections get the new certificate, open ones stay.
+
+    Files that cannot be used leave the last good ones in use; failed_reads counts them, and the log says why.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises TlsFileError."""
+        self._files = files
+        self._stamp = _stamp_of(files)
+        self._loaded = _load(files)
+        self._warn_if_expired()
+        self.failed_reads = 0
+        self.context = _new_context(self.wants_client_certificates)
+        self.context.sni_callback = self._use_current  # called for each new connection, with or without a server name
+
+    @classmethod
+    def of(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> "Certificates | None":
+        """Of these settings; None without TLS. Raises TlsFileError."""
+        if certificate is None or key is None:
+            return None
+        return cls(TlsFiles(certificate, key, client_ca))
+
+    @property
+    def wants_client_certificates(self) -> bool:
+        """Whether a connection without a client certificate is refused."""
+        return self._files.client_ca is not None
+
+    @property
+    def expires_at(self) -> float:
+        """When the gateway's certificate expires, in Unix seconds."""
+        return self._loaded.expires_at
+
+    def pem(self) -> tuple[bytes, bytes, bytes | None]:
+        """The certificate chain, its key and the client CA as they are now. The tuple is new when the files changed."""
+        return self._loaded.certificate, self._loaded.key, self._loaded.client_ca
+
+    async def run(self) -> None:
+        """Looks at the files once a second until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.to_thread(self.look_again)
+
+    def look_again(self) -> None:
+        """Reads the files again if one of them changed. Never raises TlsFileError."""
+        stamp = _stamp_of(self._files)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._loaded = _load(self._files)
+        except TlsFileError as error:
+            self.failed_reads += 1
+            log.error("certificate not reloaded; the last one stays in use", error=str(error))
+            return
+        log.info("certificate reloaded", expires_at=int(self.expires_at))
+        self._warn_if_expired()
+
+    def _warn_if_expired(self) -> None:
+        if self.expires_at < time.time():
+            log.warning("the TLS certificate has expired; clients refuse it", file=str(self._files.certificate))
+
+    def _use_current(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = self._loaded.context
+
+
+@lru_cache(KNOWN_CERTIFICATES)
+def subject_of(certificate: bytes) -> str:
+    """The subject of a verified client certificate (DER or PEM) by RFC 4514: "CN=camera-7,O=acme"."""
+    from cryptography import x509  # here, since it takes 30 ms to import and most gateways have no TLS
+
+    is_pem = certificate.lstrip().startswith(b"-----")
+    read = x509.load_pem_x509_certificate if is_pem else x509.load_der_x509_certificate
+    return read(certificate).subject.rfc4514_string()
+
+
+def _new_context(wants_client_certificates: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED if wants_client_certificates else ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.num_tickets = 0  # a resumed session would outlive the CA that let it in
+    return context
+
+
+def _load(files: TlsFiles) -> _Loaded:
+    from cryptography import x509
+
+    context = _new_context(files.client_ca is not None)
+    certificate, key = _read(files.certificate, "tls_cert"), _read(files.key, "tls_key")
+    client_ca = _read(files.client_ca, "tls_client_ca") if files.client_ca is not None else None
+    try:
+        expires = x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+    except ValueError as error:
+        raise TlsFileError(f"tls_cert {files.certificate} holds no PEM certificate ({error}); give one") from None
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except (ssl.SSLError, OSError) as error:
+        raise TlsFileError(
+            f"tls_key {files.key} does not go with tls_cert {files.certificate} ({_reason(error)}); "
+            "give the certificate's own key, as PEM without a password"
+        ) from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(cadata=client_ca.decode("ascii"))
+        except (ssl.SSLError, ValueError) as error:
+            raise TlsFileError(
+                f"tls_client_ca {files.client_ca} holds no PEM certificate ({_reason(error)}); give the CA's"
+            ) from None
+    return _Loaded(context, certificate, key, client_ca, expires)
+
+
+def _no_password() -> str:
+    raise ssl.SSLError("the key has a password")
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsFileError(f"{setting} {path} cannot be read ({error.strerror}); give a PEM file") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)
+
+
+def _stamp_of(files: TlsFiles) -> _Stamp:
+    """Changes with the files' content, whether they are written, replaced or behind a link that is moved."""
+    stamps = []
+    for path in filter(None, (files.certificate, files.key, files.client_ca)):
+        try:
+            status = path.stat()
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            stamps.append((0, 0, 0))
+    return tuple(stamps)

@@ -1,0 +1,163 @@
+"""TLS files: what is refused, what a reload changes, and whom a client certificate names."""
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from server.access.certificates import Certificates, TlsFileError, TlsFiles, subject_of
+from server.access.door import AccessOptions, Door
+from server.access.quotas import Quotas
+from server.access.rules import AccessFileError, read_access_file
+from server.core.caller import Role
+from server.core.errors import PermissionDenied
+from tests.access.authorities import Authority
+
+OURS = Authority("ours")
+ACCESS = """[certificates]
+roles = ["infer"]
+rate = "7/second"
+
+[certificates.subjects."CN=ops,O=acme"]
+roles = ["admin", "read"]
+"""
+
+
+def files_of(folder: Path, name: str = "server") -> TlsFiles:
+    return TlsFiles(*OURS.sign(folder, name), OURS.file(folder))
+
+
+def replace_with(path: Path, content: bytes) -> None:
+    """In place of the old file, as cert-manager and Kubernetes do."""
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+@pytest.mark.parametrize("broken", ["certificate", "key", "client_ca"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_tls_file_that_cannot_be_used_is_refused_with_its_setting(
+    tmp_path: Path, broken: str, content: bytes | None
+) -> None:
+    """One sentence names the setting and the file: missing, empty or not PEM."""
+    files = files_of(tmp_path)
+    path: Path = getattr(files, broken)
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(TlsFileError, match=f"tls_.*{path.name}") as refused:
+        Certificates(files)
+    assert "\n" not in str(refused.value)
+
+
+def test_tls_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    """The two files must belong together."""
+    certificate, _ = OURS.sign(tmp_path, "one")
+    _, key = OURS.sign(tmp_path, "other")
+    with pytest.raises(TlsFileError, match="does not go with"):
+        Certificates(TlsFiles(certificate, key))
+
+
+def handshake(certificates: Certificates, folder: Path, client: tuple[Path, Path] | None) -> bytes:
+    """A handshake in memory; the server's certificate as the client sees it (DER). Raises ssl.SSLError."""
+    client_context = ssl.create_default_context(cafile=str(OURS.file(folder, "trusted.pem")))
+    if client is not None:
+        client_context.load_cert_chain(*client)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server_side = certificates.context.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
+    done = set[ssl.SSLObject]()
+    for _ in range(10):
+        for side in (client_side, server_side):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                continue
+    assert done == {client_side, server_side}
+    return client_side.getpeercert(binary_form=True) or b""
+
+
+def test_tls_files_that_change_are_used_for_the_next_connection(tmp_path: Path) -> None:
+    """Certificate, key and client CA are replaced; a client of the old CA is refused from then on."""
+    files = files_of(tmp_path)
+    certificates = Certificates(files)
+    theirs = Authority("theirs")
+    our_client, their_client = OURS.sign(tmp_path, "ours"), theirs.sign(tmp_path, "theirs")
+    before = handshake(certificates, tmp_path, our_client)
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        handshake(certificates, tmp_path, their_client)
+    with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        handshake(certificates, tmp_path, None)
+    fresh = OURS.sign(tmp_path, "fresh")
+    for path, new in zip((files.certificate, files.key), fresh, strict=True):
+        replace_with(path, new.read_bytes())
+    assert files.client_ca is not None
+    replace_with(files.client_ca, theirs.pem)
+    certificates.look_again()
+    assert handshake(certificates, tmp_path, their_client) not in (before, b"")
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        handshake(certificates, tmp_path, our_client)
+
+
+def test_tls_files_that_break_leave_the_last_good_ones_in_use(tmp_path: Path) -> None:
+    """A half-written renewal is counted and refuses nobody; the next good one is taken."""
+    files = files_of(tmp_path)
+    certificates = Certificates(files)
+    client = OURS.sign(tmp_path, "client")
+    before = handshake(certificates, tmp_path, client)
+    fresh = OURS.sign(tmp_path, "fresh")
+    replace_with(files.certificate, fresh[0].read_bytes())
+    certificates.look_again()
+    assert certificates.failed_reads == 1
+    assert handshake(certificates, tmp_path, client) == before
+    replace_with(files.key, fresh[1].read_bytes())
+    certificates.look_again()
+    assert handshake(certificates, tmp_path, client) != before
+    assert certificates.failed_reads == 1
+
+
+def test_tls_certificate_shows_when_it_expires(tmp_path: Path) -> None:
+    """An expired one is served all the same, as clients say best what they do not accept."""
+    good, expired = (Certificates(TlsFiles(*OURS.sign(tmp_path, str(days), days=days))) for days in (5, -1))
+    assert 5.9 < (good.expires_at - expired.expires_at) / 86_400 < 6.1
+
+
+def door_of(folder: Path, text: str, anonymous: frozenset[Role] = frozenset()) -> Door:
+    (folder / "access.toml").write_text(text)
+    options = AccessOptions(folder / "access.toml", anonymous=anonymous)
+    return Door(options, Quotas(max_requests=10, max_bytes=1000), clock=lambda: 100.0)
+
+
+async def test_client_certificate_has_the_roles_of_its_subject(tmp_path: Path) -> None:
+    """A subject of its own line has these roles, every other certificate the usual ones; the name says which it was."""
+    door = door_of(tmp_path, ACCESS)
+    ops = await door.admit([], Role.ADMIN, certificate="CN=ops,O=acme")
+    camera = await door.admit([], Role.INFER, certificate="CN=camera-7,O=acme")
+    assert (ops.key_name, ops.roles) == ("certificate:CN=ops,O=acme", {Role.ADMIN, Role.READ})
+    assert (camera.key_name, camera.roles) == ("certificate:CN=camera-7,O=acme", {Role.INFER})
+    assert camera.quota is not None
+    assert camera.quota.rate == 7
+    with pytest.raises(PermissionDenied, match="has not the role admin"):
+        await door.admit([], Role.ADMIN, certificate="CN=ops,O=other")
+
+
+async def test_client_certificate_without_rules_may_do_what_anonymous_clients_may(tmp_path: Path) -> None:
+    """A verified certificate never has fewer rights than none."""
+    door = door_of(tmp_path, "[keys]\n", frozenset({Role.READ}))
+    assert (await door.admit([], Role.READ, certificate="CN=x")).roles == {Role.READ}
+
+
+def test_access_file_with_an_unknown_role_for_a_subject_is_refused(tmp_path: Path) -> None:
+    """The message names the subject's section."""
+    (tmp_path / "access.toml").write_text('[certificates.subjects."CN=x"]\nroles = ["root"]\n')
+    with pytest.raises(AccessFileError, match="CN=x"):
+        read_access_file(tmp_path / "access.toml")
+
+
+def test_subject_is_read_alike_from_der_and_pem(tmp_path: Path) -> None:
+    """HTTP hands over DER, gRPC PEM: one client is one identity over both."""
+    certificate, _ = OURS.sign(tmp_path, "camera, 7", organization="acme")
+    pem = certificate.read_bytes()
+    assert subject_of(pem) == subject_of(ssl.PEM_cert_to_DER_cert(pem.decode())) == r"CN=camera\, 7,O=acme"
