@@ -5,6 +5,7 @@ Where it hangs, its process is killed.
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -210,7 +211,7 @@ class Decoder:
             self._span_s = (raw_s if self._span_s is None else self._span_s[0], raw_s)
         return Picture(
             decoded.frame,
-            self._timeline.stamp(raw_s),
+            self._timeline.stamp(raw_s, time.monotonic() if self._is_live else None),
             raw_s,
             is_corrupt=verdict is Verdict.CORRUPT,
             is_dropped=verdict is Verdict.DROPPED,

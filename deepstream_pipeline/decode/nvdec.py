@@ -27,8 +27,9 @@ from deepstream_pipeline.decode.field_coding import may_hold_fields
 from deepstream_pipeline.decode.nvcodec import NvCodec, OpenNvCodec, Surface
 from deepstream_pipeline.decode.packet_numbers import PacketNumbers, Sent
 from deepstream_pipeline.decode.parameter_sets import Headers, headers_of, is_annex_b
+from deepstream_pipeline.decode.pictures import orientation_of
 from deepstream_pipeline.errors import NeedsCpu
-from deepstream_pipeline.gpu.picture import DevicePicture
+from deepstream_pipeline.gpu.picture import DevicePicture, Orientation
 from deepstream_pipeline.types import DecoderKind
 
 MOST_UNKEYED = 3000  # packets: a stream that refreshes bit by bit never sends a keyframe
@@ -58,7 +59,7 @@ class _Look:
 
     width: int
     height: int
-    rotation: int
+    orientation: Orientation
     matrix: int
     is_full_range: bool
 
@@ -260,7 +261,7 @@ class NvdecCodec:
             width=surface.width,
             height=surface.height,
             stream=self._codecs.stream,
-            rotation=look.rotation,
+            orientation=look.orientation,
             matrix=look.matrix,
             is_full_range=look.is_full_range,
         )
@@ -311,7 +312,7 @@ def _look_of(frame: av.VideoFrame) -> _Look:
     return _Look(
         width=frame.width,
         height=frame.height,
-        rotation=frame.rotation % 360 if frame.rotation % 90 == 0 else 0,
+        orientation=orientation_of(frame),
         matrix=int(frame.colorspace),
         is_full_range=layout == "yuvj420p" or frame.color_range == ColorRange.JPEG,
     )

@@ -5,17 +5,21 @@ it says nothing), the same that cv2.VideoCapture and PyAV's to_ndarray give, to 
 no longer than cv2.cvtColor, which knows one matrix and is off by one level on average.
 """
 
-from collections.abc import Callable
+import struct
 
 import av
 import cv2
 import numpy as np
 import numpy.typing as npt
+from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import VideoReformatter
+
+from deepstream_pipeline.gpu.picture import UPRIGHT, Orientation
 
 Pixels = npt.NDArray[np.uint8]
 
-_TURNS: dict[int, int] = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
+_MATRIX = struct.Struct("=9i")  # a b u c d v x y w of libavutil/display.h: x' = a x + c y, y' = b x + d y
+_OFF_AXIS = 0.02  # of the larger factor: about a degree, which FFmpeg's players ignore, too
 _LUMA_FIRST = ("yuv4", "yuvj4", "nv12", "nv21", "nv16", "gray")
 
 
@@ -44,23 +48,38 @@ class Painter:
 
     def _painted(self, frame: av.VideoFrame, pixel_format: str) -> Pixels:
         pixels = _plane(self._colours.reformat(frame, format=pixel_format, threads=1), 3)
-        return turned(pixels, frame.rotation)
+        return upright(pixels, orientation_of(frame))
 
 
 def upright_size(frame: av.VideoFrame) -> tuple[int, int]:
-    """(width, height) of the picture when it is upright, as phones' clips say how they were held."""
-    if frame.rotation % 180:
-        return frame.height, frame.width
-    return frame.width, frame.height
+    """(width, height) of the upright picture."""
+    return orientation_of(frame).size(frame.width, frame.height)
 
 
-def turned(pixels: Pixels, degrees: int) -> Pixels:
-    """Counter-clockwise, by a multiple of 90; other angles are left as they are."""
-    turn = _TURNS.get(degrees % 360)
-    if turn is None:
-        return pixels
-    rotate: Callable[[Pixels, int], Pixels] = cv2.rotate
-    return rotate(pixels, turn)
+def orientation_of(frame: av.VideoFrame) -> Orientation:
+    """By the frame's display matrix: rotations by quarters and mirrorings. Frames with another matrix, or without one,
+    are left as they are stored."""
+    matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
+    if matrix is None:
+        return UPRIGHT
+    a, b, _, c, d, *_ = _MATRIX.unpack(bytes(matrix))
+    straight, crossed = sorted((abs(a), abs(d))), sorted((abs(b), abs(c)))
+    if crossed[1] <= _OFF_AXIS * straight[0]:
+        return Orientation(False, a < 0, d < 0)
+    if straight[1] <= _OFF_AXIS * crossed[0]:
+        return Orientation(True, c < 0, b < 0)
+    return UPRIGHT
+
+
+def upright(pixels: Pixels, orientation: Orientation) -> Pixels:
+    """The picture (H, W, channels) turned and mirrored."""
+    if orientation.is_transposed:
+        pixels = cv2.transpose(pixels)
+    if orientation.is_mirrored_x and orientation.is_mirrored_y:
+        pixels = cv2.flip(pixels, -1)
+    elif orientation.is_mirrored_x or orientation.is_mirrored_y:
+        pixels = cv2.flip(pixels, 1 if orientation.is_mirrored_x else 0)
+    return pixels
 
 
 def _plane(frame: av.VideoFrame, channels: int) -> Pixels:

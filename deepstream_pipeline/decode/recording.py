@@ -5,6 +5,7 @@ one stays damaged. The file is PATH.part until it is whole; FFmpeg writes it in 
 leaves behind still plays, and makes a plain MP4 of it at the end.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from deepstream_pipeline.decode.codec import VideoPacket, seconds_of
 
 MOST_CACHED_BYTES = 64 * 2**20
 MOST_RECORDINGS = 8  # at once
-_MOST_STEP_S = 10.0  # between two packets; more is a jump, and counts as one frame
+_MOST_LIVE_STEP_S = 10.0  # between two packets of a live stream; more is a jump, and counts as one frame
+_REACH_S, _REACH_FRAMES = 10.0, 16  # around the newest packet, where a decoded picture's time may be
 _ONE_FRAME_S = 0.04
 _TIME_BASE = Fraction(1, 90_000)
 _PATIENCE_S = 10.0  # a source that went silent: so long after its end a recording is finished without more
@@ -90,7 +92,7 @@ class Recorder:
         self._clips: list[_Clip] = []
         self._shift_s = 0.0
         self._last_s: float | None = None
-        self._step_s = _ONE_FRAME_S
+        self._step_s, self._most_step_s = _ONE_FRAME_S, math.inf
         self._lacks = ""  # why the cache does not reach back further
 
     @property
@@ -98,8 +100,9 @@ class Recorder:
         """Of packets, now."""
         return self._kept_bytes
 
-    def begin(self, stream: VideoStream) -> None:
+    def begin(self, stream: VideoStream, *, is_live: bool) -> None:
         """The packets from now on are of that stream, which cannot be put behind those of another: clips end here."""
+        self._most_step_s = _MOST_LIVE_STEP_S if is_live else math.inf
         self._end(self._clips, _CHANGED)
         self._kept.clear()
         self._kept_bytes = 0
@@ -124,7 +127,8 @@ class Recorder:
         """Of a picture just decoded, timed so by its stream, on the clock of the packets; never goes back far."""
         last_s = self._last_s or 0.0
         moment_s = last_s if pts_s is None else pts_s + self._shift_s
-        return moment_s if last_s - _MOST_STEP_S <= moment_s <= last_s + _MOST_STEP_S else last_s
+        reach_s = max(_REACH_S, _REACH_FRAMES * self._step_s)
+        return moment_s if last_s - reach_s <= moment_s <= last_s + reach_s else last_s
 
     def look(self, now: float) -> None:
         """Finish what waits for packets that do not come."""
@@ -166,7 +170,7 @@ class Recorder:
         elif raw_s is None:
             dts_s = last_s + self._step_s
         else:
-            if not 0.0 < raw_s + self._shift_s - last_s <= _MOST_STEP_S:
+            if not 0.0 < raw_s + self._shift_s - last_s <= self._most_step_s:
                 self._shift_s = last_s + self._step_s - raw_s
             dts_s = raw_s + self._shift_s
             self._step_s = dts_s - last_s

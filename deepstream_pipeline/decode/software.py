@@ -1,5 +1,7 @@
 """Pictures made by FFmpeg on the CPU."""
 
+from fractions import Fraction
+
 import av
 from av.error import EOFError, FFmpegError, InvalidDataError
 from av.video.codeccontext import VideoCodecContext
@@ -15,7 +17,7 @@ class SoftwareCodec:
 
     def __init__(self, stream: VideoStream, context: VideoCodecContext) -> None:
         """Every stream that FFmpeg knows is taken."""
-        self._context = context
+        self._context, self._time_base = context, stream.time_base
 
     @property
     def kind(self) -> DecoderKind:
@@ -25,7 +27,7 @@ class SoftwareCodec:
     def decode(self, packet: "VideoPacket | None") -> list[Decoded]:
         """What came out with this packet, or is left. Raises PacketRefused."""
         try:
-            return [_decoded(frame) for frame in self._context.decode(packet)]
+            return [_decoded(frame, self._time_base) for frame in self._context.decode(packet)]
         except EOFError:
             return []
         except InvalidDataError as error:
@@ -41,9 +43,9 @@ class SoftwareCodec:
         """FFmpeg's memory goes with its context."""
 
 
-def _decoded(frame: av.VideoFrame) -> Decoded:
+def _decoded(frame: av.VideoFrame, time_base: Fraction | None) -> Decoded:
     width, height = upright_size(frame)
-    raw_s = seconds_of(frame.pts, frame.time_base)
+    raw_s = seconds_of(frame.pts, frame.time_base or time_base)  # PyAV sets none on frames of a flush
     return Decoded(frame, raw_s, width, height, is_key=frame.key_frame, is_corrupt=frame.is_corrupt)
 
 

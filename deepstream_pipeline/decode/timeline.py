@@ -1,18 +1,22 @@
 """The presentation times of one source, made to rise strictly whatever its packets say. Sans-IO."""
 
+import math
+
 WRAP_S = 2**33 / 90_000  # MPEG's clock has 33 bits of 90 kHz
-MOST_STEP_S = 30.0  # forward, between two frames of one stream; more is a jump
+MOST_STEP_S = 30.0  # forward, beyond the time that has passed at a live source; more is a jump of its clock
 _LEAST_STEP_S = 0.001
 _SHAKEN_S = 1.0  # backward: so little is a frame told late or twice, more is a jump,
 _MOST_SHAKEN = 2  # and so are more such frames in a row
 
 
 class Timeline:
-    """Seconds of the source for seconds of its stream: the same differences where these are sane.
+    """Seconds of the source for seconds of its stream: the same differences wherever the stream's times increase.
 
-    Four cases break them: no time (a frame's interval is added), a time told twice or a little late (a millisecond
-    is added, and the times after it stay as they are), a jump either way (it counts as one interval), a clock of 33
-    bits that wraps around (the difference is what it would be without).
+    A file's step may be of any length: a time-lapse has a frame a minute or an hour. A live stream cannot show more
+    time than has passed: a larger step is a jump of the camera's clock, and counts as one interval.
+    Other cases: a frame without a time adds an interval; a repeated or slightly late time adds a millisecond, and the
+    times after it stay as they are; a jump backward counts as one interval; after a wraparound of a 33-bit clock the
+    difference is what it would be without.
     """
 
     def __init__(self, first_pts_s: float = 0.0, interval_s: float = 0.04) -> None:
@@ -21,6 +25,8 @@ class Timeline:
         self._interval_s = _sane_interval(interval_s)
         self._last: float | None = None  # of the source
         self._last_raw: float | None = None  # of the stream
+        self._last_now: float | None = None
+        self._last_step_s = 0.0
         self._shift = 0.0
         self._shaken = 0
 
@@ -37,22 +43,27 @@ class Timeline:
             self._next_pts_s = self._last + max(self._interval_s if gap_s is None else gap_s, _LEAST_STEP_S)
         self._last_raw = None
 
-    def stamp(self, raw_s: float | None) -> float:
-        """The source's time of a frame that its stream times so, or not at all. Rises strictly."""
+    def stamp(self, raw_s: float | None, now: float | None = None) -> float:
+        """The source's time of a frame with that time of its stream, or None. Increases strictly.
+
+        now: monotonic seconds at which a live source's frame came; None for a file's.
+        """
+        passed_s = math.inf if now is None or self._last_now is None else max(now - self._last_now, 0.0)
+        self._last_now = now
         if self._last is not None and self._last_raw is not None:
             self._next_pts_s = self._last + self._interval_s
         if raw_s is None:
             return self._untimed()
         if self._last_raw is None:
             return self._anchored(raw_s)
-        if 0.0 < raw_s - self._last_raw + WRAP_S <= MOST_STEP_S:
+        if raw_s < self._last_raw and 0.0 < raw_s - self._last_raw + WRAP_S <= max(MOST_STEP_S, 2 * self._last_step_s):
             self._last_raw -= WRAP_S
             self._shift += WRAP_S
         step_s = raw_s - self._last_raw
         self._shaken = self._shaken + 1 if step_s <= 0.0 else 0
-        if not -_SHAKEN_S <= step_s <= MOST_STEP_S or self._shaken > _MOST_SHAKEN:
+        if not -_SHAKEN_S <= step_s <= MOST_STEP_S + passed_s or self._shaken > _MOST_SHAKEN:
             return self._anchored(raw_s)
-        self._last_raw = max(raw_s, self._last_raw)
+        self._last_raw, self._last_step_s = max(raw_s, self._last_raw), max(step_s, 0.0)
         if 0.0 < step_s < 1.0:
             self._interval_s += (_sane_interval(step_s) - self._interval_s) / 8
         return self._told(raw_s + self._shift)

@@ -1,6 +1,24 @@
-"""A decoded picture in the memory of a GPU, as NVDEC leaves it."""
+"""A decoded picture in the memory of a GPU, as NVDEC leaves it, and how a stored picture becomes upright."""
 
 from typing import NamedTuple
+
+
+class Orientation(NamedTuple):
+    """Makes a stored picture upright: first swap rows and columns, then mirror left to right, then top to bottom.
+
+    The eight combinations are those of EXIF and of a video's display matrix.
+    """
+
+    is_transposed: bool = False
+    is_mirrored_x: bool = False
+    is_mirrored_y: bool = False
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) of the upright picture."""
+        return (height, width) if self.is_transposed else (width, height)
+
+
+UPRIGHT = Orientation()
 
 
 class DevicePicture(NamedTuple):
@@ -8,8 +26,8 @@ class DevicePicture(NamedTuple):
 
     Borrowed until its decoder is given the next packet. luma, chroma: addresses; pitch: bytes from line to line, of
     both. width, height: as stored, before turning. stream: the handle of the CUDA stream in whose order it is complete.
-    rotation: degrees counter-clockwise that make it upright, a multiple of 90. matrix: colorspace as FFmpeg numbers it
-    (AVCOL_SPC: 1 BT.709, 5 and 6 BT.601, 2 where it says nothing). is_full_range: luma from 0 to 255, else 16 to 235.
+    orientation: makes it upright. matrix: colorspace as FFmpeg numbers it (AVCOL_SPC: 1 BT.709, 5 and 6 BT.601, 2 where
+    it says nothing). is_full_range: luma from 0 to 255, else 16 to 235.
     """
 
     luma: int
@@ -18,11 +36,11 @@ class DevicePicture(NamedTuple):
     width: int
     height: int
     stream: int
-    rotation: int = 0
+    orientation: Orientation = UPRIGHT
     matrix: int = 2
     is_full_range: bool = False
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """(width, height) when it is turned."""
-        return (self.height, self.width) if self.rotation % 180 else (self.width, self.height)
+        """(width, height) of the upright picture."""
+        return self.orientation.size(self.width, self.height)

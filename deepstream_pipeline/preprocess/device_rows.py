@@ -55,7 +55,7 @@ class _Plan:
         size = (picture.width, picture.height)
         upright_width, upright_height = picture.upright_size
         colours = kernels.colour_words(picture.matrix, is_full_range=picture.is_full_range)
-        walk = kernels.picture_words(picture.pitch, size, picture.rotation)
+        walk = kernels.picture_words(picture.pitch, size, picture.orientation)
         self.picture = _packed(kernels.PICTURE, 0, 0, *walk, *colours, 0)
         self.thumbnail = _packed(kernels.THUMBNAIL, 0, *kernels.thumbnail_words(*size), 0)
         self.thumbnail_grid = _grid(*kernels.THUMBNAIL_SIZE)
@@ -169,7 +169,7 @@ class DevicePreparer:
         """The same one for as long as the pictures keep their shape and colours."""
         shape = (
             *(picture.width, picture.height, picture.pitch),
-            *(picture.rotation, picture.matrix, picture.is_full_range),
+            *(picture.orientation, picture.matrix, picture.is_full_range),
         )
         if self._plan is not None and shape == self._shape:
             return self._plan

@@ -121,6 +121,7 @@ class Work:
         self._lost: dict[str, int] = {}
         self._lost_at = 0.0
         self._plays_from: float | None = None
+        self._is_pacing = False
         self._arrived_at = 0.0  # the packet that is decoded now
         self._began_s = tools.cpu_s()
         self._prepare_s = 0.0
@@ -246,9 +247,11 @@ class Work:
         if self._plays_from is None:
             self._plays_from = time.monotonic() - at_s
         while (late_s := time.monotonic() - self._plays_from - at_s) < 0:
+            self._is_pacing = True
             time.sleep(min(-late_s, _ERRAND_S))
             if -late_s > _ERRAND_S:  # else with the next packet
                 self._errands()
+        self._is_pacing = False
         if late_s > _LATE_S:  # the machine had no time, or it was held
             self._plays_from += late_s
         return self._plays_from + at_s
@@ -301,7 +304,7 @@ class Work:
 
     def _tell_opened(self, decoder: Decoder) -> None:
         facts = self._told = decoder.facts
-        self._recorder.begin(decoder.stream)
+        self._recorder.begin(decoder.stream, is_live=facts.is_live)
         self._link.send(
             Opened(
                 width=facts.width,
@@ -322,7 +325,7 @@ class Work:
     def _beat(self) -> Beat:
         decode_s = max(self._tools.cpu_s() - self._began_s - self._prepare_s, 0.0)
         bad_packets = self._decoder.bad_packets if self._decoder is not None else 0
-        return Beat(self._decoded, bad_packets, decode_s, self._prepare_s)
+        return Beat(self._decoded, bad_packets, decode_s, self._prepare_s, is_pacing=self._is_pacing)
 
 
 def _why_over(ended: Ended | None) -> str:

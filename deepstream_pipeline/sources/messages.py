@@ -150,7 +150,8 @@ class Lost(Record, frozen=True):
 
 class Beat(Record, frozen=True):
     """Child → parent, each second: it lives. Sums since the start: frames decoded, packets that could not be, seconds
-    of CPU for decoding and for making ready. is_waiting: for its turn at the card, which is no silence of its source.
+    of CPU for decoding and for making ready. is_waiting: for its turn at the card; is_pacing: until the next frame of a
+    file that is played at its own speed is due. Neither is silence of its source.
     """
 
     decoded: int
@@ -158,6 +159,7 @@ class Beat(Record, frozen=True):
     decode_s: float
     prepare_s: float
     is_waiting: bool = False
+    is_pacing: bool = False
 
 
 class Recorded(Record, frozen=True):

@@ -250,7 +250,7 @@ class Source:
                 self._do(self.watch.lost(now, message.count))
             case Beat():
                 beat = self._tally.beats(message)
-                self.watch.beat(now, message.decoded, is_waiting=message.is_waiting)
+                self.watch.beat(now, message.decoded, is_waiting=message.is_waiting, is_pacing=message.is_pacing)
                 self._listener.on_beat(self.source_id, beat)
             case Opened():
                 self._open(message, now)

@@ -181,8 +181,8 @@ class Watch:
         """So many frames were decoded, and did not come."""
         return self._count(now, count)
 
-    def beat(self, now: float, decoded: int, *, is_waiting: bool = False) -> None:
-        """The process lives, and has decoded so many frames since its start. is_waiting: for its turn at the card."""
+    def beat(self, now: float, decoded: int, *, is_waiting: bool = False, is_pacing: bool = False) -> None:
+        """The process lives, and has decoded so many frames since its start. is_waiting, is_pacing: see Beat."""
         if is_waiting and self._phase is _Phase.OPEN and self.state is SourceState.CONNECTING:
             self.reason = WAITS_FOR_CARD
         elif self.reason == WAITS_FOR_CARD:
@@ -190,7 +190,7 @@ class Watch:
         if decoded > self._beats:
             self._beats = decoded
             self._progress(now)
-        if is_waiting and self._phase is _Phase.OPEN:
+        if (is_waiting or is_pacing) and self._phase is _Phase.OPEN:
             self._due = now + max(self._options.reconnect_interval_s, WAITING_BEATS_S)
 
     def released(self, now: float) -> None:

@@ -1,6 +1,7 @@
 """Clips made on the spot, whose pictures tell their number: who reads them back knows which frame it got."""
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -73,6 +74,52 @@ def write_clip(
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
+
+
+def timed_clip(path: Path, times_s: Sequence[float]) -> Path:
+    """The path, to which a clip with B-frames was written whose pictures have these times, to the millisecond."""
+    base = Fraction(1, 1000)
+    with av.open(str(path), "w", format={".ts": "mpegts"}.get(path.suffix)) as container:
+        stream = container.add_stream("libx264", rate=25, options={"bf": "3", "b-adapt": "0", "refs": "4"})
+        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
+        stream.codec_context.time_base = base
+        for number, time_s in enumerate(times_s):
+            frame = av.VideoFrame.from_ndarray(numbered_picture(number, 160, 96), format="rgb24")
+            frame.pts, frame.time_base = round(time_s * 1000), base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+DisplayMatrix = tuple[float, ...]  # a, b, c, d: x' = a x + c y, y' = b x + d y
+
+# The eight orientations, in the order of EXIF's 1 to 8.
+DISPLAY_MATRICES: tuple[DisplayMatrix, ...] = (
+    *((1, 0, 0, 1), (-1, 0, 0, 1), (-1, 0, 0, -1), (1, 0, 0, -1)),
+    *((0, 1, 1, 0), (0, 1, -1, 0), (0, -1, -1, 0), (0, -1, 1, 0)),
+)
+
+
+def with_display_matrix(path: Path, source: Path, matrix: DisplayMatrix) -> Path:
+    """The path, at which a copy of an MP4 lies whose track header has that matrix."""
+    content = bytearray(source.read_bytes())
+    header = content.index(b"tkhd") + 4
+    at = header + (52 if content[header] == 1 else 40)
+    a, b, c, d = (round(factor * (1 << 16)) for factor in matrix)
+    content[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(content)
+    return path
+
+
+def displayed(picture: Picture, matrix: DisplayMatrix) -> Picture:
+    """What a display matrix of quarter turns and mirrorings makes of a stored picture, pixel by pixel."""
+    a, b, c, d = (round(factor) for factor in matrix)
+    rows, columns = np.indices(picture.shape[:2])
+    x, y = a * columns + c * rows, b * columns + d * rows
+    x, y = x - x.min(), y - y.min()
+    shown = np.empty((y.max() + 1, x.max() + 1, *picture.shape[2:]), picture.dtype)
+    shown[y, x] = picture
+    return shown
 
 
 def joined(path: Path, *parts: Path) -> Path:

@@ -14,7 +14,7 @@ from deepstream_pipeline.decode.nvdec import NvdecCodecs
 from deepstream_pipeline.decode.opening import DecodeOptions
 from deepstream_pipeline.decode.parameter_sets import headers_of
 from deepstream_pipeline.errors import DecodeError, GpuFull, NeedsCpu
-from deepstream_pipeline.gpu.picture import DevicePicture
+from deepstream_pipeline.gpu.picture import UPRIGHT, DevicePicture
 from deepstream_pipeline.types import DecoderKind
 from tests.deepstream_pipeline.clips import joined, write_clip
 from tests.deepstream_pipeline.decode.broken_clips import without
@@ -51,7 +51,7 @@ def test_picture_says_where_it_lies_and_how_it_is_meant(tmp_path: Path) -> None:
     assert isinstance(picture, DevicePicture)
     assert picture.chroma == picture.luma + picture.pitch * 182
     assert (picture.width, picture.height, picture.stream) == (322, 182, 77)
-    assert (picture.matrix, picture.is_full_range, picture.rotation) == (1, True, 0)
+    assert (picture.matrix, picture.is_full_range, picture.orientation) == (1, True, UPRIGHT)
     assert run.decoder.facts.decoder is DecoderKind.NVDEC
 
 

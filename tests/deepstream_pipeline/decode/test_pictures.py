@@ -10,8 +10,9 @@ from av.video.reformatter import ColorRange, Colorspace
 
 from deepstream_pipeline.decode.decoder import Decoder
 from deepstream_pipeline.decode.opening import DecodeOptions
-from deepstream_pipeline.decode.pictures import Painter, turned, upright_size
-from tests.deepstream_pipeline.clips import numbered_picture, write_clip
+from deepstream_pipeline.decode.pictures import Painter, orientation_of, upright_size
+from deepstream_pipeline.gpu.picture import UPRIGHT
+from tests.deepstream_pipeline.clips import numbered_picture, with_display_matrix, write_clip
 
 RGB = (200, 60, 30)
 # Of that colour, by the standards' own matrices: (Y, Cb, Cr) of 8 bits.
@@ -78,31 +79,20 @@ def test_brightness_of_any_format_is_seen(format: str) -> None:
     assert np.corrcoef(luma.ravel(), grey.ravel())[0, 1] > 0.98
 
 
-def test_picture_is_turned_upright(tmp_path: Path) -> None:
-    """A clip of a phone that was held upright is upright: its sides are swapped, in the facts, too."""
-    plain = write_clip(tmp_path / "plain.mp4", frames=3)
-    path = tmp_path / "turned.mp4"
-    with av.open(str(plain)) as source, av.open(str(path), "w") as container:
-        stream = container.add_stream_from_template(source.streams.video[0])
-        stream.set_display_rotation(90)
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = stream
-                container.mux(packet)
-    decoder, painter = Decoder(str(path), DecodeOptions()), Painter()
-    pictures = [picture for packet in decoder.packets() for picture in decoder.decode(packet)]
-    assert (decoder.facts.width, decoder.facts.height) == (96, 160)
-    assert upright_size(pictures[0].frame) == (96, 160)
-    upright = painter.rgb(pictures[0].frame)
-    capture = cv2.VideoCapture(str(path))
-    assert np.array_equal(upright, capture.read()[1][..., ::-1])
-    capture.release()
-    decoder.close()
+@pytest.mark.parametrize("matrix", [(0.7, 0.7, -0.7, 0.7), (0, 0, 0, 0), (1, 1, 1, 1)])
+def test_picture_with_an_oblique_matrix_is_left_as_stored(tmp_path: Path, matrix: tuple[float, ...]) -> None:
+    """Only quarter turns and mirrorings are applied: anything else would need a larger picture."""
+    plain = write_clip(tmp_path / "plain.mp4", frames=1)
+    path = with_display_matrix(tmp_path / "oblique.mp4", plain, matrix)
+    with av.open(str(path)) as container:
+        (frame,) = container.decode(video=0)
+        assert orientation_of(frame) == UPRIGHT
+        assert upright_size(frame) == (160, 96)
 
 
-def test_angle_that_is_no_quarter_is_left() -> None:
-    """Only quarters are turned: anything else would need a larger picture."""
-    picture = numbered_picture(5, 64, 48)
-    assert turned(picture, 45) is picture
-    assert np.array_equal(turned(picture, 90), np.rot90(picture))
-    assert np.array_equal(turned(picture, -90), np.rot90(picture, -1))
+def test_picture_with_a_nearly_straight_matrix_is_turned(tmp_path: Path) -> None:
+    """Factors that are off by less than a degree count as a quarter turn, as FFmpeg's players have it."""
+    plain = write_clip(tmp_path / "plain.mp4", frames=1)
+    path = with_display_matrix(tmp_path / "nearly.mp4", plain, (0.01, 1, -1, 0.01))
+    with av.open(str(path)) as container:
+        assert upright_size(next(container.decode(video=0))) == (96, 160)

@@ -30,7 +30,7 @@ class Run:
         self.told: list[Finished] = []
         self._decoder = Decoder(str(clip), DecodeOptions())
         self.recorder = Recorder(cache_s, self._note, **options)
-        self.recorder.begin(self._decoder.stream)
+        self.recorder.begin(self._decoder.stream, is_live=False)
 
     def _note(self, over: Finished) -> None:
         self.finished.append((over.path, over.error))
@@ -48,7 +48,7 @@ class Run:
                     self.recorder.cut(Asked(str(path), before_s, after_s), count / 25)
                 self.recorder.push(packet)
                 if any(picture.is_new for picture in self._decoder.decode(packet)) and loop == 0:
-                    self.recorder.begin(self._decoder.stream)
+                    self.recorder.begin(self._decoder.stream, is_live=False)
                 count += 1
         self.recorder.close("the source is over")
         self._decoder.close()

@@ -27,11 +27,15 @@ def stamps(raw: list[float | None], first_pts_s: float = 0.0, interval_s: float 
         pytest.param([0.0, 0.1, 0.1, 0.2], [0.0, 0.1, 0.101, 0.2], id="told twice"),
         pytest.param([0.0, 0.2, 0.1, 0.3], [0.0, 0.2, 0.201, 0.3], id="out of order"),
         pytest.param([0.0, 0.2, 0.0, 0.1, 0.2, 0.3], [0.0, 0.2, 0.201, 0.202, 0.31, 0.41], id="a short stream again"),
-        pytest.param([0.0, 0.1, 5000.0, 5000.1], [0.0, 0.1, 0.2, 0.3], id="jumps forward"),
+        pytest.param([0.0, 0.1, 5000.0, 5000.1], [0.0, 0.1, 5000.0, 5000.1], id="a gap of more than an hour"),
+        pytest.param([0.0, 60.0, 120.0, 180.0], [0.0, 60.0, 120.0, 180.0], id="a frame a minute"),
+        pytest.param([0.0, 8e4, None, 2e5], [0.0, 8e4, 8e4 + 0.1, 2e5], id="a frame a day, one untimed"),
+        pytest.param([0.0, 3600.0, 3600.0, 7e3], [0.0, 3600.0, 3600.001, 7e3], id="a frame an hour, one repeated"),
+        pytest.param([0.0, 3600.0, 0.0, 3600.0], [0.0, 3600.0, 3600.1, 7200.1], id="an hour forward, then backward"),
         pytest.param([90.0, 90.1, 2.0, 2.1], [0.0, 0.1, 0.2, 0.3], id="jumps backward"),
-        pytest.param([0.0, 0.1, 0.1 + MOST_STEP_S], [0.0, 0.1, 0.1 + MOST_STEP_S], id="a long still picture"),
         pytest.param([WRAP_S - 0.15, WRAP_S - 0.05, 0.05, 0.15], [0.0, 0.1, 0.2, 0.3], id="wraps around"),
         pytest.param([WRAP_S - 0.1, 0.4, 0.5], [0.0, 0.5, 0.6], id="wraps around over a gap"),
+        pytest.param([WRAP_S - 90, WRAP_S - 30, 30.0, 90.0], [0.0, 60.0, 120.0, 180.0], id="minutes wrap around"),
     ],
 )
 def test_times_of_a_stream_become_sane(raw: list[float | None], expected: list[float]) -> None:
@@ -75,8 +79,42 @@ RAW = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, WRAP_S - 
 
 @given(st.lists(RAW, min_size=2, max_size=60), st.floats(0, 1e6))
 def test_times_rise_strictly_whatever_the_stream_says(raw: list[float | None], first_pts_s: float) -> None:
-    """No sequence of times makes two frames equal, or goes back, or leaps by more than is believed."""
+    """No sequence of times makes two frames equal, or goes back."""
     out = stamps(raw, first_pts_s)
     assert out[0] == first_pts_s
+    assert all(before < after for before, after in itertools.pairwise(out))
+
+
+@given(st.lists(RAW, min_size=2, max_size=60), st.floats(0.01, 5.0))
+def test_live_times_never_outrun_the_clock_by_more_than_a_step(raw: list[float | None], pause_s: float) -> None:
+    """Whatever a camera says: from frame to frame no more than half a minute beyond the time that has passed."""
+    timeline = Timeline(0.0, 0.1)
+    out = [timeline.stamp(one, now=number * pause_s) for number, one in enumerate(raw)]
     for before, after in itertools.pairwise(out):
-        assert 0.0 < after - before <= MOST_STEP_S + 1.0
+        assert 0.0 < after - before <= MOST_STEP_S + pause_s + 1.0
+
+
+@given(st.lists(st.floats(0.002, 1e7), min_size=1, max_size=60))
+def test_file_times_that_increase_are_followed_whatever_the_step(steps_s: list[float]) -> None:
+    """Milliseconds, minutes or months from frame to frame: the timeline has the file's differences."""
+    raw = [0.0, *itertools.accumulate(steps_s)]
+    assert stamps(list(raw)) == pytest.approx(raw)
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "step_s", "expected_s"),
+    [
+        pytest.param(0.04, 0.04, 0.04, id="as it should be"),
+        pytest.param(0.04, 3600.0, 0.1, id="its clock was set an hour forward"),
+        pytest.param(0.04, -3600.0, 0.1, id="its clock was set an hour back"),
+        pytest.param(60.0, 60.0, 60.0, id="a frame a minute"),
+        pytest.param(3600.0, 3600.0, 3600.0, id="a frame an hour"),
+        pytest.param(60.0, 3600.0, 0.1, id="a frame a minute, and its clock was set"),
+        pytest.param(5.0, 20.0, 20.0, id="a network that delivers late and then at once"),
+    ],
+)
+def test_live_step_is_followed_as_far_as_time_has_passed(passed_s: float, step_s: float, expected_s: float) -> None:
+    """A camera with a frame an hour is believed; one whose clock jumps by an hour at once costs an interval."""
+    timeline = Timeline(0.0, 0.1)
+    timeline.stamp(5000.0, now=10.0)
+    assert timeline.stamp(5000.0 + step_s, now=10.0 + passed_s) == pytest.approx(expected_s)

@@ -1,5 +1,6 @@
 """One picture in two memories: as FFmpeg decodes it, for the CPU's way, and as NVDEC leaves it, for a card's."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,15 +10,16 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from deepstream_pipeline.decode.pictures import Painter, turned
+from deepstream_pipeline.decode.pictures import Painter, upright
 from deepstream_pipeline.gpu.device import Device, Stream
-from deepstream_pipeline.gpu.picture import DevicePicture
+from deepstream_pipeline.gpu.picture import UPRIGHT, DevicePicture, Orientation
 from deepstream_pipeline.preprocess.device_rows import DevicePreparer, Made
 from deepstream_pipeline.preprocess.rows import prepare_row
 from server.core.tensor import Datatype
 from server.vision.spec import ColorFormat, Fit, Layout, PrepareSpec, ScalingFilter
 
 Plane = npt.NDArray[np.uint8]
+ORIENTATIONS = tuple(Orientation(*flags) for flags in itertools.product((False, True), repeat=3))
 BT_709, UNSPECIFIED, FCC, BT_470, BT_601, SMPTE_240, BT_2020 = 1, 2, 4, 5, 6, 7, 9
 MATRICES = (BT_709, UNSPECIFIED, FCC, BT_470, BT_601, SMPTE_240, BT_2020)
 NETWORK = PrepareSpec(
@@ -39,7 +41,7 @@ class Stored:
     red: Plane
     matrix: int = UNSPECIFIED
     is_full_range: bool = False
-    rotation: int = 0
+    orientation: Orientation = UPRIGHT
 
     def rgb(self) -> Plane:
         """By the CPU's way, upright."""
@@ -49,14 +51,14 @@ class Stored:
             lines = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
             lines[: values.shape[0], : values.shape[1]] = values
         frame.colorspace, frame.color_range = self.matrix, 2 if self.is_full_range else 1
-        return turned(Painter().rgb(frame), self.rotation)
+        return upright(Painter().rgb(frame), self.orientation)
 
     def row(self, spec: PrepareSpec) -> npt.NDArray[np.generic]:
         """By the CPU's way."""
         return prepare_row(np.ascontiguousarray(self.rgb()), spec)
 
 
-def noise(width: int, height: int, seed: int = 1, **said: int) -> Stored:
+def noise(width: int, height: int, seed: int = 1, **said: object) -> Stored:
     """Every sample differs from its neighbours: all values, many that no RGB has."""
     draw = np.random.default_rng(seed)
     chroma = ((height + 1) // 2, (width + 1) // 2)
@@ -64,7 +66,7 @@ def noise(width: int, height: int, seed: int = 1, **said: int) -> Stored:
     return replace(Stored(luma, blue, red), **said)  # type: ignore[arg-type]
 
 
-def smooth(width: int, height: int, seed: int = 1, **said: int) -> Stored:
+def smooth(width: int, height: int, seed: int = 1, **said: object) -> Stored:
     """As a camera's picture is: no edge sharper than some pixels, no colour that RGB has not."""
     rough = noise(width, height, seed, **said)
     luma, blue, red = (
@@ -88,7 +90,7 @@ def on_card(device: Device, stored: Stored, stream: Stream) -> Iterator[DevicePi
         device.copy(block.address, nv12.ctypes.data, nv12.nbytes, stream.handle)
         stream.synchronize()
         chroma = block.address + height * pitch
-        shape = (pitch, width, height, stream.handle, stored.rotation, stored.matrix, stored.is_full_range)
+        shape = (pitch, width, height, stream.handle, stored.orientation, stored.matrix, stored.is_full_range)
         yield DevicePicture(block.address, chroma, *shape)
     finally:
         block.close()

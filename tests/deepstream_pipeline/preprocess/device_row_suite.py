@@ -7,6 +7,7 @@ import pytest
 
 from deepstream_pipeline.decode.likeness import thumbnail_of
 from deepstream_pipeline.gpu.device import Device, zeros_pinned
+from deepstream_pipeline.gpu.picture import Orientation
 from deepstream_pipeline.preprocess.device_rows import DevicePreparer
 from server.vision.spec import ColorFormat, Fit, ScalingFilter
 from tests.deepstream_pipeline.preprocess.device_pictures import (
@@ -15,6 +16,7 @@ from tests.deepstream_pipeline.preprocess.device_pictures import (
     LEVELS,
     MATRICES,
     NETWORK,
+    ORIENTATIONS,
     difference,
     fitted,
     made_of,
@@ -34,12 +36,14 @@ ODD_HEIGHT_MEAN = 2.0  # of smooth pictures, for FFmpeg interpolates there; no s
 class DeviceRowSuite:
     """The class that inherits it gives the fixture `device`."""
 
-    @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+    @pytest.mark.parametrize("orientation", ORIENTATIONS)
     @pytest.mark.parametrize("fit", Fit)
-    def test_row_of_a_picture_made_smaller_equals_the_cpus(self, device: Device, fit: Fit, rotation: int) -> None:
-        """To the last bit, in every colour order, layout, datatype and filter, turned or not."""
+    def test_row_of_a_picture_made_smaller_equals_the_cpus(
+        self, device: Device, fit: Fit, orientation: Orientation
+    ) -> None:
+        """To the last bit, in every colour order, layout, datatype and filter, in all eight orientations."""
         for seed, size in enumerate(SMALLER):
-            stored = noise(*size, seed, rotation=rotation, matrix=BT_709)
+            stored = noise(*size, seed, orientation=orientation, matrix=BT_709)
             for spec in specs(fit):
                 if fit is Fit.CROP and min(size) < spec.shorter_side:
                     continue
@@ -56,15 +60,11 @@ class DeviceRowSuite:
             made_of(device, stored, None, None, image)
             np.testing.assert_array_equal(image, expected)
 
-    @pytest.mark.parametrize("rotation", [90, 180, 270, -90, 45])
-    def test_image_is_upright(self, device: Device, rotation: int) -> None:
-        """Turned as the CPU turns it; an angle that is no quarter of a circle turns nothing."""
-        stored = noise(322, 182, matrix=BT_601)
-        if rotation == 45:
-            image = np.zeros((182, 322, 3), np.uint8)
-        else:
-            stored = replace(stored, rotation=rotation)
-            image = np.zeros(stored.rgb().shape, np.uint8)
+    @pytest.mark.parametrize("orientation", ORIENTATIONS)
+    def test_image_is_upright(self, device: Device, orientation: Orientation) -> None:
+        """Turned and mirrored as the CPU does it, in all eight orientations."""
+        stored = noise(322, 182, matrix=BT_601, orientation=orientation)
+        image = np.zeros(stored.rgb().shape, np.uint8)
         made_of(device, stored, None, None, image)
         np.testing.assert_array_equal(image, stored.rgb())
 
@@ -94,7 +94,7 @@ class DeviceRowSuite:
     @pytest.mark.parametrize("size", [(1280, 720), (1920, 1080), (322, 182), (640, 360), (501, 375), (64, 36)])
     def test_thumbnail_is_the_cpus(self, device: Device, size: tuple[int, int]) -> None:
         """Means of the stored brightness, one level apart at most, whatever else is asked for."""
-        stored = noise(*size, rotation=90)
+        stored = noise(*size, orientation=Orientation(is_transposed=True))
         row = np.zeros(NETWORK.row_bytes, np.uint8)
         for spec, target, shape in ((None, None, ()), (NETWORK, row, (3, 128, 160))):
             made = made_of(device, stored, spec, target)
@@ -128,7 +128,7 @@ class DeviceRowSuite:
             noise(640, 360, 1),
             noise(640, 360, 2),
             noise(322, 182, 3, matrix=BT_709),
-            noise(140, 120, 4, rotation=90),
+            noise(140, 120, 4, orientation=Orientation(True, True)),
             noise(640, 360, 5, is_full_range=True),
         ]
         for stored in pictures:
