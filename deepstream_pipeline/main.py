@@ -115,7 +115,7 @@ class Program:
 
     def _start(self, models: _Models) -> None:
         settings, network = self._settings, models.network
-        rules_of = partial(rules_from, labels=network.labels)
+        rules_of = partial(rules_from, labels=network.labels, has_tracker=settings.tracker.has_tracks)
         is_single = len(settings.sources) == 1
         self._outlets = compose_outlets(
             settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single, device=self._card.device

@@ -1,4 +1,9 @@
-"""Where points are: in polygons, beside lines. Arrays are float64, places in pixels."""
+"""Where points are: in polygons, beside lines. Arrays are float64, places in pixels.
+
+The border rule: a polygon holds the points on its edges and corners, to a thousandth of a pixel. So a polygon that
+reaches to the edges of the picture holds every foot in it, and a foot on an edge that two polygons share is in both.
+A point on a line is on neither side of it; a line has its end points.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +16,7 @@ Scale = tuple[float, float]
 
 MOST_DEGREES = {LineMode.LOOSE: 90.0, LineMode.BALANCED: 60.0, LineMode.STRICT: 30.0}
 
+BORDER = 0.001  # pixels: as exact as places are recorded
 _JITTER = 0.05  # of a box's diagonal: so far its foot may tremble without having moved
 _NO_FEET, _NO_SLACK = np.empty((0, 2)), np.empty(0)
 
@@ -34,7 +40,8 @@ def scaled(points: tuple[Point, ...], scale: Scale) -> Array:
 
 
 class Area:
-    """A polygon; it may cross itself: inside is where a ray to its outside crosses its edges an odd number of times."""
+    """A polygon with its border; it may cross itself and may reach beyond the picture. Inside is where a ray to its
+    outside crosses its edges an odd number of times."""
 
     def __init__(self, corners: Array) -> None:
         self._x, self._y = corners.T
@@ -51,10 +58,12 @@ class Area:
         is_beside = (self._y > y) != (self._next_y > y)
         is_crossed = is_beside & (x < self._x + (y - self._y) * self._slope)
         odd: BoolArray = np.bitwise_xor.reduce(is_crossed, axis=1)
-        return odd
+        return odd | (self.distances(points) <= BORDER)
 
-    def distance(self, x: float, y: float) -> float:
-        """Of a point to the nearest edge."""
-        to_x, to_y = x - self._x, y - self._y
+    def distances(self, points: Array) -> Array:
+        """(n,), of each of (n, 2) points to its nearest edge."""
+        to_x, to_y = points[:, :1] - self._x, points[:, 1:] - self._y
         along = ((to_x * self._edge_x + to_y * self._edge_y) / self._squares).clip(0, 1)
-        return float(np.sqrt(((to_x - along * self._edge_x) ** 2 + (to_y - along * self._edge_y) ** 2).min()))
+        squares = (to_x - along * self._edge_x) ** 2 + (to_y - along * self._edge_y) ** 2
+        nearest: Array = np.sqrt(squares.min(axis=1))
+        return nearest

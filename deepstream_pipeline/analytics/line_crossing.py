@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from deepstream_pipeline.analytics.geometry import MOST_DEGREES, Scale, scaled
+from deepstream_pipeline.analytics.geometry import BORDER, MOST_DEGREES, Scale, scaled
 from deepstream_pipeline.analytics.rules import LineCrossing, LineMode
 from deepstream_pipeline.analytics.scene import Crowd, Scene
 from deepstream_pipeline.analytics.watch import Said
@@ -82,7 +82,7 @@ class LineWatch:
             if track_id < 0:
                 continue
             distance, slack = distances[number], crowd.slack[number]
-            side = 0 if abs(distance) < slack else 1 if distance > 0 else -1
+            side = 0 if abs(distance) <= max(slack, BORDER) else 1 if distance > 0 else -1
             place = self._places.get(track_id)
             if place is None:
                 self._places[track_id] = _Place(side, distance, along[number], along[number])

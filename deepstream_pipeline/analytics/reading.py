@@ -6,7 +6,7 @@
     overcrowding: [{name, roi, object-threshold, time-threshold: 2000 (ms), class-id}]
     line-crossing: [{name, line, direction, mode: loose | balanced | strict, extended: false, class-id}]
     direction-detection: [{name, direction, mode: balanced, class-id}]
-    dwell: [{name, roi, time-threshold: 0 (ms), class-id}]
+    dwell: [{name, roi, time-threshold-s: 0 (seconds), class-id}]
 
 roi, line and direction are lists of [x, y], or "x;y;x;y" as nvdsanalytics writes them; line also its eight numbers, the
 direction's two points first. class-id: a number, a label, or a list of them; -1 or nothing for all.
@@ -42,14 +42,16 @@ _LISTS: dict[str, tuple[str, ...]] = {
     "overcrowding": ("name", "roi", "object-threshold", "time-threshold", "class-id"),
     "line-crossing": ("name", "line", "direction", "mode", "extended", "class-id"),
     "direction-detection": ("name", "direction", "mode", "class-id"),
-    "dwell": ("name", "roi", "time-threshold", "class-id"),
+    "dwell": ("name", "roi", "time-threshold-s", "class-id"),
 }
+_NEED_TRACKS = ("line-crossing", "direction-detection", "dwell")
 _MOST_NAME = 64
 
 
-def rules_from(section: object, labels: Sequence[str], *, where: str = "analytics") -> Rules:
+def rules_from(section: object, labels: Sequence[str], *, where: str = "analytics", has_tracker: bool = True) -> Rules:
     """The rules of a section as YAML or JSON gives it; None for none. labels: of the model, by class_id; empty where it
-    is not known, and then class-id takes numbers only. where: the section's key path. Raises RuleRefused.
+    is not known, and then class-id takes numbers only. where: the section's key path. has_tracker: False refuses the
+    rules that follow an object from frame to frame. Raises RuleRefused.
     """
     if section is None:
         return Rules()
@@ -57,7 +59,7 @@ def rules_from(section: object, labels: Sequence[str], *, where: str = "analytic
     width, height = (_size(keys.get(key, 0), f"{where}.{key}") for key in _SECTION)
     if bool(width) != bool(height):
         raise refused(where, dict(zip(_SECTION, (width, height), strict=True)), "give both, or none")
-    reading = _Reading(keys, where, Canvas(width, height), tuple(labels))
+    reading = _Reading(keys, where, Canvas(width, height), tuple(labels), has_tracker)
     return Rules(
         config_width=width,
         config_height=height,
@@ -135,11 +137,12 @@ class _Entry:
             raise refused(self.path(key), value, "this takes true or false")
         return bool(value)
 
-    def seconds(self, key: str, default_s: float) -> float:
-        milliseconds = number(self.keys.get(key, default_s * 1000), self.path(key))
-        if milliseconds < 0:
-            raise refused(self.path(key), milliseconds, "this takes milliseconds, 0 or more")
-        return milliseconds / 1000
+    def duration(self, key: str, default: float, unit: str) -> float:
+        """In the key's own unit."""
+        value = number(self.keys.get(key, default), self.path(key))
+        if value < 0:
+            raise refused(self.path(key), value, f"this takes {unit}, 0 or more")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class _Reading:
     where: str
     canvas: Canvas
     labels: tuple[str, ...]
+    has_tracker: bool
 
     def rules(self, kind: str, read: Callable[[_Entry], R]) -> tuple[R, ...]:
         listed, where = self.keys.get(kind), f"{self.where}.{kind}"
@@ -158,6 +162,13 @@ class _Reading:
         rules: list[R] = []
         for place, entry in enumerate(listed):
             at = f"{where}[{place}]"
+            if kind in _NEED_TRACKS and not self.has_tracker:
+                raise RuleRefused(
+                    f"{at}: {kind} follows objects from frame to frame, and the tracker's type is none; "
+                    "set tracker type bytetrack, or remove the rule"
+                )
+            if kind == "dwell":
+                _refuse_milliseconds(entry, at)
             rule = read(_Entry(_mapping(entry, at, _LISTS[kind]), at, self.canvas, self.labels))
             if any(rule.name == other.name for other in rules):
                 raise refused(f"{at}.name", rule.name, f"another rule of {kind} has that name; names tell them apart")
@@ -175,7 +186,8 @@ def _overcrowding(entry: _Entry) -> Overcrowding:
     if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
         raise refused(where, threshold, "this takes a whole number, 1 or more")
     polygon = entry.canvas.polygon(entry.get("roi"), entry.path("roi"))
-    return Overcrowding(entry.name, polygon, threshold, entry.seconds("time-threshold", 2.0), entry.class_ids)
+    threshold_s = entry.duration("time-threshold", 2000, "milliseconds") / 1000
+    return Overcrowding(entry.name, polygon, threshold, threshold_s, entry.class_ids)
 
 
 def _line(entry: _Entry) -> LineCrossing:
@@ -215,7 +227,16 @@ def _direction(entry: _Entry) -> DirectionDetection:
 
 def _dwell(entry: _Entry) -> Dwell:
     polygon = entry.canvas.polygon(entry.get("roi"), entry.path("roi"))
-    return Dwell(entry.name, polygon, entry.seconds("time-threshold", 0.0), entry.class_ids)
+    return Dwell(entry.name, polygon, entry.duration("time-threshold-s", 0.0, "seconds"), entry.class_ids)
+
+
+def _refuse_milliseconds(entry: object, where: str) -> None:
+    """Dwell's former key, with the value in its new unit."""
+    if not isinstance(entry, Mapping) or "time-threshold" not in entry:
+        return
+    at, value = f"{where}.time-threshold", entry["time-threshold"]
+    seconds = number(value, at) / 1000
+    raise refused(at, value, f"dwell takes seconds; write time-threshold-s: {seconds:g}")
 
 
 def _mapping(value: object, where: str, known: Sequence[str]) -> Mapping[str, object]:

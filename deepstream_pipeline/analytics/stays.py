@@ -65,7 +65,7 @@ class Stays:
         """The object is new, or seems to have changed sides."""
         track_id = crowd.track_ids[number]
         was = self._stays.get(track_id)
-        if track_id in self._stays and self._area.distance(*crowd.feet[number].tolist()) < crowd.slack[number]:
+        if track_id in self._stays and self._area.distances(crowd.feet[number : number + 1])[0] < crowd.slack[number]:
             return was
         stay = Stay(track_id, crowd.class_ids[number], scene.pts_s) if is_inside else None
         self._stays[track_id] = stay

@@ -54,7 +54,7 @@ def _direction(rule: DirectionDetection) -> Entry:
 
 def _dwell(rule: Dwell) -> Entry:
     entry: Entry = {"name": rule.name, "roi": _points(rule.polygon)}
-    return entry | {"time-threshold": _plain(round(rule.after_s * 1000, 6))} | _classes(rule.class_ids)
+    return entry | {"time-threshold-s": _plain(round(rule.after_s, 6))} | _classes(rule.class_ids)
 
 
 def _classes(class_ids: tuple[int, ...]) -> Entry:

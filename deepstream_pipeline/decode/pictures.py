@@ -11,7 +11,8 @@ import av
 import cv2
 import numpy as np
 import numpy.typing as npt
-from av.sidedata.sidedata import Type as SideData
+from av.sidedata.sidedata import SideDataContainer
+from av.sidedata.sidedata import Type as SideDataType
 from av.video.reformatter import VideoReformatter
 
 from deepstream_pipeline.gpu.picture import UPRIGHT, Orientation
@@ -59,7 +60,8 @@ def upright_size(frame: av.VideoFrame) -> tuple[int, int]:
 def orientation_of(frame: av.VideoFrame) -> Orientation:
     """By the frame's display matrix: rotations by quarters and mirrorings. Frames with another matrix, or without one,
     are left as they are stored."""
-    matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
+    found: SideDataContainer = frame.side_data  # type: ignore[assignment]  # its stub knows motion vectors only
+    matrix = next((one for one in found if one.type is SideDataType.DISPLAYMATRIX), None) if len(found) else None
     if matrix is None:
         return UPRIGHT
     a, b, _, c, d, *_ = _MATRIX.unpack(bytes(matrix))

@@ -99,7 +99,7 @@ class DevicePreparer:
         self._row_room = 0
         self._thumbnail, self._pinned = zeros_pinned(device, _THUMBNAIL_SHAPE, np.uint8)
         self._thumbnail_at = self._pinned.address
-        self._shape: tuple[int, ...] = ()
+        self._shape: tuple[object, ...] = ()
         self._plan: _Plan | None = None
         self._made = Made((), self._thumbnail)
 
@@ -167,7 +167,7 @@ class DevicePreparer:
 
     def _plan_of(self, picture: DevicePicture) -> _Plan:
         """The same one for as long as the pictures keep their shape and colours."""
-        shape = (
+        shape: tuple[object, ...] = (
             *(picture.width, picture.height, picture.pitch),
             *(picture.orientation, picture.matrix, picture.is_full_range),
         )

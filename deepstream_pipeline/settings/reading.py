@@ -74,7 +74,8 @@ def read_settings(
 def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     reading = root.reading
     primary = _primary(root, flags)
-    drafts = read_sources(root.sections("source"))
+    tracker = read_tracker(root.section("tracker"))
+    drafts = read_sources(root.sections("source"), has_tracker=tracker.has_tracks)
     sources = _sources(drafts_of(flags, reading) if flags.sources else drafts, flags, reading.complaints)
     sinks = _sinks(root, flags)
     api = _api(root, flags)
@@ -83,14 +84,14 @@ def _read(root: Section, flags: Flags, around: Surroundings) -> VideoSettings:
     shard = _shard(flags, around, reading.complaints)
     mine = tuple(source for source in sources if shard.has(source.config.source_id))
     analytics = _analytics(root, flags)
-    check_section(analytics, reading.complaints)
+    check_section(analytics, reading.complaints, has_tracker=tracker.has_tracks)
     mux = read_mux(root.section("streammux"))
     return VideoSettings(
         sources=mine,
         primary=primary,
         mux=mux if flags.batch_size is None else replace(mux, batch_size=flags.batch_size),
         secondaries=tuple(read_secondary(section) for section in root.sections("secondary-gie")),
-        tracker=read_tracker(root.section("tracker")),
+        tracker=tracker,
         analytics=analytics,
         osd=read_osd(root.section("osd")),
         sinks=sinks,

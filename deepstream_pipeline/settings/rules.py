@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import NO_RULES, Rules
@@ -14,11 +15,11 @@ _UNKNOWN_KEY = re.compile(r"there is no key '([^']*)'")
 KINDS = tuple(kind.value for kind in AnalyticsKind)
 
 
-def check_section(section: Plain | None, complaints: Complaints) -> None:
+def check_section(section: Plain | None, complaints: Complaints, *, has_tracker: bool = True) -> None:
     """Complains of every rule that cannot be meant. Class labels are left for who knows the model's."""
     if section is None:
         return
-    for fault in _faults(section, _without_labels(section.content), ()):
+    for fault in _faults(section, _without_labels(section.content), (), has_tracker=has_tracker):
         complaints.add(*_placed(section, fault))
 
 
@@ -46,30 +47,31 @@ def names_classes(section: Plain | None) -> bool:
     return section is not None and _without_labels(section.content) != section.content
 
 
-def _faults(section: Plain, content: object, labels: Sequence[str]) -> Iterator[str]:
+def _faults(section: Plain, content: object, labels: Sequence[str], *, has_tracker: bool = True) -> Iterator[str]:
     """content: the section's, as it is to be held against the rules' form."""
+    fault_of = partial(_fault, where=section.path, labels=labels, has_tracker=has_tracker)
     if not isinstance(content, Mapping):
-        yield from _fault(content, section.path, labels)
+        yield from fault_of(content)
         return
     frame = {key: value for key, value in content.items() if key not in KINDS}
-    found = list(_fault(frame, section.path, labels))
+    found = list(fault_of(frame))
     frame = {} if found else frame
     for kind in KINDS:
         rules = content.get(kind)
         if not isinstance(rules, list):
-            found += _fault({kind: rules}, section.path, labels)
+            found += fault_of({kind: rules})
             continue
         for number, rule in enumerate(rules):
             at = f"{section.path}.{kind}"
-            for text in _fault({**frame, kind: [rule]}, section.path, labels):
+            for text in fault_of({**frame, kind: [rule]}):
                 if text.startswith(f"{at}[0]"):
                     found.append(text.replace(f"{at}[0]", f"{at}[{number}]", 1))
-    yield from found or _fault(content, section.path, labels)  # what only all together show: a name that is given twice
+    yield from found or fault_of(content)  # what only all together show: a name that is given twice
 
 
-def _fault(content: object, where: str, labels: Sequence[str]) -> Iterator[str]:
+def _fault(content: object, *, where: str, labels: Sequence[str], has_tracker: bool) -> Iterator[str]:
     try:
-        rules_from(content, labels, where=where)
+        rules_from(content, labels, where=where, has_tracker=has_tracker)
     except RuleRefused as refused:
         yield refused.message
 

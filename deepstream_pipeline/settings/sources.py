@@ -28,9 +28,9 @@ class Draft:
         return self.settings.config.source_id
 
 
-def read_sources(sections: Iterable[Section]) -> tuple[Draft, ...]:
+def read_sources(sections: Iterable[Section], *, has_tracker: bool = True) -> tuple[Draft, ...]:
     """Of the file's sections; a folder is several sources."""
-    return tuple(draft for section in sections for draft in _read_source(section))
+    return tuple(draft for section in sections for draft in _read_source(section, has_tracker=has_tracker))
 
 
 def named_sources(drafts: Iterable[Draft], complaints: Complaints) -> tuple[SourceSettings, ...]:
@@ -54,12 +54,12 @@ def named_sources(drafts: Iterable[Draft], complaints: Complaints) -> tuple[Sour
     )
 
 
-def _read_source(section: Section) -> tuple[Draft, ...]:
+def _read_source(section: Section, *, has_tracker: bool) -> tuple[Draft, ...]:
     section.require("uri")
     uri = section.text("uri", is_secret=True)
     config = _config(section, uri)
     analytics = section.plain("analytics")
-    check_section(analytics, section.reading.complaints)
+    check_section(analytics, section.reading.complaints, has_tracker=has_tracker)
     section.close()
     if not uri:
         return ()

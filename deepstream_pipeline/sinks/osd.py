@@ -321,8 +321,8 @@ def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float], 
 
 
 class _Names:
-    """The names of rules with their counts, each under those that lie where it should be: lines of both ways are often
-    one line."""
+    """The names of rules with their counts. Several rules often have one line or one region: each name stands
+    below the others, or above them at the picture's lower edge."""
 
     def __init__(self, canvas: Canvas) -> None:
         self._canvas = canvas
@@ -333,10 +333,11 @@ class _Names:
         width, height = self._canvas.text_size(text)
         left = max(0, min(at[0], self._canvas.width - width))
         top = max(0, min(at[1], self._canvas.height - height))
-        taken = sorted(y for _, (x, y), _, (right, _) in self._placed if x < left + width and left < right)
-        for other in taken:
-            if other < top + height and top < other + height:
-                top = other + height
+        taken = [y for _, (x, y), _, (right, _) in self._placed if x < left + width and left < right]
+        beside = (y + step for y in taken for step in (height, -height))
+        inside = (y for y in beside if 0 <= y <= self._canvas.height - height)
+        rows = [top, *sorted(inside, key=lambda y: (y < top, abs(y - top)))]
+        top = next((row for row in rows if all(abs(row - y) >= height for y in taken)), top)
         self._placed.append((text, (left, top), colour, (left + width, top + height)))
 
     def keep_free(self, places: LabelPlaces) -> None:

@@ -40,6 +40,11 @@ class TrackerOptions:
             if not (math.isfinite(value) and low <= value <= high):
                 raise ValueError(f"{name} is {value}; it goes from {low} to {high}")
 
+    @property
+    def has_tracks(self) -> bool:
+        """Whether an object keeps an identity from frame to frame."""
+        return self.type is not TrackerType.NONE
+
 
 _BOUNDS = (
     ("probation_age", 1, 1000),

@@ -12,7 +12,7 @@ from deepstream_pipeline.settings.complaints import SettingsRefused
 from tests.deepstream_pipeline.infer.fake_core import FakeCore
 from tests.deepstream_pipeline.settings.reading import read
 
-HEAD = "api: {enable: false}\nsink: {type: jsonl, folder: out}\ntracker: {type: none}\n"
+HEAD = "api: {enable: false}\nsink: {type: jsonl, folder: out}\ntracker: {type: bytetrack}\n"
 DWELL = "{name: B, roi: 1;1;5;1;5;5, class-id: 7}"
 SOURCES = f"source: [{{uri: rtsp://a, camera_id: a}}, {{uri: rtsp://b, analytics: {{dwell: [{DWELL}]}}}}]\n"
 LINES = "{name: A, line: 0;0;9;9, class-id: dark}, {name: C, line: 0;0;9;9, class-id: drak}"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepstream_pipeline.analytics.geometry import Area
+from deepstream_pipeline.analytics.geometry import Area, scaled
 from deepstream_pipeline.analytics.rules import Dwell, Overcrowding, RoiFiltering, Rules
 from deepstream_pipeline.analytics.source import new_analytics
 from deepstream_pipeline.types import AnalyticsKind
@@ -55,7 +55,81 @@ def test_area_distance_is_that_of_a_square(x: float, y: float) -> None:
     """Inside and outside, the distance to the nearest edge."""
     beside = max(400 - x, 0, x - 600), max(400 - y, 0, y - 600)
     expected = np.hypot(*beside) if any(beside) else min(x - 400, 600 - x, y - 400, 600 - y)
-    assert Area(np.array(SQUARE)).distance(x, y) == pytest.approx(expected, abs=1e-9)
+    assert Area(np.array(SQUARE)).distances(np.array([[x, y]])) == pytest.approx([expected], abs=1e-9)
+
+
+WHOLE = ((0, 0), (1000, 0), (1000, 1000), (0, 1000))  # SIZE, the picture
+BEYOND = ((-50, -50), (1200, -50), (1200, 1200), (-50, 1200))
+SIDES = ("left", "right", "top", "bottom")
+TRIANGLE = ((0, 0), (1000, 500), (0, 1000))
+THIRDS = ((0, 0), (1000 / 3, 0), (1000 / 3, 1000), (0, 1000))
+BOW_TIE = ((0, 0), (1000, 1000), (1000, 0), (0, 1000))
+
+
+@pytest.mark.parametrize(
+    ("corners", "point", "expected"),
+    [
+        *((corners, point, True) for corners in (WHOLE, BEYOND) for point in [*WHOLE, (500, 0), (500, 1000)]),
+        *((corners, point, True) for corners in (WHOLE, BEYOND) for point in [(0, 500), (1000, 500), (1, 999.9995)]),
+        *((WHOLE, point, False) for point in [(-0.01, 500), (1000.01, 500), (500, -0.01), (500, 1000.01)]),
+        *((BEYOND, point, True) for point in [(-50, -50), (1200, 1200), (1200, 300), (-20, 1100)]),
+        *((BEYOND, point, False) for point in [(-50.01, 0), (1200.01, 0), (0, 1200.01)]),
+        *((TRIANGLE, point, True) for point in [(1000, 500), (500, 250), (500, 750), (0, 0), (0, 333)]),
+        *((TRIANGLE, point, False) for point in [(500, 249.9), (500, 750.1), (1000.1, 500), (1000, 0), (1000, 1000)]),
+        *((THIRDS, point, True) for point in [(333.333, 500), (333.3335, 1000), (0, 0)]),
+        *((THIRDS, point, False) for point in [(333.336, 500), (500, 1000)]),
+        *((BOW_TIE, point, True) for point in [(500, 500), (250, 250), (0, 0), (1000, 1000), (0, 1000)]),
+        *((BOW_TIE, point, False) for point in [(500, 499), (500, 501), (500, 0), (500, 1000)]),
+    ],
+)
+def test_area_holds_its_edges_and_corners_and_nothing_beyond(corners, point, expected: bool) -> None:
+    """The border rule, for polygons within the picture, up to its edges and beyond it, in both directions."""
+    for turned in (corners, corners[::-1]):
+        assert Area(np.array(turned, np.float64)).holds(np.array([point], np.float64)).tolist() == [expected]
+
+
+@given(x=st.integers(0, 1_000_000), y=st.integers(0, 1_000_000), side=st.sampled_from(SIDES))
+def test_area_of_the_whole_picture_holds_every_foot_on_its_edge(x: int, y: int, side: str) -> None:
+    """Whatever config-width and config-height the polygon is drawn in."""
+    foot = {"left": (0, y / 1000), "right": (1000, y / 1000), "top": (x / 1000, 0), "bottom": (x / 1000, 1000)}[side]
+    for width, height in ((1000, 1000), (1920, 1080), (7, 3)):
+        drawn = ((0, 0), (width, 0), (width, height), (0, height))
+        area = Area(scaled(drawn, (1000 / width, 1000 / height)))
+        assert area.holds(np.array([foot], np.float64)).tolist() == [True]
+
+
+@pytest.mark.parametrize("kind", ["roi-filtering", "overcrowding", "dwell"])
+@pytest.mark.parametrize("foot", [(500, 1000), (0, 1000), (1000, 1000), (0, 500), (1000, 500), (500, 0)])
+def test_rule_of_the_whole_picture_counts_an_object_on_its_edge(kind: str, foot: tuple[float, float]) -> None:
+    """Every rule with a region counts the same objects, with and without an identity where the rule allows it."""
+    rule = {
+        "roi-filtering": Rules(roi_filtering=(RoiFiltering("All", WHOLE),)),
+        "overcrowding": Rules(overcrowding=(Overcrowding("All", WHOLE, 1, 0.0),)),
+        "dwell": Rules(dwell=(Dwell("All", WHOLE),)),
+    }[kind]
+    for track_id in (1,) if kind == "dwell" else (1, -1):
+        [said] = observe(rule, {track_id: [foot]})
+        assert said.counts[f"{kind}/All"] == 1
+
+
+def test_foot_on_an_edge_that_two_regions_share_is_in_both() -> None:
+    """And in no region that is about what is outside of them."""
+    left, right = ((0, 0), (500, 0), (500, 900), (0, 900)), ((500, 0), (1000, 0), (1000, 900), (500, 900))
+    regions = (RoiFiltering("Left", left), RoiFiltering("Right", right), RoiFiltering("Out", left, is_inverse=True))
+    [said] = observe(Rules(roi_filtering=regions), {1: [(500, 400)]})
+    assert said.rules_of == (("Left", "Right"),)
+
+
+def test_rules_that_share_a_region_both_keep_their_labels() -> None:
+    """An object in it carries the names of both rules, of one kind and of two."""
+    regions = (RoiFiltering("A", SQUARE), RoiFiltering("B", SQUARE))
+    [said] = observe(Rules(roi_filtering=regions, dwell=(Dwell("C", SQUARE),)), {1: [IN]})
+    assert said.rules_of == (("A", "B", "C"),)
+    assert {key: said.counts[key] for key in ("roi-filtering/A", "roi-filtering/B", "dwell/C")} == {
+        "roi-filtering/A": 1,
+        "roi-filtering/B": 1,
+        "dwell/C": 1,
+    }
 
 
 def test_roi_tells_who_enters_and_leaves_and_counts_who_is_there() -> None:

@@ -38,7 +38,7 @@ def test_section_of_everything_is_read() -> None:
             {"name": "In", "line": LINE, "direction": DOWN, "mode": "strict", "extended": True, "class-id": 0}
         ],
         "direction-detection": [{"name": "South", "direction": DOWN, "mode": "loose", "class-id": -1}],
-        "dwell": [{"name": "Bench", "roi": SQUARE, "time-threshold": 30000}],
+        "dwell": [{"name": "Bench", "roi": SQUARE, "time-threshold-s": 30}],
     }
     line, down = ((10.0, 50.0), (90.0, 50.0)), ((50.0, 40.0), (50.0, 60.0))
     assert rules_from(section, LABELS) == Rules(
@@ -78,6 +78,10 @@ def roi(**more: object) -> dict[str, object]:
 
 def line(**more: object) -> dict[str, object]:
     return SIZE | {"line-crossing": [{"name": "In", "line": LINE} | more]}
+
+
+def dwell(**more: object) -> dict[str, object]:
+    return {"dwell": [{"name": "D", "roi": SQUARE} | {k.replace("_", "-"): v for k, v in more.items()}]}
 
 
 def crowd(**more: object) -> dict[str, object]:
@@ -132,6 +136,10 @@ def crowd(**more: object) -> dict[str, object]:
         (crowd(object_threshold=None), r"overcrowding\[0\]: object-threshold is missing"),
         (crowd(time_threshold=-1), r"time-threshold: -1.*milliseconds, 0 or more"),
         (crowd(time_threshold="2s"), r"time-threshold: '2s': .*a number"),
+        (dwell(time_threshold_s=-1), r"time-threshold-s: -1.*seconds, 0 or more"),
+        (dwell(time_threshold=200), r"dwell\[0\]\.time-threshold: 200: .*takes seconds; write time-threshold-s: 0\.2$"),
+        (dwell(time_threshold=90000), r"time-threshold: 90000: .*write time-threshold-s: 90$"),
+        (dwell(time_threshold="2s"), r"time-threshold: '2s': .*a number"),
         ({"dwell": [{"name": "a", "roi": SQUARE}] * 2}, r"dwell\[1\]\.name: 'a': another rule of dwell has that name"),
     ],
 )  # fmt: skip
@@ -140,6 +148,29 @@ def test_section_that_cannot_be_meant_is_refused(section: object, words: str) ->
     with pytest.raises(RuleRefused) as caught:
         rules_from(section, LABELS)
     assert re.search(words, caught.value.message), caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("line-crossing", {"name": "a", "line": [[0, 0], [5, 5]]}),
+        ("direction-detection", {"name": "a", "direction": [[0, 0], [5, 5]]}),
+        ("dwell", {"name": "a", "roi": SQUARE}),
+    ],
+)
+def test_rule_that_needs_tracks_is_refused_without_a_tracker(kind: str, rule: dict[str, object]) -> None:
+    """Each kind that follows objects from frame to frame, with its place and both ways out."""
+    assert rules_from({kind: [rule]}, LABELS) != Rules()
+    with pytest.raises(RuleRefused) as caught:
+        rules_from({kind: [rule]}, LABELS, has_tracker=False)
+    assert caught.value.message.startswith(f"analytics.{kind}[0]: {kind} follows objects")
+    assert "tracker's type is none; set tracker type bytetrack, or remove the rule" in caught.value.message
+
+
+def test_rules_that_count_in_one_frame_are_taken_without_a_tracker() -> None:
+    """Objects in a region need no identity to be counted."""
+    section = roi() | crowd()
+    assert rules_from(section, LABELS, has_tracker=False) == rules_from(section, LABELS)
 
 
 def test_section_refused_names_where_it_stands() -> None:

@@ -212,3 +212,38 @@ def test_file_of_two_hundred_cameras_is_read(tmp_path: Path) -> None:
     rules = "{line-crossing: [{name: Door, line: [[0, 5], [9, 5]], direction: [[1, 1], [1, 9]]}]}"
     cameras = "".join(f"- {{uri: rtsp://cam{number}/1, analytics: {rules}}}\n" for number in range(200))
     assert len(read(f"primary-gie: {{model: people}}\nsource:\n{cameras}", tmp_path).sources) == 200
+
+
+NEEDS_TRACKS = """tracker: {type: none}
+analytics:
+  roi-filtering: [{name: All, roi: 0;0;9;0;9;9}]
+  line-crossing: [{name: Door, line: 0;0;9;9}]
+  dwell: [{name: Wait, roi: 0;0;9;0;9;9}]
+source: [{uri: rtsp://cam/1, analytics: {direction-detection: [{name: Right, direction: 0;0;9;9}]}}]
+primary-gie: {model: people}
+"""
+
+
+def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_is_none(tmp_path: Path) -> None:
+    """Every one, of all sources and of one, and none where there is a tracker."""
+    told = faults(NEEDS_TRACKS, tmp_path)
+    reason = "follows objects from frame to frame, and the tracker's type is none; set tracker type bytetrack"
+    places = ["4:19: analytics.line-crossing[0]", "5:11: analytics.dwell[0]"]
+    places += ["6:64: source[0].analytics.direction-detection[0]"]
+    assert [one.partition(", or remove")[0] for one in told] == [
+        f"cameras.yaml:{place}: {place.split('.')[-1].partition('[')[0]} {reason}" for place in places
+    ]
+    assert read(NEEDS_TRACKS.replace("type: none", "type: bytetrack"), tmp_path).sources
+
+
+def test_quick_line_is_refused_where_the_tracker_is_none(tmp_path: Path) -> None:
+    """--line needs tracks, too."""
+    [told] = faults(LEAST + "tracker: {type: none}\n", tmp_path, Flags(lines=("door=1,2,3,4",)))
+    assert told.startswith("--line: analytics.line-crossing[0]: line-crossing follows objects")
+
+
+def test_former_key_of_dwell_is_refused_with_its_value_in_seconds(tmp_path: Path) -> None:
+    """With its place in the file."""
+    [told] = faults(LEAST + "analytics: {dwell: [{name: W, roi: 0;0;9;0;9;9, time-threshold: 2500}]}\n", tmp_path)
+    fix = "analytics.dwell[0].time-threshold: 2500: dwell takes seconds; write time-threshold-s: 2.5"
+    assert told == f"cameras.yaml:3:49: {fix}"

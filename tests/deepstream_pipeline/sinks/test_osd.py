@@ -1,5 +1,6 @@
 """What is drawn onto pictures."""
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -94,6 +95,22 @@ def test_osd_names_of_rules_at_one_place_stand_under_each_other() -> None:
         osd.set_source("cam", rules=Rules(320, 240, line_crossing=tuple(replace(line, name=name) for name in names)))
         marks.append(changed(osd.draw(told), told.frame.image))
     assert marks[2] - marks[1] > 0.8 * (marks[1] - marks[0]) > 50
+
+
+@pytest.mark.parametrize("bottom", [120.0, 238.0, 240.0, 300.0])
+def test_osd_names_of_rules_that_share_a_region_can_all_be_read(bottom: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name lies in the picture and covers no other, also where the region ends at the lower edge or beyond it."""
+    chips: dict[str, int] = {}
+    monkeypatch.setattr(Canvas, "chip", lambda canvas, text, at, *args, **more: chips.update({text: at[1]}))
+    region = ((10.0, 40.0), (200.0, 40.0), (200.0, bottom), (10.0, bottom))
+    names = ("A", "B", "C", "D")
+    osd = Osd(replace(NOTHING, has_rules=True))
+    osd.set_source("cam", rules=Rules(320, 240, roi_filtering=tuple(RoiFiltering(name, region) for name in names)))
+    osd.draw(result(0, objects=0))
+    rows, height = sorted(chips.values()), Canvas(np.zeros((240, 320, 3), np.uint8)).text_size("A")[1]
+    assert len(rows) == len(names)
+    assert (rows[0] >= 0, rows[-1] <= 240 - height) == (True, True)
+    assert all(below - above >= height for above, below in itertools.pairwise(rows))
 
 
 def test_osd_label_of_one_does_not_hide_the_next() -> None:
