@@ -156,7 +156,7 @@ def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
     try:
         profiling = plan_profiling(settings.profile, settings.home_path / "profiles", name)
         if profiling is not None and profiling.report is not None:
-            profiling.report.parent.mkdir(parents=True, exist_ok=True)
+            profiling.report.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except ProfilerMissing as error:
         raise CannotStart(str(error)) from error
     except OSError as error:

@@ -19,7 +19,7 @@ from server.access.quotas import Board, Quotas
 from server.backends.own_triton import OwnTriton
 from server.backends.replicas import Replicas
 from server.backends.retry_budget import RetryBudget
-from server.backends.segments import open_segment
+from server.backends.segments import open_segment, shared_memory_shortage
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
 from server.backends.triton_messages import parsed
@@ -158,7 +158,12 @@ def _embedded_engine(settings: Settings) -> Engine:
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
-    """What clients share with the engine; where they may not, or cannot, what they are told."""
+    """What clients share with the engine; where they may not, or cannot, what they are told.
+
+    While the shared memory of a Triton that is started here is nearly full, the watch calls the engine down.
+    """
+    if settings.engine_has_process:
+        watch.hindrance = shared_memory_shortage
     if not settings.allow_client_shm:
         return NoSharedMemory()
     if len(settings.engine_urls) > 1:
@@ -247,7 +252,8 @@ def compose_telemetry(
         TelemetryOptions(dcgm_url=dcgm_url), CardHealth(environment.get("CUDA_VISIBLE_DEVICES"))
     )
     if is_here:
-        watch.hindrance = lambda: telemetry.health.reason if watch.has_model_on_gpu else ""
+        otherwise = watch.hindrance
+        watch.hindrance = lambda: (telemetry.health.reason if watch.has_model_on_gpu else "") or otherwise()
     return telemetry
 
 

@@ -18,6 +18,7 @@ from server.core.errors import (
     InferenceError,
     InvalidRequest,
     ModelRefused,
+    OutOfMemory,
     Overloaded,
 )
 from server.core.leaving import LeftAt, when_known
@@ -196,7 +197,7 @@ class _OtherWay:
         self._passage._admit(self._verb, self._head, self._caller)
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if isinstance(error, BackendUnavailable):
+        if isinstance(error, BackendUnavailable | OutOfMemory):
             self._passage._watch.suspect()
 
 

@@ -75,17 +75,35 @@ class RunningStack:
         raise AssertionError(f"no log line matches {pattern!r} within {timeout_s} s; the log:\n" + "".join(self.log))
 
 
-def start_stack(home: Path, *arguments: str, environ: dict[str, str] | None = None, wait: bool = True) -> RunningStack:
+def start_stack(
+    home: Path,
+    *arguments: str,
+    environ: dict[str, str] | None = None,
+    wait: bool = True,
+    wrapper: tuple[str, ...] = (),
+) -> RunningStack:
     """Starts `penstock up` on ephemeral ports, with Triton unless an engine is named.
 
-    With wait, returns when it has said that it is ready.
+    With wait, returns when it has said that it is ready. wrapper: a command that becomes the one after it.
     """
     engine = () if "--engine" in arguments else ("--engine", "triton")
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
     engine_ports = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "up", "--home", str(home), *ports, *engine_ports, *engine, *arguments],
+        [
+            *wrapper,
+            sys.executable,
+            "-m",
+            "server.cli",
+            "up",
+            "--home",
+            str(home),
+            *ports,
+            *engine_ports,
+            *engine,
+            *arguments,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""Whether an engine's words mean that a call needed more memory than there was. Sans-IO."""
+"""Engine errors that mean too little memory for a call, and the text that clients get for them. Sans-IO."""
 
 import re
 
@@ -9,12 +9,35 @@ _WORDS = re.compile(
     r"|out[ _]of[ _]memory|cudaErrorMemoryAllocation|requested amount of gpu memory"
     r"|STATUS_ALLOC_FAILED"
     r"|\bOOM when allocating"
-    r"|failed to increase the shared memory pool size"
+    r"|failed to increase the shared memory pool size|unable to initialize shared memory key"
+    r"|failed to create new mapped region"
     r"|\bMemoryError\b|unable to allocate .{1,40} for an array|\bbad_alloc\b",
     re.IGNORECASE,
+)
+
+# Triton's Python backend, with the key of the region: up to the end of the JSON string or the line.
+_SHARED_MEMORY = re.compile(
+    r"(?:failed to increase the shared memory pool size|unable to initialize shared memory key"
+    r"|failed to create new mapped region)[^\"\n]*",
+    re.IGNORECASE,
+)
+_SHARED_MEMORY_BYTES = re.compile(_SHARED_MEMORY.pattern.encode(), re.IGNORECASE)
+_MARK = b"shared memory"
+SHARED_MEMORY_FULL = (
+    "the engine has too little shared memory for this request; retry later, send less data, or give /dev/shm more room"
 )
 
 
 def means_out_of_memory(reason: str) -> bool:
     """Whether a smaller batch may succeed where this one failed. reason: the engine's, of a failed inference."""
     return _WORDS.search(reason) is not None
+
+
+def means_shared_memory_full(reason: str) -> bool:
+    """Whether Triton's Python backend had no room in /dev/shm. reason: the engine's, with the key of a region."""
+    return _SHARED_MEMORY.search(reason) is not None
+
+
+def without_keys(piece: bytes) -> bytes:
+    """A part of an engine's answer, its errors about shared memory without the key of a region."""
+    return _SHARED_MEMORY_BYTES.sub(SHARED_MEMORY_FULL.encode(), piece) if _MARK in piece else piece

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+MIN_FREE_BYTES = 1 << 20  # what a region of Triton's Python backend begins with, and grows by
 
 
 class OpenedSegment:
@@ -52,3 +53,18 @@ def open_segment(name: str) -> OpenedSegment:
         os.close(descriptor)
         raise FileNotFoundError(f"{name} is no shared memory segment")
     return OpenedSegment(descriptor)
+
+
+def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
+    """Why models of Triton's Python backend cannot be asked, where /dev/shm is nearly full; empty while it has room."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:  # there is none: Triton says so itself
+        return ""
+    size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    if not size_bytes or free_bytes >= MIN_FREE_BYTES:
+        return ""
+    return (
+        f"the machine's shared memory is nearly full: {free_bytes >> 10} KiB of {size_bytes >> 20} MiB are free, and "
+        f"{MIN_FREE_BYTES >> 10} KiB are needed; free some, or give /dev/shm more room"
+    )

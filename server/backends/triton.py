@@ -9,6 +9,7 @@ from typing import Self
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.config_pbtxt import config_from_proto
+from server.backends.out_of_memory import SHARED_MEMORY_FULL, means_shared_memory_full
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_grpc import TritonGrpc
@@ -21,6 +22,7 @@ from server.core.errors import (
     DeadlineExceeded,
     InferenceError,
     ModelNotReady,
+    OutOfMemory,
 )
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState
@@ -80,10 +82,16 @@ class TritonBackend:
     # Relay
 
     async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        return await self._http.relay(call, deadline=deadline)
+        answer = await self._http.relay(call, deadline=deadline)
+        if answer.status >= 400 and means_shared_memory_full(answer.body.decode("utf-8", "replace")):
+            raise OutOfMemory(SHARED_MEMORY_FULL)
+        return answer
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        return await self._grpc.relay(call, deadline=deadline)
+        answer = await self._grpc.relay(call, deadline=deadline)
+        if answer.code and means_shared_memory_full(answer.details):
+            raise OutOfMemory(SHARED_MEMORY_FULL)
+        return answer
 
     async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
         return await self._http.stream(call, deadline=deadline)

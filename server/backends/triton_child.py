@@ -22,6 +22,7 @@ _LOG_IDLE_S = 0.2
 _LOG_END_S = 1.0
 _KILL_S = 5.0
 _PIPE_BYTES = 1024 * 1024
+PRIVATE_UMASK = 0o077  # Triton 2.51 gives its shared memory, which holds tensors of clients, mode 0666 less this
 
 
 class TritonChild:
@@ -95,6 +96,7 @@ async def start_child(launch: Launch, arguments: Sequence[str], engine_id: str, 
             stderr=write_end,
             env=_launcher_environment(launch, engine_id),
             start_new_session=True,
+            umask=PRIVATE_UMASK,
         )
     except BaseException:
         transport.close()

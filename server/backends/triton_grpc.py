@@ -8,7 +8,7 @@ from typing import NamedTuple
 import grpc
 
 from server.backends.http2_calls import GRACE_S, CallBroken, TooManyGivenUp
-from server.backends.out_of_memory import means_out_of_memory
+from server.backends.out_of_memory import SHARED_MEMORY_FULL, means_out_of_memory, means_shared_memory_full
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_stream import TritonStream
@@ -209,6 +209,8 @@ def error_of(code: grpc.StatusCode, details: str) -> InferenceError:
     reason = one_line(details) or f"the engine answered {code.name} without a reason"
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(reason)
+    if means_shared_memory_full(reason):
+        return OutOfMemory(SHARED_MEMORY_FULL)
     kinds: dict[grpc.StatusCode, type[InferenceError]] = {
         grpc.StatusCode.NOT_FOUND: ModelNotFound,
         grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,

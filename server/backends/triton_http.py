@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from server.backends.call_traits import READS, may_repeat_http
 from server.backends.http_connection import ConnectionBroken, HttpConnection, request_head
 from server.backends.inflow import Inflow
+from server.backends.out_of_memory import without_keys
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.core.address import authority
@@ -171,7 +172,7 @@ class TritonHttp:
         timeout_s = self._patience.call_s if deadline is None else deadline - time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
-                return await inflow.take()
+                return without_keys(await inflow.take())
         except TimeoutError as error:
             raise DeadlineExceeded("the engine's answer did not end before the deadline") from error
         except ConnectionBroken as broken:

@@ -5,15 +5,18 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 import grpc
+from tritonclient.grpc import service_pb2
 
 from server.backends.http2_calls import GRACE_S
 from server.backends.last_word import LastWord, StreamCall
+from server.backends.out_of_memory import SHARED_MEMORY_FULL, means_shared_memory_full
 from server.core.errors import DeadlineExceeded
 from server.core.relay import GrpcAnswer, GrpcMetadata
 
 Judge = Callable[[grpc.StatusCode, str, GrpcMetadata], GrpcAnswer]
 
 MAX_LEAVING = 1024
+_ERROR_FIELD = b"\x0a"  # error_message of a ModelStreamInferResponse; an answer begins otherwise
 
 
 class TritonStream:
@@ -106,9 +109,19 @@ class TritonStream:
             message = await self._call.read()
         except grpc.aio.AioRpcError:
             return None
-        return message if isinstance(message, bytes) else None
+        return _without_keys(message) if isinstance(message, bytes) else None
 
 
 async def _unless_ended(writing: "Coroutine[None, None, None]") -> None:
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await writing
+
+
+def _without_keys(message: bytes) -> bytes:
+    """A response of ModelStreamInfer; where it is an error about shared memory, without the key of a region."""
+    if not message.startswith(_ERROR_FIELD):
+        return message
+    error = service_pb2.ModelStreamInferResponse.FromString(message)
+    if means_shared_memory_full(error.error_message):
+        error.error_message = SHARED_MEMORY_FULL
+    return bytes(error.SerializeToString())

@@ -1,0 +1,62 @@
+"""FAULTS 90: what a stack leaves in /dev/shm and in its run directory is for its own user only."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import RunningStack
+from tests.integration.living import family, gateway_of
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+OTHERS = 0o077
+
+
+def shared_files(stack: RunningStack) -> set[Path]:
+    """The named files in /dev/shm that the processes of the stack map."""
+    found: set[Path] = set()
+    for process in family(stack):
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue
+        found |= {Path(name) for name in re.findall(r"(/dev/shm/\S+)$", maps, re.MULTILINE)}
+    return {path for path in found if path.exists()}
+
+
+def open_to_others(path: Path) -> bool:
+    status = path.lstat()
+    return status.st_uid != os.geteuid() or (not path.is_symlink() and bool(stat.S_IMODE(status.st_mode) & OTHERS))
+
+
+def test_files_in_shared_memory_are_for_their_user_only(stack: RunningStack) -> None:
+    """Triton's regions, which hold tensors of clients, and ours."""
+    files = shared_files(stack)
+    assert files, "models of Triton's Python backend have regions"
+    assert [path for path in files if open_to_others(path)] == []
+
+
+def test_run_directory_and_sockets_are_for_their_user_only(stack: RunningStack) -> None:
+    """The folder is 0700; sockets and settings in it are not readable by others either."""
+    run_dir = Path(gateway_of(stack).cmdline()[3]).parent
+    sockets = [path for path in run_dir.rglob("*") if path.is_socket()]
+    assert not open_to_others(run_dir)
+    assert not open_to_others(run_dir / "settings.json")
+    assert [path for path in sockets if open_to_others(path)] == []
+
+
+def test_processes_of_a_stack_create_files_for_their_user_only(stack: RunningStack) -> None:
+    """Gateway, Triton and its models: whatever they write later, too."""
+    umasks = {}
+    for process in family(stack):
+        try:
+            words = re.search(r"^Umask:\s*(\d+)", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+            umasks[process.name()] = words[1] if words else ""
+        except (OSError, psutil.NoSuchProcess):
+            continue
+    assert umasks
+    assert set(umasks.values()) == {"0077"}, umasks
