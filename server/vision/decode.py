@@ -11,6 +11,7 @@
 * 16 bits: the high byte (value >> 8). Palettes are resolved, grey becomes three equal channels.
 * Alpha: dropped, the colours stay as stored: as Pillow's convert("RGB") and cv2.imread do, with which models are made.
 * GRAY: a JPEG's own luma; for the others cv2's 0.299 R + 0.587 G + 0.114 B.
+* Inflated data: a PNG's pixels up to the size in its header, its other compressed chunks not at all (vision/png.py).
 * Colour profiles and PNG gamma are ignored, as cv2.imread ignores them.
 
 Scaled decoding (`scaled-decode`, off by default) lets libjpeg-turbo decode a JPEG at 1/2, 1/4 or 1/8 where that is
@@ -35,6 +36,7 @@ import simplejpeg
 
 from server.vision.exif import upright
 from server.vision.header import Buffer, PictureFormat, PictureHeader, broken, header_within
+from server.vision.png import with_stored_pixels
 from server.vision.spec import ColorFormat
 
 Image = npt.NDArray[np.uint8]
@@ -113,8 +115,9 @@ _OPENCV_FLAGS = {
 
 
 def _decode_with_opencv(data: Buffer, color: ColorFormat, header: PictureHeader) -> Image:
+    encoded = with_stored_pixels(data) if header.format is PictureFormat.PNG else data
     try:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS[color])
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), _OPENCV_FLAGS[color])
     except cv2.error as error:
         raise broken(header.format, f"OpenCV says {error.err!r}") from None
     if pixels is None:

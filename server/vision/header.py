@@ -9,6 +9,7 @@ from server.backends.torch_serving.picture_header import (
     PictureFormat,
     PictureHeader,
     Refused,
+    png_chunks,
     sniff,
 )
 from server.backends.torch_serving.picture_header import read_header as _read_header
@@ -16,12 +17,14 @@ from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
 
 __all__ = [
     "MAX_PARTS",
+    "PNG_SIGNATURE",
     "Buffer",
     "PictureFormat",
     "PictureHeader",
     "broken",
     "codec_label",
     "header_within",
+    "png_chunks",
     "read_header",
     "sniff",
 ]
