@@ -189,8 +189,8 @@ def _refusing(error: InferenceError) -> Handler:
 
 def _certificate_of(context: Context) -> str:
     """The subject of the certificate that the connection was verified by; "" for none."""
-    certificates = context.auth_context().get("x509_pem_cert", ())
-    return subject_of(bytes(certificates[0])) if certificates else ""
+    certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+    return subject_of(certificate) if certificate else ""
 
 
 def _entering(handler: Handler, enter: Callable[[Context], Awaitable[None]]) -> Handler:

@@ -186,7 +186,9 @@ def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
         return configuration(files)
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(used[0]), changed, require_client_authentication=certificates.wants_client_certificates
+        configuration(used[0]),
+        changed,  # type: ignore[arg-type]  # gRPC documents None for no change, its stubs do not know it
+        require_client_authentication=certificates.wants_client_certificates,
     )
 
 

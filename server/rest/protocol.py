@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import httptools
 import msgspec
@@ -190,7 +190,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
         if self._certificate:
-            self.scope[CLIENT_CERTIFICATE] = self._certificate
+            cast(dict[str, Any], self.scope)[CLIENT_CERTIFICATE] = self._certificate
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:  # else a trailer, which must not become a header of the request
