@@ -227,7 +227,7 @@ async def _serve_clients(
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
     log.info("listening", front=front.seat.index, http=rest.port, grpc=grpc_server.port)
     tasks += [
-        *[asyncio.create_task(one.run()) for one in (front.door, front.certificates) if one is not None],
+        *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
         asyncio.create_task(front.tell(rest)),
         asyncio.create_task(_tell_ready(control, front)),
     ]

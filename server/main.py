@@ -306,7 +306,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     tasks = [
         asyncio.create_task(gateway.watch.run()),
         asyncio.create_task(gateway.metrics.loop_lag.run()),
-        *[asyncio.create_task(one.run()) for one in (gateway.door, gateway.certificates) if one is not None],
+        *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
         *([asyncio.create_task(gateway.core.run())] if gateway.core is not None else ()),

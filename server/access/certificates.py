@@ -1,7 +1,7 @@
 """TLS: the gateway's certificate, the CA that client certificates must come from, and whom such a certificate names."""
 
-import asyncio
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,7 +41,8 @@ class _Loaded:
 
 
 class Certificates:
-    """The files' content, read again when they change: new connections get the new certificate, open ones stay.
+    """The files' content. A connection that begins looks whether they changed, once a second at most, and gets the new
+    certificate; open connections stay.
 
     Files that cannot be used leave the last good ones in use; failed_reads counts them, and the log says why.
     """
@@ -49,6 +50,8 @@ class Certificates:
     def __init__(self, files: TlsFiles) -> None:
         """Raises TlsFileError."""
         self._files = files
+        self._looking = threading.Lock()
+        self._looked_at = time.monotonic()
         self._stamp = _stamp_of(files)
         self._loaded = _load(files)
         self._warn_if_expired()
@@ -74,17 +77,13 @@ class Certificates:
         return self._loaded.expires_at
 
     def pem(self) -> tuple[bytes, bytes, bytes | None]:
-        """The certificate chain, its key and the client CA as they are now. The tuple is new when the files changed."""
+        """The certificate chain, its key and the client CA, for a connection that begins now."""
+        self._look_if_due()
         return self._loaded.certificate, self._loaded.key, self._loaded.client_ca
-
-    async def run(self) -> None:
-        """Looks at the files once a second until it is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
-            await asyncio.to_thread(self.look_again)
 
     def look_again(self) -> None:
         """Reads the files again if one of them changed. Never raises TlsFileError."""
+        self._looked_at = time.monotonic()
         stamp = _stamp_of(self._files)
         if stamp == self._stamp:
             return
@@ -103,7 +102,17 @@ class Certificates:
             log.warning("the TLS certificate has expired; clients refuse it", file=str(self._files.certificate))
 
     def _use_current(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        self._look_if_due()
         connection.context = self._loaded.context
+
+    def _look_if_due(self) -> None:
+        """At most once an interval, whichever thread begins a connection."""
+        if time.monotonic() - self._looked_at < LOOK_INTERVAL_S or not self._looking.acquire(blocking=False):
+            return
+        try:
+            self.look_again()
+        finally:
+            self._looking.release()
 
 
 @lru_cache(KNOWN_CERTIFICATES)
