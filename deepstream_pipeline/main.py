@@ -2,6 +2,7 @@
 
 import math
 import os
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,8 +58,9 @@ class _Models:
 class Program:
     """`prepare`, `start`, `wait`, `stop`. Raises PipelineError, with a text for a person, where it cannot start."""
 
-    def __init__(self, settings: VideoSettings, place: EnginePlace) -> None:
+    def __init__(self, settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None) -> None:
         self._settings = settings
+        self._tls = tls
         self._card = open_card(settings.gpu, _decoders(settings))
         self._engine = Engine(place, device=self._card.device)
         self._metrics = VideoMetrics()
@@ -166,7 +168,7 @@ class Program:
 
     def _api_options(self) -> ApiOptions:
         api = self._settings.api
-        return ApiOptions.of(api.host, api.port, os.environ)
+        return ApiOptions.of(api.host, api.port, os.environ, tls=self._tls)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Of every source; empty before the start."""

@@ -1,5 +1,6 @@
 """What the control API is started with. Exposed without a key it does not start."""
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -29,7 +30,7 @@ class ApiOptions:
     may add files and devices of this machine; None for whether only this machine can call. allowed_hosts: names, beside
     those of this machine, that a browser may know it by. max_viewers: of moving previews, all sources together.
     call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture that
-    a viewer is sent.
+    a viewer is sent. tls: None for plain HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -42,6 +43,7 @@ class ApiOptions:
     max_body_bytes: int = 1024 * 1024
     call_timeout_s: float = 10.0
     client_timeout_s: float = 10.0
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.is_local and not self.api_key:
@@ -53,9 +55,9 @@ class ApiOptions:
             raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
 
     @classmethod
-    def of(cls, host: str, port: int, environ: Mapping[str, str]) -> Self:
+    def of(cls, host: str, port: int, environ: Mapping[str, str], *, tls: ssl.SSLContext | None = None) -> Self:
         """There, with the key that the environment holds. Raises ApiRefused."""
-        return cls(host, port, environ.get(KEY_VARIABLE, ""))
+        return cls(host, port, environ.get(KEY_VARIABLE, ""), tls=tls)
 
     @property
     def is_local(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import threading
 from functools import partial
 from typing import Any, Protocol, cast
@@ -41,7 +42,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """http:// and where it listens. After `start`."""
+        """http:// or https://, and where it listens. After `start`."""
         if self._listener is None:
             raise RuntimeError("the control API was not started")
         return self._url
@@ -51,8 +52,9 @@ class ApiServer:
         host = self._options.host
         self._listener = listener_of(self._options)
         port = int(self._listener.getsockname()[1])
-        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._server = _Server(_config(self._api, self._options))
+        scheme = "http" if self._options.tls is None else "https"
+        self._url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        self._server = _Server(_config(self._api, self._options), self._options.tls)
         self._thread = threading.Thread(target=self._serve, name="api", daemon=True)
         self._thread.start()
         if not self._server.is_up.wait(_START_TIMEOUT_S):
@@ -94,11 +96,13 @@ class ApiServer:
 class _Server(uvicorn.Server):
     """uvicorn, that says when it serves, and can cut who does not end."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
+        self._tls = tls
         self.is_up = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ssl = self._tls
         await super().startup(sockets=sockets)
         self.is_up.set()
 

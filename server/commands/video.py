@@ -1,6 +1,7 @@
 """`penstock video`: cameras and files in, tracked objects and events out."""
 
 import os
+import ssl
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from deepstream_pipeline.settings.flags import Flags
 from deepstream_pipeline.settings.reading import read_settings
 from deepstream_pipeline.settings.records import EngineChoice, VideoSettings
 from deepstream_pipeline.types import DecoderKind
+from server.access.certificates import Certificates, TlsFileError
 from server.commands.terminal import fail
 from server.commands.up import allow_open_files
 from server.commands.video_check import check
@@ -24,6 +26,7 @@ from server.commands.video_run import RunningProgram, run_to_its_end
 from server.commands.video_watch import watch_for
 from server.local.gateway_process import GATEWAY_ENVIRONMENT
 from server.logs import LogFormat, configure_logs
+from server.settings_checks import require_tls_pair
 
 LEVELS = ("debug", "info", "warning", "error")
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -69,6 +72,13 @@ Decoder = Annotated[
     DecoderKind | None,
     typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
 ]
+TlsCertificate = Annotated[
+    Path | None, typer.Option(envvar="PENSTOCK_TLS_CERT", help="PEM certificate chain: TLS for the control API [none]")
+]
+TlsKey = Annotated[Path | None, typer.Option(envvar="PENSTOCK_TLS_KEY", help="its key, PEM without a password")]
+TlsClientCa = Annotated[
+    Path | None, typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM: clients need a certificate it signed")
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
@@ -91,6 +101,9 @@ def run(
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
@@ -131,18 +144,28 @@ def run(
         decoder=decoder,
     )
     how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
-    raise typer.Exit(_run(config, flags, how))
+    raise typer.Exit(_run(config, flags, how, control_api_tls(tls_cert, tls_key, tls_client_ca)))
 
 
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
 app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
 
 
-def program_of(settings: VideoSettings, place: EnginePlace) -> RunningProgram:
-    """The program; what decodes and draws is imported only now."""
+def program_of(settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None) -> RunningProgram:
+    """The program; what decodes and draws is imported only now. tls: of the control API."""
     from deepstream_pipeline.main import Program
 
-    return Program(settings, place)
+    return Program(settings, place, tls=tls)
+
+
+def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
+    """What the control API proves who it is with; None without TLS. Exit code 2 for files that cannot be used."""
+    try:
+        require_tls_pair(certificate, key, client_ca)
+        certificates = Certificates.of(certificate, key, client_ca)
+    except (ValueError, TlsFileError) as error:
+        fail(str(error), code=2)
+    return certificates.context if certificates is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +178,7 @@ class Manner:
     log_level: str
 
 
-def _run(config: Path | None, flags: Flags, how: Manner) -> int:
+def _run(config: Path | None, flags: Flags, how: Manner, tls: ssl.SSLContext | None) -> int:
     """The exit code."""
     try:
         settings = read_settings(config, flags)
@@ -171,4 +194,5 @@ def _run(config: Path | None, flags: Flags, how: Manner) -> int:
     models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
     shares = may_share_card(settings)
     engine = partial(engine_for, settings.engine, models, os.environ, watch.note, shares_memory=shares)
-    return run_to_its_end(settings, watch, engine=engine, program_of=program_of, is_json=how.is_json)
+    program = partial(program_of, tls=tls) if tls is not None else program_of
+    return run_to_its_end(settings, watch, engine=engine, program_of=program, is_json=how.is_json)

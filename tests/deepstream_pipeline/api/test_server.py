@@ -1,9 +1,13 @@
 """The server itself: it starts, stops and bounds its clients."""
 
+import contextlib
+import http.client
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,8 @@ from deepstream_pipeline.api.listening import check_address
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.api.server import ApiServer
 from deepstream_pipeline.metrics import VideoMetrics
+from server.access.certificates import Certificates, TlsFiles
+from tests.access.authorities import Authority
 from tests.deepstream_pipeline.api.asking import ask, connect, read_all, send_on
 from tests.deepstream_pipeline.api.pipeline import FakePipeline, serving
 
@@ -52,6 +58,35 @@ def test_api_on_ipv6_answers() -> None:
             assert ask(api.url, "GET", "/health/live").status == 200
     except ApiRefused:
         pytest.skip("no IPv6 here")
+
+
+def test_api_over_tls_demands_a_client_certificate_and_takes_a_replaced_one(tmp_path: Path) -> None:
+    """HTTPS alone is answered, to clients of the CA alone; a replaced certificate is used for the next connection."""
+    ours, theirs = Authority("ours"), Authority("theirs")
+    files = ours.sign(tmp_path, "api")
+    certificates = Certificates(TlsFiles(*files, ours.file(tmp_path)))
+
+    def live(client: tuple[Path, Path] | None, url: str) -> tuple[int, bytes]:
+        context = ssl.create_default_context(cafile=str(ours.file(tmp_path, "trusted.pem")))
+        if client is not None:
+            context.load_cert_chain(*client)
+        connection = http.client.HTTPSConnection(url.removeprefix("https://"), timeout=20, context=context)
+        with contextlib.closing(connection):
+            connection.request("GET", "/health/live")
+            return connection.getresponse().status, connection.sock.getpeercert(binary_form=True) or b""
+
+    with serving(FakePipeline(), ApiOptions(port=0, tls=certificates.context)) as api:
+        assert api.url.startswith("https://")
+        client = ours.sign(tmp_path, "client")
+        status, before = live(client, api.url)
+        assert status == 200
+        for refused in (None, theirs.sign(tmp_path, "stranger")):
+            with pytest.raises(OSError):  # noqa: PT011  # its text is the client library's
+                live(refused, api.url)
+        for path, fresh in zip(files, ours.sign(tmp_path, "fresh"), strict=True):
+            fresh.replace(path)
+        certificates.look_again()
+        assert live(client, api.url)[1] not in (before, b"")
 
 
 def test_stop_frees_the_port_and_leaves_no_thread() -> None:
