@@ -12,6 +12,7 @@ from server.catalogue.errors import CatalogueError
 from server.core.batching import Owner
 from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
+from server.core.model_files import is_version
 
 _LICENCE_ROW = re.compile(r"^\|\s*licen[cs]e\s*\|([^|,;(]+)", re.IGNORECASE | re.MULTILINE)
 WEIGHTS_PARAMETER, RANDOM_WEIGHTS = "weights", "random"
@@ -60,7 +61,7 @@ def read_folder(folder: Path, options: DeclaredOptions | None = None) -> Install
     owner: Owner | None = Owner.OFF
     problem, has_random_weights = "", False
     try:
-        versions = sorted((item.name for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()), key=int)
+        versions = sorted((item.name for item in folder.iterdir() if is_version(item.name) and item.is_dir()), key=int)
         sizes_bytes = {version: _size_bytes(folder / version) for version in versions}
         has_config = path.exists()  # else Triton completes the configuration by itself, without batching
     except OSError as error:

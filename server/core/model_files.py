@@ -1,4 +1,4 @@
-"""Names of files inside a model's folder: what a client may call them."""
+"""Names of files and folders inside a model's folder."""
 
 from urllib.parse import unquote
 
@@ -6,6 +6,7 @@ from server.core.errors import InvalidRequest
 
 MAX_NAME_BYTES = 255  # of one part; a longer one in a model load ends Triton 2.51
 MAX_SHOWN = 80
+MAX_VERSION = (1 << 63) - 1  # Triton's version numbers are 64-bit integers; a larger one ends Triton 2.51
 
 
 def check_inside_folder(what: str, name: str) -> None:
@@ -18,6 +19,12 @@ def check_inside_folder(what: str, name: str) -> None:
         raise InvalidRequest(f"{what} is {shown(name)}; it must name a file inside the model's folder")
     if any(len(part.encode(errors="replace")) > MAX_NAME_BYTES for part in name.split("/")):
         raise InvalidRequest(f"{what} is {shown(name)}: a name of more than {MAX_NAME_BYTES} bytes")
+
+
+def is_version(folder_name: str) -> bool:
+    """Whether a folder of a model holds a version: its name is a whole number in decimal, without leading zeros."""
+    is_number = folder_name.isascii() and folder_name.isdecimal()
+    return is_number and (folder_name == "0" or folder_name[0] != "0") and int(folder_name) <= MAX_VERSION
 
 
 def shown(name: str) -> str:

@@ -62,7 +62,7 @@ def read_fusion(source: SourceModel, int8_file: Path) -> Fusion:
     """Both files through a session of every level, with the engine's own options otherwise."""
     level = engine_options(source).graph_optimization_level
     engine_level = next((name for name, known in LEVELS.items() if known == level), "none")
-    float_graph = onnx.load(source.path).graph
+    float_graph = onnx.load(source.path, load_external_data=False).graph
     float_optimised = {name: _optimised(source, source.path, name) for name in LEVELS}
     int8_optimised = {name: _optimised(source, int8_file, name) for name in LEVELS}
     shown = engine_level if engine_level in LEVELS else "basic"
@@ -85,7 +85,7 @@ def _optimised(source: SourceModel, file: Path, level: str) -> onnx.GraphProto:
         written = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(written)
         open_model(file, options)
-        return onnx.load(written).graph
+        return onnx.load(written, load_external_data=False).graph  # weights may lie beside the source's file
 
 
 def _operators(level: str, graph: onnx.GraphProto) -> Operators:

@@ -16,6 +16,7 @@ from server.backends.ort_serving.session import model_path, open_session, sessio
 from server.backends.ort_serving.threads import thread_budget
 from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
+from server.core.model_files import is_version
 from server.core.tensor import Datatype
 from server.optimize.errors import OptimizeError
 from server.vision.card import VisionCard, card_from_config
@@ -117,7 +118,7 @@ def open_model(path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
 
 
 def _newest_version(folder: Path) -> Path:
-    versions = [item for item in folder.iterdir() if item.is_dir() and item.name.isdecimal()]
+    versions = [item for item in folder.iterdir() if is_version(item.name) and item.is_dir()]
     if not versions:
         raise OptimizeError(f"model {folder.name!r} has no version: {folder} holds no numbered folder")
     return max(versions, key=lambda item: int(item.name))

@@ -149,6 +149,8 @@ async def test_versions_are_the_numbers_without_leading_zeros(engine: EmbeddedEn
     for version in (2, 9, 10):
         plus(repository, version, version=version, rest="version_policy { latest { num_versions: 2 } }")
     (repository / "plus" / "2").rename(repository / "plus" / "012")
+    for name in ("11.bak", "12 (copy)", "99999999999999999999", "+13", "١٤"):
+        (repository / "plus" / name).mkdir()
     await engine.load("plus")
     assert (await engine.model_metadata("plus")).versions == ("9", "10")
     assert await y_of(engine) == [11, 12, 13]
@@ -288,6 +290,17 @@ async def test_labels_are_those_of_the_outputs_file(engine: EmbeddedEngine, repo
     await engine.load("plus")
     assert engine.labels("plus", "1", "y") == ("left", "right")
     assert engine.labels("plus", "", "x") == ()
+
+
+async def test_labels_of_a_windows_editor_have_no_mark_and_no_carriage_return(
+    engine: EmbeddedEngine, repository: Path
+) -> None:
+    """A byte order mark and CR LF are not part of a label."""
+    text = x_and_y().replace('name: "y"', 'name: "y" label_filename: "labels.txt"')
+    onnx_models.save(onnx_models.plus(1), repository, "plus", config=text)
+    (repository / "plus" / "labels.txt").write_bytes(b"\xef\xbb\xbfleft\r\nright\r\n")
+    await engine.load("plus")
+    assert engine.labels("plus", "1", "y") == ("left", "right")
 
 
 async def test_calls_raise_errors_of_the_tree_only(engine: EmbeddedEngine, repository: Path) -> None:

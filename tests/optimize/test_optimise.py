@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from server.backends.config_pbtxt import read_config
@@ -72,6 +73,28 @@ def test_optimise_of_random_weights_judges_nothing(pictures: list[Path], tmp_pat
     page = (staged / "MODEL.md").read_text()
     assert "RANDOM WEIGHTS" in page.splitlines()[0]
     assert RANDOM_WEIGHTS in page
+
+
+@pytest.mark.usefixtures("quick_rounds")
+def test_optimise_of_a_model_with_external_data_writes_one_with_its_weights_inside(
+    pictures: list[Path], tmp_path: Path, silent: Progress
+) -> None:
+    """Weights that lie beside the source's ONNX file change nothing, and the INT8 file needs no file beside it."""
+    folder = write_model(tmp_path / "models", "small")
+    file = folder / "1" / "model.onnx"
+    onnx.save(
+        onnx.load(file), file, save_as_external_data=True, all_tensors_to_one_file=True,
+        location="model.onnx.data", size_threshold=0,
+    )  # fmt: skip
+    assert (folder / "1" / "model.onnx.data").stat().st_size > 0
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    source = read_source(folder)
+    report = optimise(source, pictures, {}, staged, silent)
+    assert report.fusion.float_levels[0].counts["Conv"] == 2
+    assert sorted(path.name for path in (staged / "1").iterdir()) == ["model.onnx", "tensorrt.onnx"]
+    session = open_model(staged / "1" / "model.onnx", engine_options(source))
+    assert session.run(None, {"image": np.zeros((3, 3, 32, 32), np.float32)})[0].shape == (3, 8)
 
 
 def test_read_fusion_names_what_became_of_the_first_convolution(source: SourceModel) -> None:

@@ -20,6 +20,7 @@ def test_read_source_takes_the_newest_version_and_the_engines_threads(tmp_path: 
     for version in ("9", "10"):
         (folder / version).mkdir()
         (folder / version / "model.onnx").write_bytes((folder / "1" / "model.onnx").read_bytes())
+    (folder / "99999999999999999999").mkdir()
     source = read_source(folder)
     assert source.path == folder / "10" / "model.onnx"
     assert engine_options(source).intra_op_num_threads == 1

@@ -114,7 +114,7 @@ def _labels(config: model_config_pb2.ModelConfig, folder: Path) -> dict[str, tup
         if output.label_filename:
             path = folder / output.label_filename
             try:
-                labels[output.name] = tuple(path.read_text(encoding="utf-8").splitlines())
+                labels[output.name] = tuple(path.read_text(encoding="utf-8-sig").splitlines())
             except (OSError, UnicodeDecodeError) as error:
                 raise LoadError(f"the label file {path} cannot be read: {error}") from error
     return labels

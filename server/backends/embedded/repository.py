@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from server.core.errors import InvalidRequest
+from server.core.model_files import is_version
 
 CONFIG_FILE = "config.pbtxt"
 MAX_CONFIG_BYTES = 1 << 20  # the parser is slow: about a second
@@ -114,10 +115,7 @@ def _folders(repository: Path) -> list[Path]:
 
 
 def _versions(path: Path) -> tuple[int, ...]:
-    """As in Triton: whole numbers without leading zeros, every other folder is left alone."""
     try:
-        names = [entry.name for entry in path.iterdir() if entry.is_dir()]
+        return tuple(sorted(int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()))
     except OSError:
         return ()
-    numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
-    return tuple(sorted(number for number in numbers if str(number) in names))
