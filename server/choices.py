@@ -9,6 +9,7 @@ from server.access.certificates import Certificates, TlsFileError
 from server.access.keys import KeyRefused, KeyRing, key_of_hashed
 from server.access.rules import AccessFileError, AccessRules, NoKeysYet, read_access_file
 from server.backends.config_pbtxt import gpu_instances
+from server.backends.engine_headers import HeaderFileError, read_header_file
 from server.backends.reaper import RunDirectory, RunDirectoryRefused, claim_run_directory
 from server.backends.shell_paths import is_special
 from server.backends.triton_ports import pick_free_ports
@@ -23,6 +24,7 @@ from server.rest.listener import PortTaken, bind
 from server.settings import Settings
 
 log = get_logger("stack")
+ENGINE_PORTS = ("engine_http_port", "engine_grpc_port", "engine_metrics_port")
 
 
 class CannotStart(Exception):
@@ -72,7 +74,15 @@ def _rules_at_start(file: Path) -> AccessRules:
 
 
 def choose_engine(settings: Settings) -> EngineChoice:
-    """Decided here, once for every process of the stack. Raises CannotStart where Triton is asked for and absent."""
+    """Decided here, once for every process of the stack.
+
+    Raises CannotStart where Triton is asked for and absent, or the file of the engine's headers is not valid.
+    """
+    if settings.engine_header_file is not None:
+        try:
+            read_header_file(settings.engine_header_file)
+        except HeaderFileError as error:
+            raise CannotStart(f"--engine-header-file: {error}") from error
     if settings.engine_is_external or settings.engine_is_embedded:
         return EngineChoice(settings)
     environment = settings.engine_environment or default_environment(Path(sys.prefix))
@@ -127,10 +137,15 @@ def _model_clients(settings: Settings) -> list[ModelClients]:
 
 
 def resolve_ports(settings: Settings) -> Settings:
-    """The settings with real port numbers, each tried now. Raises CannotStart where one is taken."""
+    """The settings with real port numbers, each tried now. Raises CannotStart where one is taken.
+
+    Triton checks no key, so its ports stay closed where the gateway refuses clients anything.
+    """
+    if settings.restricts_access:
+        settings = _without_engine_ports(settings)
     names = ["http_port", "grpc_port", "metrics_port"]
     if settings.engine_has_process:
-        names += ["engine_http_port", "engine_grpc_port", "engine_metrics_port"]
+        names += [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
     held: list[socket.socket] = []
     ports: dict[str, int] = {}
     try:
@@ -146,6 +161,17 @@ def resolve_ports(settings: Settings) -> Settings:
         for listener in held:
             listener.close()
     return settings.model_copy(update=ports)
+
+
+def _without_engine_ports(settings: Settings) -> Settings:
+    given = [name for name in ENGINE_PORTS if getattr(settings, name) is not None]
+    if given and settings.engine_has_process:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        log.warning(
+            f"{flags}: not opened. Triton checks no key, and there are API keys or limits for anonymous clients; "
+            "clients use the gateway's ports"
+        )
+    return settings.model_copy(update=dict.fromkeys(ENGINE_PORTS))
 
 
 def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:

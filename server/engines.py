@@ -16,17 +16,18 @@ from server.access.certificates import Certificates
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Board, Quotas
+from server.backends.engine_headers import EngineHeaders, read_header_file
 from server.backends.own_triton import OwnTriton
 from server.backends.replicas import Replicas
 from server.backends.retry_budget import RetryBudget
 from server.backends.segments import open_segment, shared_memory_shortage
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_messages import parsed
 from server.backends.watch import EngineWatch, WatchOptions
 from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
-from server.core.caller import EVERY_ROLE
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
 from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
@@ -65,12 +66,11 @@ class EngineAddress:
     metrics_url: str | None
 
 
-def engine_addresses(settings: Settings) -> tuple[EngineAddress, ...]:
-    """Of the supervised engine by its ports; of others by their URLs, gRPC on the next port unless said."""
+def engine_addresses(settings: Settings, run_dir: Path) -> tuple[EngineAddress, ...]:
+    """Of the Triton that is started here, or of others by their URLs, gRPC on the next port unless said."""
     if not settings.engine_is_external:
-        ports = settings.engine_http_port, settings.engine_grpc_port, settings.engine_metrics_port
-        http, grpc, metrics = (f"127.0.0.1:{port}" for port in ports)
-        return (EngineAddress(f"http://{http}", grpc, f"http://{metrics}/metrics"),)
+        own = TritonListeners(run_dir, *settings.engine_ports)
+        return (EngineAddress(own.http_url, own.grpc_address, own.metrics_url),)
     said = settings.engine_grpcs or ("",) * len(settings.engine_urls)
     return tuple(_address(url, grpc) for url, grpc in zip(settings.engine_urls, said, strict=True))
 
@@ -96,12 +96,12 @@ class Engine:
     replicas: Replicas | None = None
 
 
-def compose_engine(settings: Settings) -> Engine:
-    """The engine that the settings name. Call it inside the running loop."""
+def compose_engine(settings: Settings, run_dir: Path) -> Engine:
+    """The engine that the settings name. Call it inside the running loop. run_dir: of this stack."""
     if settings.engine_is_embedded:
         return _embedded_engine(settings)
     budget = RetryBudget()
-    addresses = engine_addresses(settings)
+    addresses = engine_addresses(settings, run_dir)
     engines = {address.http_url: _triton(settings, address, budget) for address in addresses}
     place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
     if len(engines) > 1:
@@ -120,6 +120,7 @@ def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget) -> 
         metrics_url=address.metrics_url,
         max_connections=settings.max_inflight_requests,
         budget=budget,
+        headers=EngineHeaders(read_header_file(file)) if (file := settings.engine_header_file) is not None else None,
     )
 
 
@@ -210,7 +211,7 @@ def watch_options(settings: Settings) -> WatchOptions:
 
 def compose_door(settings: Settings, board: Board | None = None) -> Door | None:
     """Who may do what; None where everybody may do everything. board: of a process that keeps quotas with others."""
-    if not settings.has_keys and settings.anonymous_roles == EVERY_ROLE:
+    if not settings.restricts_access:
         return None
     keys = tuple(map(key_of_hashed, settings.api_keys))
     quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes, board=board)

@@ -73,12 +73,12 @@ WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where other processes of this host find this one, over Unix sockets; None for nowhere.
+    """The stack's run directory: other processes of this host find this one there, over Unix sockets.
 
     has_fronts: they serve the clients, and this is their core. Else it serves clients itself, and guests there.
     """
 
-    run_dir: Path | None
+    run_dir: Path
     has_fronts: bool
 
     @property
@@ -87,18 +87,15 @@ class Place:
         return self.run_dir if self.has_fronts else None
 
 
-NOWHERE = Place(None, has_fronts=False)
-
-
 class Gateway:
     """The gateway's parts, wired."""
 
-    def __init__(self, settings: Settings, control: ControlLine | None, place: Place = NOWHERE) -> None:
+    def __init__(self, settings: Settings, control: ControlLine | None, place: Place) -> None:
         run_dir = place.fronts_dir
         self._settings, self._control = settings, control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
         self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
-        self.engine = compose_engine(settings)
+        self.engine = compose_engine(settings, place.run_dir)
         self.is_sick = False
         self.options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
         self.watch = EngineWatch(
@@ -151,7 +148,7 @@ class Gateway:
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.plane.share(self.memory)
         self.registration = compose_registration(settings, self.engine, self.watch)
-        self.core = self._compose_core(place.run_dir) if place.run_dir is not None else None
+        self.core = self._compose_core(place.run_dir)
         self._read_metrics()
 
     def _compose_core(self, run_dir: Path) -> CoreServer:
@@ -178,8 +175,8 @@ class Gateway:
         for name, queued in queue_readers(self.batching.statistics).items():
             read(name, queued)
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
-        read("fronts", lambda: self.core.front_count if self.core is not None else 0)
-        read("guests", lambda: self.core.guest_count if self.core is not None else 0)
+        read("fronts", lambda: self.core.front_count)
+        read("guests", lambda: self.core.guest_count)
         read("engine_up", lambda: int(self.watch.is_up))
         read("engine_stalls_total", lambda: self.watch.openings)
         if (budget := self.engine.budget) is not None:
@@ -309,7 +306,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),
-        *([asyncio.create_task(gateway.core.run())] if gateway.core is not None else ()),
+        asyncio.create_task(gateway.core.run()),
         *([asyncio.create_task(gateway.telemetry.run())] if gateway.telemetry is not None else ()),
         asyncio.create_task(gateway.listen_to_parent(stop.set)),
         asyncio.create_task(gateway.tell_ready()),
@@ -365,9 +362,7 @@ async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_
     gateway.plane.announce_stop()
     log.info("draining", inflight=gateway.admission.statistics().requests, delay_s=delay_s)
     await asyncio.sleep(delay_s)
-    core = gateway.core
-    guests = [core.drain(grace_s)] if core is not None else []
-    is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s), *guests))
+    is_clean = all(await asyncio.gather(rest.stop(grace_s), grpc_server.stop(grace_s), gateway.core.drain(grace_s)))
     log.info("drained", seconds=round(time.monotonic() - started, 3), is_clean=is_clean)
     return is_clean
 

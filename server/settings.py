@@ -68,9 +68,10 @@ class Settings(BaseSettings):
 
     engine: str = "auto"
     engine_grpc: str = ""
-    engine_http_port: int = Field(9000, ge=0, le=65535)
-    engine_grpc_port: int = Field(9001, ge=0, le=65535)
-    engine_metrics_port: int = Field(9002, ge=0, le=65535)
+    engine_header_file: Path | None = None  # NAME: VALUE lines for a Triton elsewhere
+    engine_http_port: int | None = Field(None, ge=0, le=65535)  # None: a Unix socket that only this user can reach
+    engine_grpc_port: int | None = Field(None, ge=0, le=65535)
+    engine_metrics_port: int | None = Field(None, ge=0, le=65535)
     engine_environment: Path | None = None
 
     mps: Literal["off", "on", "auto"] = "off"  # CUDA's Multi-Process Service, for the Triton that is started here
@@ -140,10 +141,10 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"engine is {self.engine!r}; it takes auto, triton, embedded, or the http:// address of a Triton"
             )
-        require_addresses(self.engine_urls, self.engine_grpcs)
+        require_addresses(self.engine_urls, self.engine_grpcs, self.engine_header_file)
         ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
         if self.engine_has_process:
-            ports += [p for p in (self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port) if p]
+            ports += [p for p in self.engine_ports if p]
         twice = {port for port in ports if ports.count(port) > 1}
         if twice:
             raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
@@ -184,6 +185,11 @@ class Settings(BaseSettings):
         return listed(self.engine_grpc)
 
     @property
+    def engine_ports(self) -> tuple[int | None, int | None, int | None]:
+        """The ports of the Triton that is started here: HTTP, gRPC, metrics."""
+        return self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port
+
+    @property
     def engine_is_embedded(self) -> bool:
         """Whether the engine lives in the gateway's process."""
         return self.engine == "embedded"
@@ -204,6 +210,11 @@ class Settings(BaseSettings):
         if self.anonymous is not None:
             return frozenset(self.anonymous)
         return frozenset() if self.has_keys else EVERY_ROLE
+
+    @property
+    def restricts_access(self) -> bool:
+        """Whether some clients are refused some requests: there are keys, or anonymous clients lack a role."""
+        return self.has_keys or self.anonymous_roles != EVERY_ROLE
 
     @property
     def is_exposed(self) -> bool:

@@ -10,8 +10,13 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(word for word in map(str.strip, text.split(",")) if word)
 
 
-def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...]) -> None:
-    """Raises ValueError for an engine's address that is malformed or given twice, and for unpaired gRPC addresses."""
+def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...], header_file: Path | None) -> None:
+    """Raises ValueError for an engine's address that is malformed or given twice, and for unpaired gRPC addresses.
+
+    Raises it also for a header file without an engine's address.
+    """
+    if header_file is not None and not urls:
+        raise ValueError("engine_header_file goes with an engine given by URL; leave it out")
     for url in urls:
         if not url.startswith(("http://", "https://")) or not _has_host(url):
             raise ValueError(f"engine is {url!r}; a Triton's address looks like http://host:8000")

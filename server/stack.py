@@ -14,6 +14,7 @@ from server.backends.lost_instances import InstanceRenewal, InstanceSight
 from server.backends.own_triton import OwnTriton
 from server.backends.patience import Patience
 from server.backends.shell_paths import plain_paths
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_ports import answers_live
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import Launch, TritonUnavailable
@@ -39,6 +40,7 @@ from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, Gateway
 from server.local.front_processes import AddressHeld, FrontProcesses
 from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
 from server.local.running import tell_running
+from server.local.socket_folder import reachable
 from server.logs import get_logger
 
 __all__ = [
@@ -165,7 +167,8 @@ class Stack:
         """As a user sees it."""
         if self._ports is None:
             return False
-        return await answers_live(_shown(self._settings.host), self._ports.http_port, READY_PROBE_S, question="ready")
+        url = f"http://{authority(_shown(self._settings.host), self._ports.http_port)}"
+        return await answers_live(url, READY_PROBE_S, question="ready")
 
     def _refuse(self, reason: str) -> None:
         self._failure = reason
@@ -233,20 +236,19 @@ class Stack:
             launch, gate = self._sharing.shared(launch), self._sharing.until_clients_may_start
         if profiling is not None:
             launch = self._profiled(launch, profiling)
+        listeners = TritonListeners(reachable(self._run_dir.path), *self._settings.engine_ports)
         options = TritonOptions(
             engine_id=self._run_dir.engine_id,
             repositories=plain_paths(repositories, self._run_dir.path / "repositories"),
-            http_port=self._settings.engine_http_port,
-            grpc_port=self._settings.engine_grpc_port,
-            metrics_port=self._settings.engine_metrics_port,
+            listeners=listeners,
             trace_file=self._settings.trace_file and self._settings.trace_file.absolute(),
         )
         log.info(
             "engine process",
             program=launch.argv[0],
-            http_port=options.http_port,
-            grpc_port=options.grpc_port,
-            metrics_port=options.metrics_port,
+            http=listeners.http_url,
+            grpc=listeners.grpc_address,
+            metrics=listeners.metrics_url,
         )
         self._engine = TritonProcess(
             launch, options, emit=log_engine, on_status=self._on_engine_status, before_start=gate
@@ -255,8 +257,8 @@ class Stack:
         renewal = InstanceRenewal(
             InstanceSight(process_name),
             OwnTriton(
-                http_url=f"http://127.0.0.1:{options.http_port}",
-                grpc_address=f"127.0.0.1:{options.grpc_port}",
+                http_url=listeners.http_url,
+                grpc_address=listeners.grpc_address,
                 max_connections=1,
                 patience=Patience(keepalive_timeout_s=RENEWAL_SILENCE_S),
             ),

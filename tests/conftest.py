@@ -18,6 +18,7 @@ import structlog
 CHECKOUT = Path(__file__).resolve().parent.parent
 TRITON_ENVIRONMENT = CHECKOUT / ".venv-triton"
 READY_TIMEOUT_S = 90.0
+ENGINE_PORTS = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +83,12 @@ def start_stack(
     wait: bool = True,
     wrapper: tuple[str, ...] = (),
 ) -> RunningStack:
-    """Starts `penstock up` on ephemeral ports, with Triton unless an engine is named.
+    """Starts `penstock up` on ephemeral ports, with Triton unless an engine is named; ENGINE_PORTS open Triton's own.
 
     With wait, returns when it has said that it is ready. wrapper: a command that becomes the one after it.
     """
     engine = () if "--engine" in arguments else ("--engine", "triton")
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-    engine_ports = ("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     process = subprocess.Popen(
         [
@@ -100,7 +100,6 @@ def start_stack(
             "--home",
             str(home),
             *ports,
-            *engine_ports,
             *engine,
             *arguments,
         ],
@@ -141,11 +140,10 @@ def wait_until_ready(stack: RunningStack) -> None:
 
 
 def _read_engine_ports(stack: RunningStack) -> None:
-    """The supervised Triton's, from the log; none where the engine is somebody else's."""
+    """The supervised Triton's, from the log: ports with ENGINE_PORTS, else Unix sockets; none of another engine."""
     for line in stack.logged(": engine process "):
-        ports = dict(re.findall(r"(http_port|grpc_port)=(\d+)", line))
-        stack.engine_http_url = f"http://127.0.0.1:{ports['http_port']}"
-        stack.engine_grpc_address = f"127.0.0.1:{ports['grpc_port']}"
+        addresses = dict(re.findall(r" (http|grpc)=(\S+)", line))
+        stack.engine_http_url, stack.engine_grpc_address = addresses["http"], addresses["grpc"]
 
 
 def stop_stack(stack: RunningStack, timeout_s: float = 40.0) -> int:
@@ -166,6 +164,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) ->
         pull = ["-m", "server.cli", "models", "pull", "fastestdet", "--from", str(source)]
         environ = dict(os.environ, PENSTOCK_HOME=str(home))
         subprocess.run([sys.executable, *pull, "--url", "http://127.0.0.1:9"], check=True, env=environ, cwd=CHECKOUT)
-    running = start_stack(home)
+    running = start_stack(home, *ENGINE_PORTS)
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])

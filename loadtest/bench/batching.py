@@ -2,7 +2,7 @@
 
     python -m deploy.models.resnet50
     python -m loadtest.bench.batching make bench-models
-    penstock up --model-repository bench-models
+    penstock up --model-repository bench-models --engine-http-port 9000
     python -m loadtest.bench.batching run --json batching.json
 
 Pictures go to the image endpoint; tiny tensors to infer, over both protocols, merged by the gateway or relayed one by
@@ -189,7 +189,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     running = commands.add_parser("run", help="measure a stack that serves it")
     running.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's REST address")
     running.add_argument("--grpc", default="127.0.0.1:8001", help="the gateway's gRPC address")
-    running.add_argument("--engine", default="http://127.0.0.1:9000", help="Triton's REST address")
+    running.add_argument(
+        "--engine", default="http://127.0.0.1:9000", help="Triton's REST address (penstock up --engine-http-port 9000)"
+    )
     running.add_argument("--model", nargs="*", default=list(IMAGE_MODELS), metavar="NAME", help="for the pictures")
     running.add_argument("--image", type=Path, nargs="*", default=[], metavar="FILE", help="default: generated")
     running.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="of pictures")

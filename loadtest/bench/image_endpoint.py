@@ -194,7 +194,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's REST address")
-    parser.add_argument("--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address")
+    parser.add_argument(
+        "--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address (penstock up --engine-grpc-port 9001)"
+    )
     parser.add_argument("--model", default="fastestdet")
     parser.add_argument("--image", type=Path, nargs="*", default=[], metavar="FILE", help="default: generated pictures")
     parser.add_argument("--concurrency", type=int, default=8, help="requests at once, of endpoint and engine alike")

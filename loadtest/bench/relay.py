@@ -215,8 +215,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.relay", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway's REST address")
     parser.add_argument("--grpc", default="127.0.0.1:8001", help="the gateway's gRPC address")
-    parser.add_argument("--engine", default="http://127.0.0.1:9000", help="Triton's REST address")
-    parser.add_argument("--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address")
+    parser.add_argument(
+        "--engine", default="http://127.0.0.1:9000", help="Triton's REST address (penstock up --engine-http-port 9000)"
+    )
+    parser.add_argument(
+        "--engine-grpc", default="127.0.0.1:9001", help="Triton's gRPC address (penstock up --engine-grpc-port 9001)"
+    )
     parser.add_argument("--model", nargs="+", default=list(MODELS), metavar="NAME")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--rounds", type=int, default=5)

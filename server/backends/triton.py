@@ -9,6 +9,7 @@ from typing import Self
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.config_pbtxt import config_from_proto
+from server.backends.engine_headers import EngineHeaders
 from server.backends.out_of_memory import SHARED_MEMORY_FULL, means_shared_memory_full
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
@@ -35,12 +36,14 @@ REGION_UNKNOWN = "Unable to find shared memory region"  # Triton's words
 class TritonBackend:
     """Backend and Relay. Make it inside the running loop; `async with`, or aclose, ends it.
 
-    http_url: https:// makes both ports TLS. metrics_url: the whole address of the engine's metrics page, None for none.
+    http_url: http://, https:// or unix://; https:// makes both ports TLS. grpc_address: host:port or unix:/path.
+    metrics_url: the engine's metrics page, /metrics where it names no path; None for none.
     max_connections: HTTP connections at most; gRPC shares one. budget: of calls sent again, its own unless given.
+    headers: sent with every call, also for the metrics page.
     Raises InvalidRequest for an address that is none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the three addresses and what their clients share
         self,
         *,
         http_url: str,
@@ -49,20 +52,28 @@ class TritonBackend:
         metrics_url: str | None = None,
         patience: Patience | None = None,
         budget: RetryBudget | None = None,
+        headers: EngineHeaders | None = None,
     ) -> None:
         self._patience = patience or Patience()
         budget = budget or RetryBudget()
         origin = origin_of(http_url)
-        self._grpc = TritonGrpc(grpc_address, is_tls=origin.is_tls, patience=self._patience, budget=budget)
-        self._http = TritonHttp(origin, max_connections=max_connections, patience=self._patience, budget=budget)
+        self._grpc = TritonGrpc(
+            grpc_address, is_tls=origin.is_tls, patience=self._patience, budget=budget, headers=headers
+        )
+        self._http = TritonHttp(
+            origin, max_connections=max_connections, patience=self._patience, budget=budget, headers=headers
+        )
         self._regions: dict[str, Callable[[], None]] = {}
         self._metrics: TritonHttp | None = None
         if metrics_url is not None:
             page = origin_of(metrics_url)
             self._metrics = TritonHttp(
-                replace(page, base_path=b""), max_connections=METRICS_CONNECTIONS, patience=self._patience
+                replace(page, base_path=b""),
+                max_connections=METRICS_CONNECTIONS,
+                patience=self._patience,
+                headers=headers,
             )
-            self._metrics_call = HttpCall("GET", page.base_path or b"/", (), b"")
+            self._metrics_call = HttpCall("GET", page.base_path or b"/metrics", (), b"")
 
     async def __aenter__(self) -> Self:
         return self

@@ -79,11 +79,13 @@ class TritonChild:
         return f"tritonserver exited with code {code}" + (f": {last_words}" if last_words else "")
 
 
-async def start_child(launch: Launch, arguments: Sequence[str], engine_id: str, emit: Emit) -> TritonChild:
+async def start_child(
+    launch: Launch, arguments: Sequence[str], engine_id: str, emit: Emit, *, inherited: Sequence[int] = ()
+) -> TritonChild:
     """Starts Triton in a session of its own, so that a terminal's Ctrl-C reaches us alone and we drain it.
 
     Raises OSError where no process can be made. The pipe is ours: with asyncio's own, Process.wait() would not return
-    while a surviving stub holds it open.
+    while a surviving stub holds it open. inherited: descriptors of this process that stay open in Triton.
     """
     transport, reader, write_end = await _open_pipe()
     try:
@@ -97,6 +99,7 @@ async def start_child(launch: Launch, arguments: Sequence[str], engine_id: str, 
             env=_launcher_environment(launch, engine_id),
             start_new_session=True,
             umask=PRIVATE_UMASK,
+            pass_fds=inherited,
         )
     except BaseException:
         transport.close()

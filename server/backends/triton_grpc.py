@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import grpc
 
+from server.backends.engine_headers import EngineHeaders
 from server.backends.http2_calls import GRACE_S, CallBroken, TooManyGivenUp
 from server.backends.out_of_memory import SHARED_MEMORY_FULL, means_out_of_memory, means_shared_memory_full
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_stream import TritonStream
-from server.backends.triton_unary import UnaryCalls, is_plain_address
+from server.backends.triton_unary import UnaryCalls, is_plain_address, is_socket_address
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -54,7 +55,16 @@ class Failure(NamedTuple):
 class TritonGrpc:
     """One HTTP/2 connection to the engine, made again by itself when it breaks. Make it inside the running loop."""
 
-    def __init__(self, address: str, *, is_tls: bool, patience: Patience, budget: RetryBudget | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        is_tls: bool,
+        patience: Patience,
+        budget: RetryBudget | None = None,
+        headers: EngineHeaders | None = None,
+    ) -> None:
+        self._headers = headers or EngineHeaders()
         self._address = address
         self._patience = patience
         options = _channel_options(patience)
@@ -115,10 +125,10 @@ class TritonGrpc:
         if len(self._given_up) >= MAX_LARGE_GIVEN_UP:
             raise _overloaded(f"{len(self._given_up)} large calls that nobody waits for are in the engine")
         self._budget.calls += 1
-        running = self._method(call.method)(call.message, metadata=_forwarded(call.metadata) if call.metadata else None)
+        running = self._method(call.method)(call.message, metadata=self._sent(call.metadata) or None)
         outcome = await self._within(running, until - started)
         if isinstance(outcome, Failure) and outcome.is_connection:
-            raise BackendUnavailable(f"no connection to the engine at {self._address}: {one_line(outcome.details)}")
+            raise self._unreachable("no connection to the engine", outcome.details)
         return outcome
 
     async def _within(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]", timeout_s: float) -> GrpcAnswer | Failure:
@@ -144,7 +154,7 @@ class TritonGrpc:
 
     async def _call_plainly(self, unary: UnaryCalls, call: GrpcCall, timeout_s: float) -> GrpcAnswer | Failure:
         """The same over our own connection."""
-        metadata = _forwarded(call.metadata) if call.metadata else ()
+        metadata = self._sent(call.metadata)
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await unary.call(call.method, call.message, metadata)
@@ -153,9 +163,7 @@ class TritonGrpc:
         except TooManyGivenUp as error:
             raise _overloaded(str(error)) from error
         except CallBroken as error:
-            raise BackendUnavailable(
-                f"no connection to the engine at {self._address}: {one_line(str(error))}"
-            ) from error
+            raise self._unreachable("no connection to the engine", str(error)) from error
         if reply.code == 0:
             return GrpcAnswer(0, reply.message, trailing_metadata=reply.trailing_metadata)
         code = _CODES.get(reply.code, grpc.StatusCode.UNKNOWN)
@@ -167,6 +175,9 @@ class TritonGrpc:
             method = self._methods[path] = self._channel.unary_unary(path, None, None)
         return method
 
+    def _sent(self, metadata: GrpcMetadata) -> GrpcMetadata:
+        return self._headers.over_grpc(_forwarded(metadata) if metadata else ())
+
     def open_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> TritonStream:
         """A bidirectional call. Raises DeadlineExceeded.
 
@@ -175,17 +186,24 @@ class TritonGrpc:
         timeout_s = None if deadline is None else deadline - time.monotonic()
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineExceeded("the deadline passed before the stream could be opened to the engine")
-        forwarded = tuple((key, value) for key, value in _forwarded(metadata) if key not in _FATAL_ON_STREAMS)
+        forwarded = tuple((key, value) for key, value in self._sent(metadata) if key not in _FATAL_ON_STREAMS)
         call = self._channel.stream_stream(method, None, None)(None, None, forwarded)
 
         def judge(code: grpc.StatusCode, details: str, trailing: GrpcMetadata) -> GrpcAnswer:
             if code is grpc.StatusCode.OK:
                 return GrpcAnswer(0, trailing_metadata=trailing)
             if self._is_broken(code, details):
-                raise BackendUnavailable(f"the engine's stream broke at {self._address}: {one_line(details)}")
+                raise self._unreachable("the engine's stream broke", details)
             return GrpcAnswer(code.value[0], details=details, trailing_metadata=trailing)
 
         return TritonStream(call, judge, self._leaving, timeout_s)
+
+    def _unreachable(self, what: str, details: str) -> BackendUnavailable:
+        """Clients see the message: it names no file of this host."""
+        where, reason = self._address, details
+        if is_socket_address(where):
+            where, reason = "its Unix socket", details.replace(where, "the socket")
+        return BackendUnavailable(f"{what} at {where}: {one_line(reason)}")
 
     def _failure(self, error: grpc.aio.AioRpcError) -> Failure:
         details = error.details() or ""

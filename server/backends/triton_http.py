@@ -9,6 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from server.backends.call_traits import READS, may_repeat_http
+from server.backends.engine_headers import EngineHeaders
 from server.backends.http_connection import ConnectionBroken, HttpConnection, request_head
 from server.backends.inflow import Inflow
 from server.backends.out_of_memory import without_keys
@@ -38,6 +39,11 @@ class Origin:
     def authority(self) -> bytes:
         return authority(self.host, self.port).encode()
 
+    @property
+    def place(self) -> str:
+        """The address, for messages that clients see: without the path of a socket."""
+        return "its Unix socket" if self.socket_path else self.authority.decode()
+
 
 def origin_of(url: str) -> Origin:
     """The origin in an http:// or https:// address, or in unix:///path. Raises InvalidRequest for anything else."""
@@ -54,9 +60,16 @@ class TritonHttp:
     """The Relay's HTTP half. Make it inside the running loop."""
 
     def __init__(
-        self, origin: Origin, *, max_connections: int, patience: Patience, budget: RetryBudget | None = None
+        self,
+        origin: Origin,
+        *,
+        max_connections: int,
+        patience: Patience,
+        budget: RetryBudget | None = None,
+        headers: EngineHeaders | None = None,
     ) -> None:
         """budget: of calls that are sent a second time, shared with the engine's other clients."""
+        self._headers = headers or EngineHeaders()
         self._origin = origin
         self._patience = patience
         self._budget = budget or RetryBudget()
@@ -102,7 +115,7 @@ class TritonHttp:
             self._idle.pop().close()
 
     def _head(self, call: HttpCall) -> bytes:
-        return request_head(call, self._origin.authority, self._origin.base_path)
+        return request_head(self._headers.over_http(call), self._origin.authority, self._origin.base_path)
 
     def _timeout_s(self, call: HttpCall, deadline: float | None) -> float:
         """The time that is left. Raises DeadlineExceeded where there is none."""
@@ -203,7 +216,8 @@ class TritonHttp:
                     )
                 return connection
         except TimeoutError as error:
-            where = origin.authority.decode()
-            raise BackendUnavailable(f"no connection to {where} within {self._patience.connect_s} s") from error
+            raise BackendUnavailable(
+                f"no connection to the engine at {origin.place} within {self._patience.connect_s} s"
+            ) from error
         except OSError as error:
-            raise BackendUnavailable(f"cannot connect to the engine at {origin.authority.decode()}: {error}") from error
+            raise BackendUnavailable(f"cannot connect to the engine at {origin.place}: {error}") from error

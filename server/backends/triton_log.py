@@ -36,6 +36,8 @@ _WITHOUT_GPU = (
     "Error: Failed to initialize NVML",
     "Unable to allocate pinned system memory",
 )
+# Triton's HTTP library says so of each Unix socket: the option is one of TCP.
+_ON_UNIX_SOCKETS = "NODELAY NOT SUPPORTED"
 # The server's own notes of its start, its instances and its end; what a model says, and what becomes of it, is kept.
 _CHATTER = re.compile(r"(?!model_lifecycle\.)\w+\.cc:\d+")
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
@@ -151,7 +153,8 @@ class LogAssembler:
         return [LogEntry(self._level(level, line), "", one_line(line))]
 
     def _level(self, level: int, message: str) -> int:
-        return logging.DEBUG if not self._has_gpu and message.startswith(_WITHOUT_GPU) else level
+        is_expected = _ON_UNIX_SOCKETS in message or (not self._has_gpu and message.startswith(_WITHOUT_GPU))
+        return logging.DEBUG if is_expected else level
 
     def _continues(self, line: str) -> bool:
         return line.startswith((" ", "\t")) or (

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from server.backends.triton_http import origin_of
+
 LOWEST_PORT = 10_000
 DEFAULT_FIRST_EPHEMERAL = 32_768
 PORT_TRIES = 64
@@ -69,12 +71,16 @@ def _try_to_bind(host: str, port: int) -> None:
         attempt.bind(address)
 
 
-async def answers_live(host: str, port: int, timeout_s: float, *, question: str = "live") -> bool:
-    """Whether `GET /v2/health/<question>` there, live or ready, is answered with 200 within the time."""
+async def answers_live(url: str, timeout_s: float, *, question: str = "live") -> bool:
+    """Whether `GET /v2/health/<question>` at that http:// or unix:// address is answered with 200 within the time.
+
+    question: live or ready.
+    """
+    host = origin_of(url).authority.decode()
     request = f"GET /v2/health/{question} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await _connect(url)
             try:
                 writer.write(request.encode("ascii"))
                 return (await reader.readline()).split(b" ")[1:2] == [b"200"]
@@ -83,11 +89,19 @@ async def answers_live(host: str, port: int, timeout_s: float, *, question: str 
     return False
 
 
-async def accepts(host: str, port: int, timeout_s: float) -> bool:
-    """Whether somebody listens there."""
+async def accepts(url: str, timeout_s: float) -> bool:
+    """Whether a server accepts connections at that http:// or unix:// address."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(host, port)
+            _, writer = await _connect(url)
             writer.close()
             return True
     return False
+
+
+async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError."""
+    origin = origin_of(url)
+    if origin.socket_path:
+        return await asyncio.open_unix_connection(origin.socket_path)
+    return await asyncio.open_connection(origin.host, origin.port)

@@ -11,6 +11,7 @@ from pathlib import Path
 from server.backends.reaper import Reaped, region_prefix
 from server.backends.triton_backoff import RestartBackoff
 from server.backends.triton_child import TritonChild, start_child
+from server.backends.triton_listeners import LOOPBACK, TritonListeners
 from server.backends.triton_log import Emit
 from server.backends.triton_ports import accepts, answers_live, port_in_use
 from server.backends.triton_runtime import Launch
@@ -33,10 +34,7 @@ class TritonOptions:
 
     engine_id: str
     repositories: tuple[Path, ...]
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    host: str = "127.0.0.1"
+    listeners: TritonListeners
     extra_args: tuple[str, ...] = ()
     http_threads: int = 8
     exit_timeout_s: int = 30
@@ -44,24 +42,17 @@ class TritonOptions:
     live_timeout_s: float = 60.0
     trace_file: Path | None = None
 
-    @property
-    def ports(self) -> dict[str, int]:
-        """What for → port."""
-        return {"Triton's HTTP": self.http_port, "its gRPC": self.grpc_port, "its metrics": self.metrics_port}
-
 
 def triton_arguments(options: TritonOptions, python_backends: Sequence[str]) -> list[str]:
     """Triton's command line after the program. It loads nothing by itself: models are loaded by whoever asks it to.
 
     The shared-memory regions of the Python backends get names by which the reaper knows them.
     """
-    host, prefix = options.host, region_prefix(options.engine_id)
+    prefix = region_prefix(options.engine_id)
     return [
         *(part for path in options.repositories for part in ("--model-repository", str(path))),
         *("--model-control-mode", "explicit"),
-        *("--http-address", host, "--http-port", str(options.http_port)),
-        *("--grpc-address", host, "--grpc-port", str(options.grpc_port)),
-        *("--metrics-address", host, "--metrics-port", str(options.metrics_port)),
+        *options.listeners.arguments,
         *("--grpc-http2-max-ping-strikes", "0"),  # the gateway's keep-alive pings are no attack
         *("--http-thread-count", str(options.http_threads)),
         *("--exit-timeout-secs", str(options.exit_timeout_s)),
@@ -205,8 +196,16 @@ class TritonProcess:
         if unusable:
             return _Life(unusable, is_hopeless=True)
         arguments = triton_arguments(self._options, self._launch.python_backends)
+        listeners = self._options.listeners
         try:
-            child = await start_child(self._launch, arguments, self._options.engine_id, self._emit)
+            listeners.remove_sockets()
+            child = await start_child(
+                self._launch,
+                arguments,
+                self._options.engine_id,
+                self._emit,
+                inherited=listeners.inherited_descriptors,
+            )
         except OSError as error:
             return _Life(f"Triton's process cannot be made: {error}")
         state = EngineState.RESTARTING if self._restarts else EngineState.STARTING
@@ -235,10 +234,10 @@ class TritonProcess:
         options = self._options
         until = time.monotonic() + options.live_timeout_s
         while not self._is_disturbed(child):
-            if await _is_live(options):
+            if await _is_live(options.listeners):
                 return ""
             if time.monotonic() >= until:
-                where = f"{options.host}:{options.http_port}"
+                where = options.listeners.http_url
                 return f"Triton did not answer on {where} within {options.live_timeout_s:g} s of its start"
             await self._disturbance(child, _PROBE_INTERVAL_S)
         return ""
@@ -290,11 +289,11 @@ def _unusable(options: TritonOptions) -> str:
     for repository in options.repositories:
         if not repository.is_dir():
             return f"the model repository {repository} is not a folder; make it or name another"
-    return port_in_use(options.host, options.ports)
+    return port_in_use(LOOPBACK, options.listeners.ports)
 
 
-async def _is_live(options: TritonOptions) -> bool:
-    """Its metrics port opens last."""
-    return await answers_live(options.host, options.http_port, _PROBE_TIMEOUT_S) and await accepts(
-        options.host, options.metrics_port, _PROBE_TIMEOUT_S
+async def _is_live(listeners: TritonListeners) -> bool:
+    """Whether Triton listens on all three: its metrics service starts last."""
+    return await answers_live(listeners.http_url, _PROBE_TIMEOUT_S) and await accepts(
+        listeners.metrics_url, _PROBE_TIMEOUT_S
     )

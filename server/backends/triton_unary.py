@@ -13,16 +13,22 @@ from server.core.relay import GrpcMetadata
 
 TURNS = 5
 PAUSE_S = 0.005
+_UNIX = "unix:/"
 _PLAIN = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+):[0-9]+")
 
 
 def is_plain_address(address: str) -> bool:
-    """Whether it is "host:port", and no other kind of target that gRPC knows."""
-    return _PLAIN.fullmatch(address) is not None
+    """Whether it is "host:port" or "unix:/path", and no other kind of target that gRPC knows."""
+    return _PLAIN.fullmatch(address) is not None or is_socket_address(address)
+
+
+def is_socket_address(address: str) -> bool:
+    """Whether it is "unix:/path"."""
+    return address.startswith(_UNIX)
 
 
 class UnaryCalls:
-    """Make it inside the running loop. address: "host:port"."""
+    """Make it inside the running loop. address: "host:port" or "unix:/path"."""
 
     def __init__(self, address: str, patience: Patience, *, budget: RetryBudget | None = None) -> None:
         """budget: of calls that are sent again, shared with the engine's other clients."""
@@ -84,12 +90,10 @@ class UnaryCalls:
             self._connection.close()
 
     async def _connect(self) -> Http2Calls:
-        host, _, port = self._address.rpartition(":")
-        loop, patience = asyncio.get_running_loop(), self._patience
-        keepalive = Keepalive(patience.keepalive_s, patience.keepalive_timeout_s)
+        patience = self._patience
         try:
             async with asyncio.timeout(patience.connect_s):
-                _, connection = await loop.create_connection(lambda: Http2Calls(keepalive), host.strip("[]"), int(port))
+                connection = await self._connected(Keepalive(patience.keepalive_s, patience.keepalive_timeout_s))
                 try:
                     await connection.greeted()
                 except BaseException:
@@ -101,10 +105,22 @@ class UnaryCalls:
         except OSError as error:
             raise CallBroken(str(error)) from error
 
+    async def _connected(self, keepalive: Keepalive) -> Http2Calls:
+        """A new connection, before the engine's settings have come. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if is_socket_address(self._address):
+            path = self._address.removeprefix("unix:")
+            _, connection = await loop.create_unix_connection(lambda: Http2Calls(keepalive), path)
+        else:
+            host, _, port = self._address.rpartition(":")
+            _, connection = await loop.create_connection(lambda: Http2Calls(keepalive), host.strip("[]"), int(port))
+        return connection
+
     def _head(self, method: str) -> bytes:
         head = self._heads.get(method)
         if head is None:
-            head = head_of(method.encode(), self._address.encode())
+            authority = "localhost" if is_socket_address(self._address) else self._address
+            head = head_of(method.encode(), authority.encode())
             if len(self._heads) < 64:  # methods are a dozen; a client may make up more
                 self._heads[method] = head
         return head

@@ -61,7 +61,9 @@ def _given(config: Path | None) -> list[str]:
 def plan_of(settings: Settings) -> Plan:
     """What the probes need of the settings."""
     ports = {
-        f"{name.replace('_', '-')}": getattr(settings, name) for name in Settings.model_fields if name.endswith("_port")
+        name.replace("_", "-"): port
+        for name in Settings.model_fields
+        if name.endswith("_port") and (port := getattr(settings, name)) is not None
     }
     return Plan(
         host=settings.host,

@@ -31,6 +31,7 @@ def run(
     target: flags.TargetUrl = None,
     grpc: flags.GrpcAddress = "",
     beside: Annotated[str, typer.Option(help="compare with this server, phase by phase (its gRPC: one port on)")] = "",
+    beside_header_file: flags.BesideHeaderFile = None,
     model: flags.Model = "",
     images: flags.Images = None,
     image_path: flags.ImagePath = "",
@@ -69,7 +70,7 @@ def run(
     order = Order(
         scenario=chosen,
         target=flags.endpoint_or_fail(url, flag="--target", grpc_address=grpc, image_path=image_path, headers=headers),
-        beside=flags.endpoint_or_fail(beside, flag="--beside", headers=header or ()) if beside else None,
+        beside=flags.beside_or_fail(beside, header or (), beside_header_file),
         rounds=rounds,
         seed=seed,
         processes=processes,

@@ -20,6 +20,7 @@ from loadtest.measure.run_folder import RECORDS_FILE, RUN_FILE
 from loadtest.scenario import Scenario
 from loadtest.scenario_files import ScenarioError, read_scenario
 from loadtest.targets import Target, TargetsError, read_targets, scenario_targets, slo_targets
+from server.backends.engine_headers import EngineHeaders, HeaderFileError, read_header_file
 from server.commands.terminal import fail
 
 Name = Annotated[
@@ -40,6 +41,10 @@ Replay = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="send when this recording says (records.jsonl)")
 ]
 Header = Annotated[list[str] | None, typer.Option("--header", metavar="'NAME: VALUE'", help="goes with every request")]
+BesideHeaderFile = Annotated[
+    Path | None,
+    typer.Option(help="file of NAME: VALUE lines that go with every request to --beside's server alone"),
+]
 SloP99 = Annotated[float | None, typer.Option("--slo-p99-ms", help="another SLO than the scenario's")]
 MinRate = Annotated[float | None, typer.Option("--min-rate", help="a target of your own: right answers a second")]
 TargetsFile = Annotated[
@@ -118,6 +123,20 @@ def identified(headers: Sequence[str], api_key: str) -> tuple[str, ...]:
     """The headers, and the API key as one, unless they say already who asks."""
     says_who = {"authorization", "x-api-key"} & {text.partition(":")[0].strip().lower() for text in headers}
     return (*headers, f"x-api-key: {api_key}") if api_key and not says_who else tuple(headers)
+
+
+def beside_or_fail(url: str, headers: Sequence[str], file: Path | None) -> Endpoint | None:
+    """The server to compare with, or None without a URL; exit code 2 where the header file is not valid."""
+    if file is None:
+        return endpoint_or_fail(url, flag="--beside", headers=headers) if url else None
+    if not url:
+        fail("--beside-header-file goes with --beside URL; add that flag")
+    try:
+        from_file = EngineHeaders(read_header_file(file)).names_and_values
+    except HeaderFileError as error:
+        fail(f"--beside-header-file: {error}")
+    given = [text for text in headers if text.partition(":")[0].strip().lower() not in dict(from_file)]
+    return endpoint_or_fail(url, flag="--beside", headers=[*given, *(f"{name}: {value}" for name, value in from_file)])
 
 
 def endpoint_or_fail(

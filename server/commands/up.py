@@ -31,6 +31,17 @@ OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limi
 Engines = Annotated[
     str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]")
 ]
+EngineHeaders = Annotated[
+    Path | None,
+    typer.Option(help="file of NAME: VALUE lines that go with every call to that Triton, for restricted APIs [none]"),
+]
+EngineHttpPort = Annotated[
+    int | None,
+    typer.Option(
+        help="open the supervised Triton's REST on this port of 127.0.0.1, for every local program; not opened while "
+        "there are API keys [none]"
+    ),
+]
 EngineGrpc = Annotated[str | None, typer.Option(help="that Triton's gRPC address, or each one's [the next port]")]
 Collector = Annotated[str | None, typer.Option(help="OpenTelemetry collector for traces, http://host:4318 [none]")]
 Mps = Annotated[
@@ -116,9 +127,10 @@ def up(
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,
     engine: Engines = None,
     engine_grpc: EngineGrpc = None,
-    engine_http_port: Annotated[int | None, typer.Option(help="the supervised Triton's REST [9000]")] = None,
-    engine_grpc_port: Annotated[int | None, typer.Option(help="its gRPC [9001]")] = None,
-    engine_metrics_port: Annotated[int | None, typer.Option(help="its metrics [9002]")] = None,
+    engine_header_file: EngineHeaders = None,
+    engine_http_port: EngineHttpPort = None,
+    engine_grpc_port: Annotated[int | None, typer.Option(help="the same for its gRPC [none]")] = None,
+    engine_metrics_port: Annotated[int | None, typer.Option(help="the same for its metrics [none]")] = None,
     engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
     mps: Mps = None,
     mps_directory: MpsDirectory = None,

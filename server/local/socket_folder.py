@@ -1,17 +1,20 @@
-"""A folder whose Unix sockets can be reached, however long its own path is."""
+"""A folder whose Unix sockets can be reached, whatever its own path is."""
 
 import os
+import re
 from pathlib import Path
 
 MAX_PATH_BYTES = 107  # of a Unix socket's, on Linux
 ROOM_BYTES = 24  # for the sockets' own names
+_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI: other characters are quoted there
 
 
 def reachable(folder: Path) -> Path:
-    """The folder, or where sockets in it would have paths too long, another path to it that only this process has.
+    """The folder, or another path to it that only this process has, where a socket's own path would not do.
 
-    That path is good until this process ends.
+    That is where it would be too long, or has characters that a URI quotes. The other path is good until this process
+    ends.
     """
-    if len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:
+    if _UNQUOTED.fullmatch(str(folder)) and len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:
         return folder
     return Path(f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from server.backends.reaper import RunDirectory, claim_run_directory, reap, region_prefix
 from server.backends.triton_backoff import RestartBackoff
-from server.backends.triton_ports import pick_free_ports
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import Launch
 from server.backends.triton_status import EngineState, EngineStatus
+from server.local.socket_folder import reachable
 
 WAIT_S = 20.0
 
@@ -56,13 +57,12 @@ class Watcher:
 
 @contextlib.contextmanager
 def claimed_options(tmp_path: Path) -> Iterator[tuple[RunDirectory, TritonOptions]]:
-    """A claimed run directory, free ports and an empty repository; afterwards nothing of the engine is left."""
+    """A claimed run directory, where Triton listens, and an empty repository; nothing of Triton is left afterwards."""
     run_dir, _ = claim_run_directory(tmp_path / "runs")
     models = tmp_path / "models"
     models.mkdir()
-    http_port, grpc_port, metrics_port = pick_free_ports("127.0.0.1", 3)
     with run_dir:
-        yield run_dir, TritonOptions(run_dir.engine_id, (models,), http_port, grpc_port, metrics_port)
+        yield run_dir, TritonOptions(run_dir.engine_id, (models,), TritonListeners(reachable(run_dir.path)))
         reap(run_dir.engine_id)
 
 
@@ -97,12 +97,15 @@ def is_gone(pid: int, within_s: float = 0.0) -> bool:
         os.close(handle)
 
 
-def can_bind(port: int) -> bool:
-    """Whether nobody listens there."""
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def listening(folder: Path) -> list[str]:
+    """The names of the Unix sockets in the folder that accept connections."""
+    return [path.name for path in folder.iterdir() if path.is_socket() and _accepts(path)]
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
         try:
-            attempt.bind(("127.0.0.1", port))
+            client.connect(str(path))
         except OSError:
             return False
     return True

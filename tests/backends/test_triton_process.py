@@ -12,28 +12,39 @@ from pathlib import Path
 
 import pytest
 
+from server.backends.triton_listeners import TritonListeners
+from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, TritonProcess, triton_arguments
 from server.backends.triton_runtime import Launch, TritonRuntime
 from server.backends.triton_status import EngineState, EngineStatus
-from tests.backends.supervision import WAIT_S, Watcher, can_bind, claimed_options, is_gone, quick, supervised
+from tests.backends.supervision import WAIT_S, Watcher, claimed_options, is_gone, listening, quick, supervised
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 # Answers as a live Triton does; says what happens to it; has a stub-like child.
 FAKE = """
-import http.server, os, signal, subprocess, sys, threading
-port = lambda name: int(sys.argv[sys.argv.index(name) + 1])
+import http.server, os, signal, socket, subprocess, sys, threading
+argument = lambda name: sys.argv[sys.argv.index(name) + 1]
 class Live(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
     def log_message(self, *_): pass
-metrics = http.server.ThreadingHTTPServer(("127.0.0.1", port("--metrics-port")), Live)
-threading.Thread(target=metrics.serve_forever, daemon=True).start()
+class Server(http.server.ThreadingHTTPServer):
+    def __init__(self, name):
+        host = argument(f"--{name}-address")
+        self.path = host.removeprefix("unix:")
+        self.address_family = socket.AF_INET if self.path == host else socket.AF_UNIX
+        super().__init__((host, int(argument(f"--{name}-port"))) if self.path == host else self.path, Live)
+    def server_bind(self):
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+    def get_request(self): return self.socket.accept()[0], ("client", 0)
+threading.Thread(target=Server("metrics").serve_forever, daemon=True).start()
 if "--stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else: signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 stub = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"])
 print("stub", stub.pid, flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", port("--http-port")), Live).serve_forever()
+Server("http").serve_forever()
 """
 
 
@@ -63,18 +74,18 @@ def fake(tmp_path: Path) -> Launch:
     return program(tmp_path, f"#!{sys.executable} -IS\n{FAKE}")
 
 
-def test_arguments_name_every_repository_port_and_region() -> None:
-    """Explicit model control, bound to one host, regions that the reaper knows."""
+def test_arguments_name_every_repository_socket_and_region() -> None:
+    """Explicit model control, Unix sockets unless a port is given, regions that the reaper knows."""
     options = TritonOptions(
-        "0123456789ab", (Path("/a"), Path("/b")), 9000, 9001, 9002, extra_args=("--log-verbose", "1")
+        "0123456789ab", (Path("/a"), Path("/b")), TritonListeners(Path("/run")), extra_args=("--log-verbose", "1")
     )
     line = " ".join(triton_arguments(options, ("onnxruntime", "python")))
     for part in (
         "--model-repository /a --model-repository /b",
         "--model-control-mode explicit",
-        "--http-address 127.0.0.1 --http-port 9000",
-        "--grpc-address 127.0.0.1 --grpc-port 9001",
-        "--metrics-address 127.0.0.1 --metrics-port 9002",
+        "--http-address unix:/run/triton-http.sock",
+        "--grpc-address unix:/run/triton-grpc.sock",
+        "--metrics-address unix:/run/triton-metrics.sock",
         "--exit-timeout-secs 30",
         "--backend-config=onnxruntime,shm-region-prefix-name=penstock_0123456789ab_",
         "--backend-config=python,shm-region-prefix-name=penstock_0123456789ab_",
@@ -89,7 +100,7 @@ def test_arguments_name_every_repository_port_and_region() -> None:
 
 def test_arguments_name_the_file_of_traces() -> None:
     """A file that clients cannot name, and nothing written to it until one of them asks for traces."""
-    options = TritonOptions("0123456789ab", (), 9000, 9001, 9002, trace_file=Path("/var/traces.json"))
+    options = TritonOptions("0123456789ab", (), TritonListeners(Path("/run")), trace_file=Path("/var/traces.json"))
     assert "--trace-config triton,file=/var/traces.json" in " ".join(triton_arguments(options, ()))
 
 
@@ -106,7 +117,7 @@ async def test_run_live_stop_tells_each_state_once(fake: Launch, options: Triton
     ]
     assert is_gone(running.pid)
     assert is_gone(watcher.stub_pids[0])
-    assert can_bind(options.http_port)
+    assert listening(options.listeners.folder) == []
 
 
 async def test_stop_of_a_stubborn_triton_kills_it_with_its_stubs(
@@ -253,7 +264,7 @@ async def test_program_that_never_answers_fails_in_its_time(
     async with asyncio.timeout(WAIT_S):
         await process.run()
     assert process.status.state is EngineState.FAILED
-    assert f"did not answer on 127.0.0.1:{options.http_port} within 0.1 s" in process.status.reason
+    assert f"did not answer on {options.listeners.http_url} within 0.1 s" in process.status.reason
 
 
 @pytest.mark.parametrize("which", ["http_port", "grpc_port", "metrics_port"])
@@ -265,7 +276,7 @@ async def test_port_in_use_at_the_start_fails_at_once_and_names_it(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        taken = replace(options, **{which: port})
+        taken = replace(options, listeners=replace(options.listeners, **{which: port}))
         process = TritonProcess(fake, taken, emit=watcher.emit, on_status=watcher.on_status)
         await process.run()
     assert [status.state for status in watcher.statuses] == [EngineState.FAILED]
@@ -277,11 +288,13 @@ async def test_port_taken_while_it_was_down_is_waited_for(
     fake: Launch, options: TritonOptions, watcher: Watcher
 ) -> None:
     """What ran before comes back as soon as it can; the reason says what it waits for."""
+    (port,) = pick_free_ports("127.0.0.1", 1)
+    options = replace(options, listeners=replace(options.listeners, http_port=port))
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         async with supervised(fake, options, watcher):
             running = await watcher.until(EngineState.RUNNING)
-            watcher.once_down = lambda: (thief.bind(("127.0.0.1", options.http_port)), thief.listen())
+            watcher.once_down = lambda: (thief.bind(("127.0.0.1", port)), thief.listen())
             assert running.pid is not None
             os.kill(running.pid, signal.SIGKILL)
             while "in use" not in (await watcher.until(EngineState.RESTARTING)).reason:

@@ -4,26 +4,29 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from server.backends.reaper import claim_run_directory, region_prefix
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import Launch, find_triton
 from server.backends.triton_status import EngineState
+from server.local.socket_folder import reachable
 from tests.backends import onnx_models
 from tests.backends.supervision import (
     WAIT_S,
     Watcher,
-    can_bind,
     claimed_options,
     is_gone,
+    listening,
     quick,
     regions_of,
     supervised,
@@ -50,9 +53,12 @@ def real(triton_environment: Path, tmp_path: Path) -> Iterator[tuple[Launch, Tri
 
 def load(options: TritonOptions, model: str) -> None:
     """What the gateway does with each of its models."""
-    url = f"http://127.0.0.1:{options.http_port}/v2/repository/models/{model}/load"
-    with urllib.request.urlopen(urllib.request.Request(url, data=b"{}"), timeout=WAIT_S):
-        pass
+    connection = HTTPConnection("localhost")
+    with contextlib.closing(connection), socket.socket(socket.AF_UNIX) as connection.sock:
+        connection.sock.settimeout(WAIT_S)
+        connection.sock.connect(options.listeners.http_url.removeprefix("unix://"))
+        connection.request("POST", f"/v2/repository/models/{model}/load", b"{}")
+        assert connection.getresponse().status == 200
 
 
 def stubs_of(engine_id: str) -> list[int]:
@@ -69,7 +75,7 @@ def stubs_of(engine_id: str) -> list[int]:
 async def test_real_triton_killed_comes_back_and_leaves_nothing(
     real: tuple[Launch, TritonOptions], watcher: Watcher
 ) -> None:
-    """kill -9: told at once, stub and memory reaped, live again by itself; a stop leaves ports and memory free."""
+    """kill -9: told at once, stub and memory reaped, live again by itself; a stop leaves no listener and no memory."""
     launch, options = real
     engine_id = options.engine_id
     async with supervised(launch, options, watcher):
@@ -89,9 +95,7 @@ async def test_real_triton_killed_comes_back_and_leaves_nothing(
         assert len(regions_of(engine_id)) == 1
     assert regions_of(engine_id) == []
     assert stubs_of(engine_id) == []
-    assert can_bind(options.http_port)
-    assert can_bind(options.grpc_port)
-    assert can_bind(options.metrics_port)
+    assert listening(options.listeners.folder) == []
     assert "successfully loaded 'identity_fp32'" in watcher.log
 
 
@@ -112,12 +116,15 @@ PARENT = """
 import asyncio, os, sys, threading
 from pathlib import Path
 from server.backends.reaper import claim_run_directory
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_process import TritonOptions, TritonProcess
 from server.backends.triton_runtime import find_triton
+from server.local.socket_folder import reachable
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # an aborted test leaves nothing
-environment, base, models, *ports = sys.argv[1:]
+environment, base, models = sys.argv[1:]
 run_dir, _ = claim_run_directory(Path(base))
-options = TritonOptions(run_dir.engine_id, (Path(models),), *map(int, ports))
+listeners = TritonListeners(reachable(run_dir.path))
+options = TritonOptions(run_dir.engine_id, (Path(models),), listeners)
 launch = find_triton(environment=Path(environment), search_path="").prepare(run_dir.path)
 tell = lambda status: print(run_dir.engine_id, status.state, status.pid, flush=True)
 asyncio.run(TritonProcess(launch, options, emit=lambda *_, **__: None, on_status=tell).run())
@@ -130,16 +137,16 @@ def test_real_triton_whose_parent_is_killed_dies_with_it(
     """Triton at once, by the kernel; its stubs, at the latest, when the next start sweeps."""
     _, options = real
     base = tmp_path / "parents"
-    ports = [str(port) for port in options.ports.values()]
     command = [sys.executable, "-c", PARENT, str(triton_environment), str(base), str(options.repositories[0])]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([*command, *ports], cwd=CHECKOUT, text=True, **pipes) as parent:
+    with subprocess.Popen(command, cwd=CHECKOUT, text=True, **pipes) as parent:
         try:
             assert parent.stdout is not None
             lines = (line.split() for line in parent.stdout)
             engine_id, _, pid = next(line for line in lines if line[1] == EngineState.RUNNING)
-            load(options, "slow")
-            load(options, "onnx")
+            own = replace(options, listeners=TritonListeners(reachable(base / f"run-{engine_id}")))
+            load(own, "slow")
+            load(own, "onnx")
             stubs = stubs_of(engine_id)
             assert len(stubs) >= 3  # two of the python backend, at least one of ours
             assert len(regions_of(engine_id)) == len(stubs)

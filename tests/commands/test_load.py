@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.measure.run_folder import read_run_folder, write_run
 from server.commands import load
-from server.commands.load_options import command_line
+from server.commands.load_options import beside_or_fail, command_line
 from tests.commands.conftest import Call, StandIn
 from tests.loadtest.runs import make_run
 
@@ -41,6 +41,8 @@ WRONG_WORDS = {
     "run quick.toml --target localhost:8000": "an address such as http://127.0.0.1:8000",
     "run quick.toml --target http://127.0.0.1:999999": "an address such as",
     "run quick.toml --beside nowhere": "--beside nowhere",
+    "run quick.toml --beside-header-file quick.toml": "--beside-header-file goes with --beside URL",
+    "run quick.toml --beside http://h --beside-header-file quick.toml": "quick.toml:2: not a header",
     "run quick.toml --grpc here": "--grpc here",
     "run quick.toml --header secret": "'NAME: VALUE' is needed",
     "run quick.toml --header x:a\x01b": "printable ASCII",
@@ -151,6 +153,16 @@ def test_run_does_not_write_over_another(penstock: Call, tmp_path: Path) -> None
     assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1)
     assert "monday holds another run" in answer.stderr
     assert path.read_bytes() == before
+
+
+def test_header_file_of_the_server_beside_goes_to_that_server_alone(tmp_path: Path) -> None:
+    """Its secret is not for the target, wins over --header, and has Triton's prefix for gRPC, too."""
+    file = tmp_path / "headers"
+    file.write_text("engine-key: secret\n")
+    beside = beside_or_fail("http://127.0.0.1:9000", ["Engine-Key: other", "x: 1"], file)
+    assert beside is not None
+    assert beside.headers == (("x", "1"), ("engine-key", "secret"), ("triton-grpc-protocol-engine-key", "secret"))
+    assert beside_or_fail("", ["x: 1"], None) is None
 
 
 def test_command_line_of_the_report_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

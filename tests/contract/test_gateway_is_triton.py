@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from server.core.relay import HttpCall
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.gateway_cases import CASES, COUNTED, DIFFERENCES, ORDER, OUR_WORDS
 from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import HttpCase
@@ -36,7 +36,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     write_words(home / "models")
     write_bf16(home / "models")
     shutil.copytree(home / "models" / "plain", home / "models" / "owned")
-    stack = start_stack(home, "--batching", "owned=gateway")
+    stack = start_stack(home, "--batching", "owned=gateway", *ENGINE_PORTS)
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 

@@ -16,6 +16,8 @@ from server.settings import CHECKOUT, Settings, SettingsError, read_settings
 from server.stack import CannotStart, announcement, choose_engine, resolve_ports
 from server.testing import FakeBackend, FakeMode
 
+RUN_DIR = Path("/run/penstock")
+
 
 def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> None:
     """A flag wins over a variable, a variable over the file, the file over the default."""
@@ -50,7 +52,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_OTLP_ENDPOINT": "collector:4318"}, "the collector's address looks like http://host:4318"),
         ({"PENSTOCK_OTLP_ENDPOINT": "http://"}, "the collector's address looks like http://host:4318"),
         ({"PENSTOCK_OTLP_ENDPOINT": "http://a:secret@h:1"}, "holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS"),
-        ({"PENSTOCK_HTTP_PORT": "9000"}, "port 9000 is given twice"),
+        ({"PENSTOCK_HTTP_PORT": "9000", "PENSTOCK_ENGINE_GRPC_PORT": "9000"}, "port 9000 is given twice"),
         (
             {"PENSTOCK_TRACE_FILE": "/tmp/traces.json", "PENSTOCK_ENGINE": "embedded"},
             "trace_file is written by a Triton that is started here; leave it out, or use --engine triton",
@@ -217,12 +219,11 @@ def test_settings_in_a_file_that_is_no_text_are_refused(tmp_path: Path) -> None:
         ("http://h", ("http://h", "h:81", "http://h:82/metrics")),
         ("https://h", ("https://h", "h:444", "http://h:445/metrics")),
         ("http://[::1]:7000", ("http://[::1]:7000", "[::1]:7001", "http://[::1]:7002/metrics")),
-        ("auto", ("http://127.0.0.1:9000", "127.0.0.1:9001", "http://127.0.0.1:9002/metrics")),
     ],
 )
 def test_engine_address_is_the_urls_port_and_the_two_behind_it(engine: str, expected: tuple[str, str, str]) -> None:
     """REST, gRPC and metrics of one Triton agree, whatever the URL leaves out."""
-    (address,) = engine_addresses(read_settings({"engine": engine}, environ={}))
+    (address,) = engine_addresses(read_settings({"engine": engine}, environ={}), RUN_DIR)
     assert (address.http_url, address.grpc_address, address.metrics_url) == expected
 
 
@@ -238,9 +239,47 @@ def test_announcement_shows_addresses_that_can_be_typed(host: str, url: str) -> 
 def test_several_engines_are_replicas_each_with_its_ports() -> None:
     """In their order; gRPC on the port after each one's, or as it is said."""
     flags = {"engine": "http://a:8000, https://b:9000/"}
-    assert [(row.http_url, row.grpc_address) for row in engine_addresses(read_settings(flags, environ={}))] == [
+    assert [
+        (row.http_url, row.grpc_address) for row in engine_addresses(read_settings(flags, environ={}), RUN_DIR)
+    ] == [
         ("http://a:8000", "a:8001"),
         ("https://b:9000", "b:9001"),
     ]
     said = read_settings({**flags, "engine_grpc": "a:1,b:2"}, environ={})
-    assert [row.grpc_address for row in engine_addresses(said)] == ["a:1", "b:2"]
+    assert [row.grpc_address for row in engine_addresses(said, RUN_DIR)] == ["a:1", "b:2"]
+
+
+def test_own_triton_listens_on_unix_sockets_unless_a_port_is_given() -> None:
+    """By default it has no TCP port; each of the three can be opened alone."""
+    (closed,) = engine_addresses(read_settings({}, environ={}), RUN_DIR)
+    (opened,) = engine_addresses(read_settings({"engine_http_port": 9000}, environ={}), RUN_DIR)
+    sockets = ("unix:/run/penstock/triton-grpc.sock:8001", "unix:///run/penstock/triton-metrics.sock")
+    assert (closed.http_url, closed.grpc_address, closed.metrics_url) == (
+        "unix:///run/penstock/triton-http.sock",
+        *sockets,
+    )
+    assert (opened.http_url, opened.grpc_address, opened.metrics_url) == ("http://127.0.0.1:9000", *sockets)
+
+
+@pytest.mark.parametrize(
+    ("access", "is_open"),
+    [
+        ({}, True),
+        ({"anonymous": ("infer", "read", "admin")}, True),
+        ({"anonymous": ("infer", "read")}, False),
+        ({"access_file": Path("access.toml")}, False),
+        ({"api_keys": ("ops:infer:" + "0" * 64,)}, False),
+        ({"api_keys": ("ops:infer:" + "0" * 64,), "anonymous": ("infer", "read", "admin")}, False),
+    ],
+)
+def test_engine_ports_stay_closed_where_the_gateway_refuses_clients_anything(
+    access: dict[str, object], is_open: bool
+) -> None:
+    """Triton checks no key: a port that is given is not opened, with one warning that names the flag."""
+    gateway = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = Settings(engine="triton", engine_http_port=0, **gateway, **access)  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logged:
+        http_port, *others = resolve_ports(settings).engine_ports
+    assert (http_port is not None, others) == (is_open, [None, None])
+    warnings = [entry["event"] for entry in logged]
+    assert [text.partition(":")[0] for text in warnings] == ([] if is_open else ["--engine-http-port"])

@@ -21,7 +21,6 @@ SLOW_CONFIG = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=2)
 
 ANY_PORTS = [
     *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
-    *("--engine-http-port", "0", "--engine-grpc-port", "0", "--engine-metrics-port", "0"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from server.backends.reaper import ENGINE_ID_VARIABLE, reap
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, triton_arguments
 from server.backends.triton_runtime import find_triton
@@ -152,6 +153,7 @@ class BareTriton:
     folder: Path
     ports: tuple[int, ...] = ()
     process: subprocess.Popen[bytes] | None = None
+    extra_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.ports = pick_free_ports("127.0.0.1", 3)
@@ -177,9 +179,9 @@ class BareTriton:
         run_dir = self.folder / f"run-{time.monotonic_ns()}"
         run_dir.mkdir()
         launch = find_triton(environment=CHECKOUT / ".venv-triton", search_path="").prepare(run_dir)
-        http, grpc, metrics = self.ports
+        listeners = TritonListeners(run_dir, *self.ports)
         options = TritonOptions(
-            self._engine_id, (self.folder / "models",), http, grpc, metrics, exit_timeout_s=EXIT_TIMEOUT_S
+            *(self._engine_id, (self.folder / "models",), listeners, self.extra_args), exit_timeout_s=EXIT_TIMEOUT_S
         )
         with (self.folder / "triton.log").open("ab") as log:
             argv = [*launch.argv, *triton_arguments(options, launch.python_backends)]

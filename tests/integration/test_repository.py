@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from server.core.relay import HttpCall
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import get, infer_x, post
 from tests.contract.wire_loads import CONFIG
@@ -49,7 +49,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     (home / "models" / "slow" / "1").mkdir(parents=True)
     (home / "models" / "slow" / "1" / "model.py").write_text(SLOW)
     (home / "models" / "slow" / "config.pbtxt").write_text(SLOW_CONFIG)
-    stack = start_stack(home, "--models", "spare,plain")
+    stack = start_stack(home, "--models", "spare,plain", *ENGINE_PORTS)
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 

@@ -12,7 +12,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.living import triton_of, wait_for
 from tests.integration.shared_memory_clients import (
     FOUR,
@@ -41,7 +41,8 @@ def sharing(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) 
     write_model(home / "models", "identity_bytes", IDENTITY, strings)
     write_model(home / "models", "slow", SLOW, CONFIG.format(max_batch_size=8, data_type="TYPE_FP32", count=1))
     running = start_stack(
-        home, ON, "--models", "identity_fp32,identity_bytes,slow", environ={"PENSTOCK_CLIENT_SHM_LEASE_S": "4"}
+        *(home, ON, "--models", "identity_fp32,identity_bytes,slow", *ENGINE_PORTS),
+        environ={"PENSTOCK_CLIENT_SHM_LEASE_S": "4"},
     )
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.living import ANY_PORTS, SLOW_CONFIG, fails_to_start, is_serving, running, triton_of, wait_for
 from tests.integration.web import call
 from tests.tiny_models import write_model
@@ -118,7 +118,7 @@ def test_model_that_nobody_wants_is_not_missed(tmp_path: Path, repository: Path)
 
 def test_gateway_before_its_engine_becomes_ready_when_the_engine_comes(tmp_path: Path, repository: Path) -> None:
     """An engine given by URL that is not there yet: live 200, ready 503 with the reason; ready once it comes."""
-    with running(tmp_path, repository) as engine:
+    with running(tmp_path, repository, *ENGINE_PORTS) as engine:
         url = engine.engine_http_url
         engine_grpc = engine.engine_grpc_address
         triton = triton_of(engine)

@@ -38,7 +38,7 @@ def _sleeping(ms: float) -> tritonclient.grpc.InferInput:
 def test_stop_under_load_answers_all_and_leaves_nothing(
     tmp_path: Path, repository: Path, number: signal.Signals
 ) -> None:
-    """Requests that were accepted are answered, exit code 0, and no process, port or shared memory is left."""
+    """Requests that were accepted are answered, exit code 0, and no process, port, socket or shared memory is left."""
     with running(tmp_path, repository) as stack:
         memory = SharedMemory(stack)
         everyone = family(stack)
@@ -58,9 +58,10 @@ def test_stop_under_load_answers_all_and_leaves_nothing(
     assert answered == [None]
     assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not memory.regions()
-    for url in (stack.http_url, stack.engine_http_url, stack.metrics_url):
+    for url in (stack.http_url, stack.metrics_url):
         with pytest.raises(OSError, match="refused"):
             call("GET", url)
+    assert not Path(stack.engine_http_url.removeprefix("unix://")).exists()
 
 
 COUNTED = '''"""Writes down each request that it executes."""

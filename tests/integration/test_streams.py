@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import start_embedded, write_models
 from tests.integration.living import SLOW_CONFIG, inflight, triton_of, wait_for
 from tests.integration.raw_http2 import CANCEL, RawHttp2
@@ -69,7 +69,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory, last: Path, triton_enviro
     write_model(folder / "models", "identity", IDENTITY, identity)
     write_model(folder / "models", "slow", SLOW, SLOW_CONFIG)
     write_model(folder / "models", "repeat", REPEAT.format(last=str(last)), SLOW_CONFIG + DECOUPLED)
-    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"))
+    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"), *ENGINE_PORTS)
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 

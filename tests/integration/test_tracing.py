@@ -15,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from server.backends.triton_ports import pick_free_ports
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, own_metrics
 from tests.integration.living import triton_of
 from tests.integration.web import call
@@ -39,7 +39,7 @@ def traced(
     tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, collector: Collector
 ) -> Iterator[RunningStack]:
     """The shipped models in Triton, and a collector."""
-    running = start_stack(tmp_path_factory.mktemp("home"), "--otlp-endpoint", collector.url)
+    running = start_stack(tmp_path_factory.mktemp("home"), "--otlp-endpoint", collector.url, *ENGINE_PORTS)
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])
 

@@ -19,6 +19,7 @@ from loadtest.bench.wire import BadAnswer
 from loadtest.witness.process_cpu import CpuMeter
 from server.backends import triton_launch
 from server.backends.reaper import ENGINE_ID_VARIABLE, reap
+from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_ports import pick_free_ports
 from server.backends.triton_process import TritonOptions, triton_arguments
 from server.backends.triton_runtime import TritonRuntime
@@ -51,9 +52,7 @@ class BenchTriton:
         options = TritonOptions(
             engine_id=self._engine_id,
             repositories=(self._repository,),
-            http_port=self.port,
-            grpc_port=self._grpc_port,
-            metrics_port=self._metrics_port,
+            listeners=TritonListeners(self._folder, self.port, self._grpc_port, self._metrics_port),
             http_threads=8,
             extra_args=(
                 *("--load-model", "*", "--exit-on-error", "false", "--allow-gpu-metrics", "false"),

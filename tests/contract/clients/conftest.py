@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.contract.clients.asking import KINDS, Asker, Told, asking, told
 from tests.contract.clients.differences import Answer, comparable
 from tests.contract.clients.models import write_models
@@ -38,7 +38,8 @@ def client_stack(triton_environment: Path, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("clients")
     write_models(folder / "models")
     running = start_stack(
-        folder / "home", "--model-repository", str(folder / "models"), "--allow-client-shm", "--allow-model-code"
+        folder / "home",
+        *("--model-repository", str(folder / "models"), "--allow-client-shm", "--allow-model-code", *ENGINE_PORTS),
     )
     yield running
     assert stop_stack(running) == 0, "".join(running.log[-30:])

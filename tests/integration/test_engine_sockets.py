@@ -1,0 +1,118 @@
+"""The engine of a stack is closed to other local users: no TCP port, and sockets that only its own user can reach."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ENGINE_PORTS, RunningStack, start_stack, stop_stack
+from tests.integration.living import family, triton_of
+from tests.integration.web import call, post_json
+
+OPERATOR_KEY = "operator-key-of-the-test-0123456789"
+NOBODY = 65_534
+INFER = "/v2/models/identity_fp32/infer"
+ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+
+# Run as another user. What it can read of the stack's processes, and which sockets and folders it can enter.
+INTRUDER = """
+import ctypes, json, os, socket, sys
+user, run_dir, *pids = sys.argv[1:]
+os.setgroups([]); os.setgid(int(user)); os.setuid(int(user))
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as a process that this user started
+def attempt(act, *arguments):
+    try:
+        return act(*arguments)
+    except OSError as error:
+        return type(error).__name__
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+    return "connected"
+def read(path):
+    with open(path, "rb") as file:
+        return file.read().decode("latin-1")
+names = ("triton-http.sock", "triton-grpc.sock:8001", "triton-metrics.sock")
+print(json.dumps({
+    "list": attempt(os.listdir, run_dir),
+    "sockets": {name: attempt(connect, f"{run_dir}/{name}") for name in names},
+    "through proc": {
+        pid: [attempt(connect, f"/proc/{pid}/root{run_dir}/{names[0]}"), attempt(os.listdir, f"/proc/{pid}/fd")]
+        for pid in pids
+    },
+    "cmdline": {pid: attempt(read, f"/proc/{pid}/cmdline") for pid in pids},
+    "environ": {pid: attempt(read, f"/proc/{pid}/environ") for pid in pids},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    """A stack with one key, whose operator asked for the engine's ports nevertheless."""
+    running = start_stack(
+        tmp_path_factory.mktemp("home"),
+        *("--models", "identity_fp32", *ENGINE_PORTS),
+        environ={"PENSTOCK_API_KEYS": f"ops:infer+read+admin:{OPERATOR_KEY}"},
+    )
+    yield running
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+def run_dir_of(stack: RunningStack) -> Path:
+    return Path(stack.engine_http_url.removeprefix("unix://")).parent
+
+
+def test_engine_of_a_stack_with_keys_listens_on_no_port(keyed: RunningStack) -> None:
+    """Its ports stay closed though they were asked for, a warning says so, and clients with the key are served."""
+    listening = [one for one in triton_of(keyed).net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    assert listening == []
+    assert len(keyed.logged("--engine-http-port, --engine-grpc-port, --engine-metrics-port: not opened")) == 1
+    assert post_json(keyed.http_url + INFER, ONE).status == 401
+    assert post_json(keyed.http_url + INFER, ONE, authorization=f"Bearer {OPERATOR_KEY}").status == 200
+    assert b"nv_inference_request_success" in call("GET", f"{keyed.metrics_url}/engine").body
+
+
+def test_engine_without_keys_listens_on_no_port_by_default(tmp_path: Path, triton_environment: Path) -> None:
+    """A web page or another user cannot reach Triton: of the stack's processes only the gateway listens on TCP."""
+    stack = start_stack(tmp_path / "home", "--models", "identity_fp32")
+    try:
+        ports = {
+            one.laddr.port
+            for process in family(stack)
+            for one in process.net_connections("inet")
+            if one.status == psutil.CONN_LISTEN
+        }
+        urls = (stack.http_url, stack.grpc_address, stack.metrics_url.removesuffix("/metrics"))
+        assert ports == {int(url.rpartition(":")[2]) for url in urls}
+        assert post_json(stack.http_url + INFER, ONE).status == 200
+    finally:
+        stop_stack(stack)
+
+
+def test_run_directory_of_a_stack_is_its_users_alone(keyed: RunningStack) -> None:
+    """Mode 0700: the sockets in it are as closed as the folder."""
+    assert stat.S_IMODE(run_dir_of(keyed).stat().st_mode) == 0o700
+    assert {path.name for path in run_dir_of(keyed).iterdir() if path.is_socket()} >= {
+        *("triton-http.sock", "triton-grpc.sock:8001", "triton-metrics.sock")
+    }
+
+
+def test_other_user_finds_no_way_to_the_engine_and_no_secret(keyed: RunningStack) -> None:
+    """Another local user cannot connect to the engine's sockets, nor read a key from any process of the stack."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    pids = [str(process.pid) for process in family(keyed)]
+    command = [sys.executable, "-I", "-c", INTRUDER, str(NOBODY), str(run_dir_of(keyed)), *pids]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert found["list"] == "PermissionError"
+    assert set(found["sockets"].values()) == {"PermissionError"}
+    assert all(way == ["PermissionError", "PermissionError"] for way in found["through proc"].values())
+    assert set(found["environ"].values()) == {"PermissionError"}
+    assert len(found["cmdline"]) == len(pids) > 2
+    assert OPERATOR_KEY not in "".join(found["cmdline"].values())
