@@ -60,17 +60,26 @@ def upright_size(frame: av.VideoFrame) -> tuple[int, int]:
 def orientation_of(frame: av.VideoFrame) -> Orientation:
     """By the frame's display matrix: rotations by quarters and mirrorings. Frames with another matrix, or without one,
     are left as they are stored."""
-    found: SideDataContainer = frame.side_data  # type: ignore[assignment]  # its stub knows motion vectors only
-    matrix = next((one for one in found if one.type is SideDataType.DISPLAYMATRIX), None) if len(found) else None
+    matrix = _display_matrix(frame)
     if matrix is None:
         return UPRIGHT
-    a, b, _, c, d, *_ = _MATRIX.unpack(bytes(matrix))
+    a, b, _, c, d, *_ = _MATRIX.unpack(matrix)
     straight, crossed = sorted((abs(a), abs(d))), sorted((abs(b), abs(c)))
     if crossed[1] <= _OFF_AXIS * straight[0]:
         return Orientation(False, a < 0, d < 0)
     if straight[1] <= _OFF_AXIS * crossed[0]:
         return Orientation(True, c < 0, b < 0)
     return UPRIGHT
+
+
+def _display_matrix(frame: av.VideoFrame) -> bytes | None:
+    """The container is made here, because frame.side_data keeps one in the frame: the two refer to each other, and the
+    frame's memory would wait for Python's garbage collector."""
+    try:
+        found = SideDataContainer(frame)  # type: ignore[call-arg]  # its stub lacks the constructor
+    except ValueError:  # PyAV knows the types of its own FFmpeg only, and reads all or none
+        return None
+    return next((bytes(one) for one in found if one.type is SideDataType.DISPLAYMATRIX), None)
 
 
 def upright(pixels: Pixels, orientation: Orientation) -> Pixels:

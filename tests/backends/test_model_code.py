@@ -115,6 +115,13 @@ def test_file_outside_the_model_is_refused(name: str) -> None:
             check({}, {name: b"x"}, allows_code=allows_code)
 
 
+def test_file_name_of_256_bytes_is_refused() -> None:
+    """A longer name than 255 bytes ends Triton 2.51, whatever is allowed."""
+    check({}, {"a" * 255: b"x"}, allows_code=True)
+    with pytest.raises(InvalidRequest, match="a name of more than 255 bytes"):
+        check({}, {"a" * 256: b"x"}, allows_code=True)
+
+
 def test_onnx_model_with_its_weights_labels_and_warm_up_passes() -> None:
     """What a client may send without the flag."""
     config = {

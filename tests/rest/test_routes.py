@@ -199,13 +199,6 @@ async def test_server_metadata_does_not_advertise_what_is_not_served(front: Fron
     assert reply.headers["content-length"] == str(len(reply.body))
 
 
-async def test_repository_call_with_a_deadly_file_name_stops_here(front: Front) -> None:
-    """256 characters would end Triton 2.51."""
-    body = b'{"parameters":{"config":"{}","file:' + b"a" * 256 + b'":"YQ=="}}'
-    assert (await front.ask("POST", "/v2/repository/models/ident/load", body)).status == 400
-    assert front.plane.relayed == []
-
-
 async def test_repository_call_relays_its_body(front: Front) -> None:
     """A valid one goes on as it came."""
     body = b' {"parameters": {"unload_dependents": true}} '

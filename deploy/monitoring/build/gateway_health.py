@@ -58,14 +58,15 @@ FULLNESS = Row(
             ),
         ),
         Panel(
-            "Connections and programs",
+            "Connections, programs, event loop",
             "Connections to the REST port; other programs of the host (guests), such as video; fronts, where "
-            "--workers made some.",
+            "--workers made some. Milliseconds by which the event loop was late at most: it has too little CPU.",
             "short",
             (
                 Query(f"sum(penstock_http_connections{{{JOB}}})", "REST connections"),
                 Query(f"sum(penstock_guests{{{JOB}}})", "guests"),
                 Query(f"sum(penstock_fronts{{{JOB}}})", "fronts"),
+                Query(f"max(penstock_loop_lag_seconds{{{JOB}}}) * 1000", "event loop late, ms"),
             ),
         ),
     ),
@@ -174,13 +175,18 @@ SHARED_MEMORY_AND_KEYS = Row(
             ),
         ),
         Panel(
-            "Keys and traces",
-            "API keys that let a caller in; changes of the access file that were not taken and spans that the "
-            "collector did not get, in each interval.",
+            "Keys, certificates and traces",
+            "API keys that let a caller in; changes of the access file and of TLS files that were not taken, and spans "
+            "that the collector did not get, in each interval; days until the first certificate expires.",
             "short",
             (
                 Query(f"max(penstock_access_keys{{{JOB}}})", "keys"),
                 Query(f"sum(increase(penstock_access_failed_reads_total{{{JOB}}}{RATE}))", "access file not taken"),
+                Query(f"sum(increase(penstock_tls_failed_reads_total{{{JOB}}}{RATE}))", "TLS file not taken"),
+                Query(
+                    f"(min(penstock_tls_certificate_expires_timestamp_seconds{{{JOB}}}) - time()) / 86400",
+                    "days of the certificate left",
+                ),
                 Query(f"sum(increase(penstock_spans_dropped_total{{{JOB}}}{RATE}))", "spans dropped"),
             ),
         ),

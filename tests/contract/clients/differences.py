@@ -117,7 +117,7 @@ DIFFERENCES = (
     ),
     Difference(
         "a load that the repository cannot serve is the client's mistake; Triton says over HTTP that the server failed",
-        ("load with a file alone", "load with a config that is none", "load of an unknown model"), is_refused, "http",
+        ("load with a file alone", "load of an unknown model"), is_refused, "http",
     ),
     Difference(
         "a region that begins within its segment is refused; Triton 2.51 answers with memory of its own",
