@@ -158,9 +158,8 @@ async def test_metrics_page_tells_the_stages_of_pictures_and_the_engines_batches
 async def test_triton_asked_by_its_own_port_is_witnessed_by_its_counters_and_statistics(stack: RunningStack) -> None:
     """Counts to within the gateway's canaries; no quantiles, for it keeps none."""
     (line,) = stack.logged(": engine process ")
-    port = line.partition("metrics_port=")[2].split()[0]
     endpoint = engine_of(stack)
-    url = f"http://127.0.0.1:{port}/metrics"
+    url = f"{line.partition(' metrics=')[2].split()[0]}/metrics"
     async with await open_witnesses(endpoint, ["identity_fp32"], metrics_url=url) as witnesses:
         client, witness = await witnessed(witnesses, endpoint, {REST: 20, GRPC: 20})
     assert client.ok <= witness.answered <= client.ok + 3

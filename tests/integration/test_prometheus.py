@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from server.backends.triton_ports import pick_free_ports
-from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
+from tests.conftest import CHECKOUT, ENGINE_PORTS, RunningStack, start_stack, stop_stack
 from tests.deploy.chart.rendering import NAMESPACE, render
 from tests.integration.ledger import page_of
 from tests.integration.live_prometheus import LivePrometheus, live_prometheus, rule_groups
@@ -71,7 +71,7 @@ def stack(
     """A stack of this file's own, scraped: its engine is stopped now and then."""
     folder = tmp_path_factory.mktemp("scraped")
     write_models(folder / "models")
-    with running(folder, folder / "models", "--metrics-port", str(metrics_ports[0])) as stack:
+    with running(folder, folder / "models", "--metrics-port", str(metrics_ports[0]), *ENGINE_PORTS) as stack:
         wait_for(lambda: prom.number(f'up{{job="{JOB}"}}') == 1, QUERIED_WITHIN_S, "it is scraped")
         yield stack
 
