@@ -1,12 +1,13 @@
 """The public keys of whoever signs the tokens: fetched, kept, and used for a while when they cannot be had again."""
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from server.core.errors import AccessUnavailable, Unauthenticated
 from server.logs import get_logger
@@ -16,6 +17,12 @@ USABLE_S = 3600.0  # keys that could not be had again serve this long, and not a
 RETRY_S = 10.0  # between two fetches, whatever tokens say
 FETCH_TIMEOUT_S = 3.0
 MAX_BYTES = 1 << 20
+LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
+
+# Members of a JSON Web Key that are strings (RFC 7517, 7518 and 8037) and that PyJWT reads.
+_STRINGS = frozenset(("kty", "use", "alg", "kid", "crv", "x", "y", "n", "e", "d", "p", "q", "dp", "dq", "qi", "k"))
+# What PyJWT and cryptography raise for a key of an unknown kind or with wrong content.
+_UNUSABLE = (jwt.PyJWTError, ValueError, NotImplementedError, UnsupportedAlgorithm)
 
 log = get_logger("access")
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -123,17 +130,37 @@ class JwksKeys:
 
 
 def keys_of(document: bytes) -> dict[str | None, jwt.PyJWK]:
-    """The keys of a JSON web key set by their names; those of an unknown kind are left out. Raises ValueError."""
+    """Keys of a JSON Web Key Set by key ID. Keys that cannot be used are skipped and logged. Raises ValueError."""
     listed = json.loads(document)
     items = listed.get("keys") if isinstance(listed, dict) else None
     if not isinstance(items, list):
         raise ValueError("what came is no JSON web key set")
     keys: dict[str | None, jwt.PyJWK] = {}
-    for item in items:
-        with contextlib.suppress(jwt.PyJWTError):
-            if isinstance(item, dict):
-                key = jwt.PyJWK(item)
-                keys[key.key_id] = key
+    skipped: list[str] = []
+    for number, item in enumerate(items, start=1):
+        try:
+            key = _key_of(item)
+        except _UNUSABLE as error:
+            skipped.append(f"key {number}: {str(error) or type(error).__name__}")
+        else:
+            keys[key.key_id] = key
+    if skipped:
+        log.warning("skipped keys of the key set that cannot be used", skipped=len(skipped), first=skipped[0])
     if not keys:
         raise ValueError("none of the keys that came can be used")
     return keys
+
+
+def _key_of(item: object) -> jwt.PyJWK:
+    """Raises one of _UNUSABLE, also for members that are no strings: PyJWT expects the types of RFC 7517."""
+    if not isinstance(item, dict):
+        raise ValueError("it is no JSON object")
+    for name in _STRINGS & item.keys():
+        if item[name] is not None and not isinstance(item[name], str):
+            raise ValueError(f"{name} is no string")
+    if item.get("kty") == "oct" or "d" in item:
+        raise ValueError("it is no public key")
+    key = jwt.PyJWK(item)
+    if isinstance(key.key, RSAPublicKey) and key.key.key_size < LEAST_RSA_BITS:
+        raise ValueError(f"it has {key.key.key_size} bits; an RSA key has {LEAST_RSA_BITS} or more")
+    return key

@@ -1,5 +1,6 @@
 """How much each caller has asked for: a bucket of requests and a share of what is in flight. Sans-IO."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -157,9 +158,12 @@ class Quotas:
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight by the caller's name, of those that have any; "" stands for all without a key."""
-        if self._board is not None:
-            return dict(self._board.in_flight())
-        return {name: held.requests for name, held in self._held.items() if held.requests}
+        if self._board is None:
+            return {name: held.requests for name, held in self._held.items() if held.requests}
+        counts: Counter[str] = Counter()
+        for name, requests in self._board.in_flight():
+            counts[name] += requests  # two processes that claim a slot at the same moment may give a caller two
+        return dict(counts)
 
     def _others(self, caller: Caller) -> Held:
         return _NOTHING if self._board is None else self._board.others(caller.key_name)

@@ -37,7 +37,7 @@ class ModelBatcher:
         formed: Formed | None = None,
     ) -> None:
         self.options = options
-        self._model_name = model_name
+        self.model_name = model_name
         self._formed = formed
         self._queue = BatchQueue(model_name, options)
         self._engine = Engine(backend, options.slots, slab)
@@ -123,7 +123,7 @@ class ModelBatcher:
         _end(self._queue.expire(now))
         while isinstance(due := self._queue.due(now), Batch):
             if self._formed is not None:
-                self._formed(self._model_name, due.rows)
+                self._formed(self.model_name, due.rows)
             call = EngineCall(due, self._engine, self._abandon)
             task = self._tasks[call] = self._loop.create_task(self._run(call))
             task.add_done_callback(partial(self._ended, call))
@@ -228,7 +228,8 @@ class BatcherPool:
         self._options_of = options_of
         self._slab = slab
         self._batchers: dict[str, ModelBatcher] = {}
-        self._retired: list[ModelBatcher] = []
+        self._retired: list[ModelBatcher] = []  # of former options; some still have requests
+        self._ended: dict[str, QueueStatistics] = {}  # sums over batchers that are gone
 
     def owns(self, model_name: str) -> bool:
         """Whether the gateway forms that model's batches now."""
@@ -259,8 +260,13 @@ class BatcherPool:
         return Ticket(batcher, batcher.enter(request, client=client, priority=priority))
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
-        """Of every model that was asked for, as it is now."""
-        return {name: batcher.statistics() for name, batcher in self._batchers.items()}
+        """By model name, of every model that had a request, with what its earlier batchers did."""
+        found = {name: batcher.statistics() for name, batcher in self._batchers.items()}
+        for batcher in self._retired:
+            found[batcher.model_name] = found[batcher.model_name].with_former(batcher.statistics())
+        for name, ended in self._ended.items():
+            found[name] = found[name].with_former(ended)
+        return found
 
     async def aclose(self) -> None:
         """End every request that waits or runs: after the drain there should be none."""
@@ -276,11 +282,18 @@ class BatcherPool:
         if options is None:
             raise ModelNotFound(f"Request for unknown model: '{model_name}' is not found")
         if known is not None:
-            self._retired = [batcher for batcher in self._retired if not batcher.is_idle] + [known]
+            self._retire(known)
         batcher = self._batchers[model_name] = ModelBatcher(
             model_name, options, self._backend, slab=self._slab, formed=self._formed
         )
         return batcher
+
+    def _retire(self, batcher: ModelBatcher) -> None:
+        for idle in [one for one in self._retired if one.is_idle]:
+            self._retired.remove(idle)
+            former, now = self._ended.get(idle.model_name), idle.statistics()
+            self._ended[idle.model_name] = now if former is None else now.with_former(former)
+        self._retired.append(batcher)
 
 
 def _level(priority: int) -> int:

@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from server.batching import refusals
 from server.batching.door import Door
@@ -16,6 +18,7 @@ from server.batching.waiting import Lane, Waiting
 from server.core.batching import CloseReason, Fit
 from server.core.errors import InferenceError, Overloaded
 
+_Key = TypeVar("_Key")
 TICK_S = 1e-6  # what a wake-up comes later than the moment that it is for
 
 
@@ -46,6 +49,19 @@ class QueueStatistics:
     batches_by_rows: dict[int, int] = field(default_factory=dict)
     closed_by: dict[CloseReason, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+
+    def with_former(self, former: "QueueStatistics") -> "QueueStatistics":
+        """Sums with those of an earlier queue of the model. max_rows, fit and wait_s stay the current queue's."""
+        return replace(
+            self,
+            depth=self.depth + former.depth,
+            rows=self.rows + former.rows,
+            size_bytes=self.size_bytes + former.size_bytes,
+            in_flight=self.in_flight + former.in_flight,
+            batches_by_rows=_sum(self.batches_by_rows, former.batches_by_rows),
+            closed_by=_sum(self.closed_by, former.closed_by),
+            dropped=_sum(self.dropped, former.dropped),
+        )
 
 
 class BatchQueue:
@@ -364,3 +380,7 @@ class BatchQueue:
         """Half of the shortest time that a member was given: the other half is for waiting."""
         given = [entry.deadline - entry.arrived_at for entry in batch.entries if entry.deadline is not None]
         return min(given) / 2 if given else self.options.slo_s
+
+
+def _sum(counts: Mapping[_Key, int], more: Mapping[_Key, int]) -> dict[_Key, int]:
+    return dict(Counter(counts) + Counter(more))

@@ -87,12 +87,12 @@ class QuotaTable:
             _HEAD.pack_into(self._map, slot * _SLOT_BYTES, _hash_of(name), at)
 
     def in_flight(self) -> Iterator[tuple[str, int]]:
-        """Every caller that has requests in flight, and how many, in all processes; long names are cut."""
+        """Every slot's caller that has requests in flight, and how many, in all processes. See _shown_name."""
         for slot in range(SLOTS):
             requests = self._sum(slot, _Row.REQUESTS)
             if requests:
                 size, name = _NAME.unpack_from(self._map, slot * _SLOT_BYTES + _HEAD.size)
-                yield name[:size].decode(errors="ignore"), requests
+                yield name[:size].decode(), requests
 
     def clear(self, column: int) -> None:
         """That process is gone, and with it whatever it had in flight."""
@@ -115,7 +115,7 @@ class QuotaTable:
             if free is None and self._is_free(slot, now):
                 free = slot
         if free is not None:
-            encoded = name.encode()[:_NAME_BYTES]
+            encoded = _shown_name(name)
             _NAME.pack_into(self._map, free * _SLOT_BYTES + _HEAD.size, len(encoded), encoded)
             _HEAD.pack_into(self._map, free * _SLOT_BYTES, wanted, 0.0)
         return free
@@ -142,6 +142,15 @@ class QuotaTable:
 
 def _hash_of(name: str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+def _shown_name(name: str) -> bytes:
+    """The name as the table stores it: a long one is cut, with its hash behind, so that different names stay apart."""
+    encoded = name.encode()
+    if len(encoded) <= _NAME_BYTES:
+        return encoded
+    suffix = b"~%016x" % _hash_of(name)
+    return encoded[: _NAME_BYTES - len(suffix)].decode(errors="ignore").encode() + suffix
 
 
 def _probed(wanted: int) -> Iterator[int]:

@@ -1,14 +1,20 @@
 """Keys from an address: kept, changed, and what happens while nobody answers there."""
 
 import asyncio
+import base64
+import contextlib
+import itertools
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import jwt
 import pytest
 import structlog
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from server.access.jwks import FRESH_S, MAX_BYTES, RETRY_S, USABLE_S, JwksKeys, fetch_json, keys_of
 from server.core.errors import AccessUnavailable, Unauthenticated
@@ -166,6 +172,76 @@ def test_keys_of_unknown_kinds_are_left_out(signers: tuple[Signer, Signer]) -> N
     """An issuer may have some that we cannot use."""
     document = {"keys": [{"kty": "quantum", "kid": "q"}, signers[0].jwk]}
     assert list(keys_of(json.dumps(document).encode())) == ["one"]
+
+
+JSON_VALUES = (
+    *(None, True, 0, 1.5, float("inf"), 10**4000, "", "é", "\ud800", "AQ", "A" * 1000),
+    *(["RS256"], [[]], {"a": 1}, "ES384", "HS256", "EC", "P-384"),
+)
+MEMBERS = (
+    *("kty", "use", "alg", "kid", "key_ops", "x5c", "x5t", "x5u", "crv"),
+    *("x", "y", "n", "e", "d", "p", "q", "dp", "dq", "qi", "oth", "k"),
+)
+
+
+def jwks_of_each_kind(signer: Signer) -> dict[str, dict[str, object]]:
+    """By algorithm; the last one is a private key, which an issuer should not list."""
+    curve = jwt.algorithms.ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key(), as_dict=True)
+    edwards = jwt.algorithms.OKPAlgorithm.to_jwk(ed25519.Ed25519PrivateKey.generate().public_key(), as_dict=True)
+    private = jwt.algorithms.RSAAlgorithm.to_jwk(signer.private, as_dict=True)
+    return {
+        "RS256": signer.jwk,
+        "ES256": curve,
+        "EdDSA": edwards,
+        "HS256": {"kty": "oct", "k": "AAAA"},
+        "PS256": private,
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA", "HS256", "PS256"])
+async def test_key_with_any_member_of_any_type_costs_the_other_keys_nothing(
+    tmp_path: Path, signers: tuple[Signer, Signer], algorithm: str
+) -> None:
+    """Every member with every JSON type: the other key's tokens are taken, the odd key's get 401 and never an error."""
+    good, odd = signers
+    base = jwks_of_each_kind(odd)[algorithm] | {"kid": "odd", "alg": algorithm}
+    rules = f'jwks_url = "{URL}"\nalgorithms = ["RS256", "PS256", "ES256", "ES384", "EdDSA"]\n'
+    tokens = [jwt.encode(claims(), odd.private, name, {"kid": "odd"}) for name in ("RS256", "PS256")]
+    tokens.append(re.sub(r"^[^.]*", base64.urlsafe_b64encode(b'{"alg":"ES256","kid":"odd"}').decode(), tokens[0]))
+    good_token = good.token()
+    for member, value in itertools.product(MEMBERS, JSON_VALUES):
+        document = json.dumps({"keys": [base | {member: value}, value, good.jwk]}).encode()
+        verifying = verifier(tmp_path, rules, JwksKeys(URL, fetch=partial(_answer, document)))
+        assert (await verifying.caller(good_token)).key_name == "token:alice", (member, value)
+        for token in tokens:
+            with contextlib.suppress(Unauthenticated):
+                await verifying.caller(token)
+
+
+async def _answer(document: bytes, _: str) -> bytes:
+    return document
+
+
+@pytest.mark.parametrize("kind", ["secret", "private", "short"])
+def test_key_that_is_not_a_long_public_one_is_skipped(signers: tuple[Signer, Signer], kind: str) -> None:
+    """A shared secret, a private key and an RSA key below 2048 bits verify no token."""
+    short = Signer("two", rsa.generate_private_key(65537, 1024))
+    jwk = {
+        "secret": {"kty": "oct", "k": "AAAA", "kid": "two"},
+        "private": jwt.algorithms.RSAAlgorithm.to_jwk(signers[1].private, as_dict=True) | {"kid": "two"},
+        "short": short.jwk,
+    }[kind]
+    assert list(keys_of(json.dumps({"keys": [jwk, signers[0].jwk]}).encode())) == ["one"]
+
+
+def test_key_that_is_skipped_is_logged_with_the_reason(signers: tuple[Signer, Signer]) -> None:
+    """One line a document, however many of its keys are broken."""
+    document = {"keys": [signers[0].jwk, *[signers[1].jwk | {"alg": ["RS256"]}] * 50]}
+    with structlog.testing.capture_logs() as logged:
+        assert list(keys_of(json.dumps(document).encode())) == ["one"]
+    assert [(line["log_level"], line["skipped"], line["first"]) for line in logged] == [
+        ("warning", 50, "key 2: alg is no string")
+    ]
 
 
 def answering(status: int, body: bytes, **headers: str) -> type[BaseHTTPRequestHandler]:

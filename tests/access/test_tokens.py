@@ -1,6 +1,7 @@
 """Which tokens are believed, and what they let their subject do."""
 
 import base64
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -116,6 +117,32 @@ async def test_forged_tokens_are_refused(shared: TokenVerifier, tmp_path: Path, 
     for token in forged:
         with pytest.raises(Unauthenticated):
             await shared.caller(token)
+
+
+JSON_VALUES = (
+    *(None, True, 0, -1, 1.5, float("inf"), float("nan"), 1e308, 10**4000, "", "x", "é", "\ud800", "9" * 5000),
+    *([], ["x"], [[]], [{}], {}, {"a": []}),
+)
+
+
+def signed(header: object, said: object) -> str:
+    """A token with a good signature over whatever JSON its two parts are."""
+    message = f"{encoded(json.dumps(header).encode())}.{encoded(json.dumps(said).encode())}"
+    algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
+    return f"{message}.{encoded(algorithm.sign(message.encode(), SHARED.encode()))}"
+
+
+async def test_token_with_any_field_of_any_type_is_taken_or_refused(shared: TokenVerifier) -> None:
+    """Every field of header and claims with every JSON type ends in a caller or 401, though the signature is good."""
+    header, said = {"alg": "HS256", "typ": "JWT"}, claims(iss="us")
+    assert (await shared.caller(signed(header, said))).key_name == "token:alice"
+    names = ("alg", "typ", "kid", "crit", "b64", "jku", "jwk", "x5c", "x5u", "cty", "zip", "enc")
+    odd = [(header | {name: value}, said) for name in names for value in JSON_VALUES]
+    odd += [(header, said | {n: value}) for n in (*said, "nbf", "iat", "jti") for value in JSON_VALUES]
+    odd += [pair for value in JSON_VALUES for pair in ((value, said), (header, value))]
+    for pair in odd:
+        with contextlib.suppress(Unauthenticated):
+            assert (await shared.caller(signed(*pair))).key_name.startswith("token:"), pair
 
 
 async def test_public_key_is_no_shared_secret(tmp_path: Path, signer: Signer) -> None:

@@ -351,6 +351,29 @@ async def test_pool_that_closes_leaves_nobody_waiting(rig: Rig) -> None:
     assert rig.is_empty()
 
 
+async def test_statistics_count_what_earlier_options_did_and_still_do(rig: Rig) -> None:
+    """A reload loses no number: what waits and runs under former options is shown, and totals never fall."""
+    first = await rig.occupied()
+    waiting = [rig.ask(asking(float(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    before = rig.pool.statistics()["m"]
+    assert (before.in_flight, before.depth) == (1, 3)
+    batches = 1 + sum(before.closed_by.values())
+    rig.options = replace(OWNED, max_batch_size=2)
+    later = rig.ask(asking(9))
+    await rig.engine.called(2)
+    during = rig.pool.statistics()["m"]
+    assert (during.in_flight, during.depth, during.rows) == (2, 3, 3)
+    rig.engine.gate.set()
+    await asyncio.gather(first, *waiting, later)
+    for size in (3, 4, 5):
+        rig.options = replace(OWNED, max_batch_size=size)
+        await rig.pool.infer(asking(1), client="one")
+        after = rig.pool.statistics()["m"]
+        assert sum(after.closed_by.values()) == sum(after.batches_by_rows.values()) == batches + size - 1
+        assert (after.in_flight, after.depth) == (0, 0)
+
+
 async def test_options_that_change_hold_for_what_comes_later(rig: Rig) -> None:
     """A model that was loaded anew has a queue of its own; what was in the old one ends there."""
     first = await rig.occupied()

@@ -1,5 +1,6 @@
 """What callers have asked of several processes together, by a manual clock; each process is an object over one file."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,33 @@ def test_slot_of_an_idle_caller_is_another_callers(tmp_path: Path) -> None:
     assert not dict(table.in_flight())
     quotas.enter(caller("last"), 1)
     assert dict(table.in_flight()) == {"last": 1}
+
+
+@pytest.mark.parametrize("common", ["a" * 200, "ü" * 100, "日" * 70], ids=["1 byte", "2 bytes", "3 bytes"])
+def test_long_names_that_begin_alike_are_counted_apart(tmp_path: Path, common: str) -> None:
+    """Names longer than a slot's text stay different names, whichever characters they are cut between."""
+    (one, table), (other, _) = process(tmp_path, 1), process(tmp_path, 2)
+    counts = {f"token:{common}": 1, f"token:{common}x": 2, f"token:{common[:20]}": 3}
+    for name, count in counts.items():
+        for _ in range(count):
+            one.enter(caller(name), 1)
+    other.enter(caller(f"token:{common}"), 1)
+    found = one.in_flight()
+    assert sorted(found.values()) == [2, 2, 3]
+    assert all(name.startswith(f"token:{common[:20]}") for name in found)
+    assert dict(table.in_flight()) == found
+
+
+def test_caller_with_two_slots_is_counted_once_with_both() -> None:
+    """Two processes that claim a slot at the same moment may each get one: their requests add up."""
+
+    class TwoSlots(QuotaTable):
+        def __init__(self) -> None: ...
+
+        def in_flight(self) -> Iterator[tuple[str, int]]:
+            yield from [("camera", 2), ("other", 1), ("camera", 3)]
+
+    assert Quotas(max_requests=10, max_bytes=1000, board=TwoSlots()).in_flight() == {"camera": 5, "other": 1}
 
 
 @settings(max_examples=40, deadline=None)
