@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import service_pb2
 
+from loadtest.bench.before_after import Stretch, median_interval
+from loadtest.bench.before_after import result_of as compared
 from loadtest.bench.closed_loop import Lap, make_lap, run_closed_loop
 from loadtest.bench.cost import Measured
 from loadtest.bench.image_endpoint import Rounds, harmonic_limit, result_of, table
@@ -79,6 +81,26 @@ def test_image_result_divides_by_the_limit_of_the_same_round() -> None:
     assert result.limit_rate.low == pytest.approx(50)
     assert result.slowest_ratio.median == pytest.approx(80 / 300)
     assert "of the harmonic limit: 0.80 (0.80-0.80)" in table(result)
+
+
+@pytest.mark.parametrize(("pairs", "low", "high"), [(6, 1, 6), (12, 3, 10), (20, 6, 15), (100, 40, 61)])
+def test_median_interval_is_that_of_the_sign_test(pairs: int, low: int, high: int) -> None:
+    """The ranks are those of the tables of the sign test; the order of the pairs does not matter."""
+    found = median_interval([float(number) for number in range(pairs, 0, -1)])
+    assert (found.low, found.high) == (low, high)
+    assert found.median == (pairs + 1) / 2
+
+
+def test_median_interval_of_few_pairs_is_refused() -> None:
+    """Five pairs say nothing with 95 %."""
+    with pytest.raises(ValueError, match="5 pairs give no interval of 95 %; measure at least 6"):
+        median_interval([1.0] * 5)
+
+
+def test_comparison_of_checkouts_is_above_one_where_the_new_one_is_better() -> None:
+    """Twice the rate and half of the CPU time are both a ratio of 2."""
+    found = compared("image", [Stretch(100.0, 4.0)] * 6, [Stretch(200.0, 2.0)] * 6)
+    assert (found.rate_ratio.median, found.cpu_ratio.median) == (2.0, 2.0)
 
 
 def test_table_lines_are_equally_wide() -> None:
