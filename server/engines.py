@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,22 +30,26 @@ from server.backends.triton_messages import parsed
 from server.backends.watch import EngineWatch, WatchOptions
 from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
+from server.core.connections import PortLimits
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
 from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
 from server.gpu.telemetry.choice import AUTO, OFF, has_driver
 from server.gpu.telemetry.health import CardHealth
 from server.gpu.telemetry.reader import TelemetryOptions, TelemetryReader
-from server.grpc.server import GrpcLimits
+from server.grpc.server import GrpcLimits, GrpcServer
 from server.local.control import EngineNews
 from server.local.guests import with_guest_room
+from server.local.limits_page import LimitsPage, Row
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
 from server.logs import get_logger
 from server.metrics import Readings
 from server.rest.limits import ConnectionLimits
+from server.rest.listener import HttpListener
 from server.settings import Settings
+from server.settings_checks import networks
 from server.shared_memory.absent import ELSEWHERE, SEVERAL, NoSharedMemory
 from server.shared_memory.keeper import EngineTraits, SharedMemory
 from server.shared_memory.registry import RegistryLimits
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
 log = get_logger("gateway")
 
 METADATA_TIMEOUT_S = 2.0
+METRICS_PORT_CONNECTIONS = 64
 MOST_LOADS_AT_ONCE = 8  # models; Triton loads each in a thread of its own
 
 
@@ -218,23 +225,63 @@ def compose_door(settings: Settings, board: Board | None = None) -> Door | None:
     return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
 
 
-def connection_limits(settings: Settings, *, open_files: int) -> ConnectionLimits:
-    """Of the REST port. open_files: what this process may open; a quarter of it stays for all else.
+def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLimits:
+    """Of the REST port, and of the gRPC port. open_files: instead of this process's own limit; -1 for none.
 
-    A front has its part of what all may have together: the system deals connections out evenly, by their addresses.
+    Each port has a quarter of the open files at most; half of them are left for the engine, pictures and metrics. One
+    address has half of a port at most. Each of several worker processes has an equal part: the system spreads
+    connections evenly among them.
     """
-    own = max(1, settings.max_connections // settings.worker_count)
-    known = own if open_files < 0 else min(own, open_files * 3 // 4)
+    if open_files is None:
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    total = max(2, settings.max_connections // settings.worker_count)
+    if open_files >= 0:
+        total = min(total, max(2, open_files // 4))
+    return PortLimits(
+        max_connections=total,
+        max_per_address=max(1, min(settings.max_connections_per_address // settings.worker_count, total // 2)),
+        trusted_proxies=networks(settings.trusted_proxy),
+    )
+
+
+def connection_limits(settings: Settings, ports: PortLimits) -> ConnectionLimits:
+    """Of the REST port."""
     return ConnectionLimits(
-        max_connections=max(known, 1), head_timeout_s=settings.head_timeout_s, write_timeout_s=settings.write_timeout_s
+        max_connections=ports.max_connections,
+        max_per_address=ports.max_per_address,
+        trusted_proxies=ports.trusted_proxies,
+        head_timeout_s=settings.head_timeout_s,
+        write_timeout_s=settings.write_timeout_s,
     )
 
 
-def grpc_limits(settings: Settings) -> GrpcLimits:
-    """Of the gRPC port."""
+def metrics_limits() -> ConnectionLimits:
+    """Of the metrics port: few connections, so that it never uses up the descriptors of the others."""
+    return ConnectionLimits(max_connections=METRICS_PORT_CONNECTIONS, max_per_address=METRICS_PORT_CONNECTIONS // 2)
+
+
+def grpc_limits(settings: Settings, ports: PortLimits | None) -> GrpcLimits:
+    """Of the gRPC port. ports: None for the core of several workers, whose only clients are these processes."""
     return GrpcLimits(
-        max_message_bytes=settings.max_body_bytes, max_connection_age_s=settings.grpc_max_connection_age_s
+        max_message_bytes=settings.max_body_bytes,
+        max_connection_age_s=settings.grpc_max_connection_age_s if ports is not None else 0.0,
+        connections=ports,
     )
+
+
+def connection_readers(
+    page: LimitsPage | None, rest: HttpListener, grpc_server: GrpcServer
+) -> dict[str, Callable[[], int]]:
+    """By metric, the connections of clients. page: what the workers count, None without them."""
+    if page is not None:
+        return {
+            "http_connections": partial(page.total, Row.CONNECTIONS),
+            "grpc_connections": partial(page.total, Row.GRPC_CONNECTIONS),
+        }
+    return {
+        "http_connections": lambda: rest.connection_count,
+        "grpc_connections": lambda: grpc_server.connection_count,
+    }
 
 
 def compose_telemetry(

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import resource
 import signal
 import socket
 import time
@@ -23,6 +22,7 @@ from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
 from server.batching.declared import DeclaredOptions
 from server.core.address import authority
+from server.core.connections import PortLimits
 from server.engines import (
     Engine,
     compose_door,
@@ -30,6 +30,7 @@ from server.engines import (
     compose_tracer,
     connection_limits,
     grpc_limits,
+    port_limits,
     until_stopped,
 )
 from server.grpc.server import Endpoint, GrpcServer, Share, serve
@@ -129,7 +130,7 @@ class Front:
         plane.share(NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF))
         return plane
 
-    async def tell(self, listener: HttpListener) -> None:
+    async def tell(self, listener: HttpListener, grpc_server: GrpcServer) -> None:
         """The core's page, and files, of what is read at a scrape, now and then, and that this loop turns; for ever."""
         column, write = self.seat.index, self.page.write
         former_restarts = self.page.read(Row.DECODER_RESTARTS, column)
@@ -138,6 +139,7 @@ class Front:
             write(Row.BEATS, column, beat)
             statistics = self.pool.statistics()
             write(Row.CONNECTIONS, column, listener.connection_count)
+            write(Row.GRPC_CONNECTIONS, column, grpc_server.connection_count)
             write(Row.DECODES_WAITING, column, statistics.waiting)
             write(Row.DECODER_RESTARTS, column, former_restarts + statistics.restarts)
             if self.tracer is not None:
@@ -216,10 +218,11 @@ async def _serve_clients(
     """Listen until somebody says stop, then drain; whether nothing was cut. tasks: what runs, and is added to."""
     settings = front.settings
     listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
-    rest = _rest(front, listener)
+    ports = port_limits(settings)
+    rest = _rest(front, listener, ports)
     endpoint = Endpoint(authority(settings.host, settings.grpc_port), front.certificates)
     share = Share(front.core)
-    limits = grpc_limits(settings)
+    limits = grpc_limits(settings, ports)
     grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.door, share=share)
     rest.start()
     control.send(GatewayServes(rest.port, grpc_server.port, 0))
@@ -228,23 +231,22 @@ async def _serve_clients(
     log.info("listening", front=front.seat.index, http=rest.port, grpc=grpc_server.port)
     tasks += [
         *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
-        asyncio.create_task(front.tell(rest)),
+        asyncio.create_task(front.tell(rest, grpc_server)),
         asyncio.create_task(_tell_ready(control, front)),
     ]
     await until_stopped(stop, tasks)
     return await _drain(front, rest, grpc_server)
 
 
-def _rest(front: Front, listener: socket.socket) -> HttpListener:
+def _rest(front: Front, listener: socket.socket, ports: PortLimits) -> HttpListener:
     settings = front.settings
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
     way = WayToCore(front.core, has_engine=settings.engine_is_embedded)
     app = create_app(front.plane, limits, front.metrics, door=front.door, way=way)
-    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return HttpListener(
         app,
         listener,
-        limits=connection_limits(settings, open_files=open_files),
+        limits=connection_limits(settings, ports),
         unread=front.admission,
         refused=front.metrics.rejected,
         tls=front.certificates.context if front.certificates is not None else None,

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import gc
-import resource
 import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -37,9 +36,12 @@ from server.engines import (
     compose_telemetry,
     compose_tracer,
     connection_limits,
+    connection_readers,
     describe_engine,
     grpc_limits,
+    metrics_limits,
     news_readers,
+    port_limits,
     standing_readers,
     until_stopped,
     watch_options,
@@ -327,28 +329,26 @@ async def _open_doors(
 ) -> _Doors:
     """Clients' doors; the fronts' where there is a run_dir. gRPC listens at once, the others once they are started."""
     limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
-    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    certificates = gateway.certificates
+    ports, certificates = port_limits(settings), gateway.certificates
     tls = certificates.context if certificates is not None else None
     rest = HttpListener(
         create_app(gateway.plane, limits, gateway.metrics, door=gateway.door, has_fronts=run_dir is not None),
         http_place,
-        limits=connection_limits(settings, open_files=open_files) if run_dir is None else ConnectionLimits(),
+        limits=connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
         tls=tls if run_dir is None else None,
     )
-    page = gateway.page
-    connection_count = (lambda: rest.connection_count) if page is None else partial(page.total, Row.CONNECTIONS)
-    gateway.metrics.read("http_connections", connection_count)
     pages = create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics, lambda: gateway.watch.is_up)
-    of_grpc = grpc_limits(settings)
+    of_grpc = grpc_limits(settings, ports if run_dir is None else None)
     share, endpoint = None, Endpoint(authority(settings.host, settings.grpc_port), certificates)
     if run_dir is not None:
-        of_grpc = replace(of_grpc, max_connection_age_s=0.0)  # its fronts have nowhere else to go
         share, endpoint = Share(core=None), Endpoint(f"unix:{run_dir / GRPC_SOCKET}")
     grpc_server = await serve(gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.door, share=share)
-    return _Doors(rest, grpc_server, HttpListener(pages, metrics_socket, tls=tls))
+    for name, reader in connection_readers(gateway.page, rest, grpc_server).items():
+        gateway.metrics.read(name, reader)
+    metrics = HttpListener(pages, metrics_socket, limits=metrics_limits(), refused=gateway.metrics.rejected, tls=tls)
+    return _Doors(rest, grpc_server, metrics)
 
 
 async def _drain(settings: Settings, gateway: Gateway, rest: HttpListener, grpc_server: GrpcServer) -> bool:

@@ -21,6 +21,7 @@ from server.gpu.telemetry.choice import checked_source
 from server.logs import LogFormat
 from server.settings_checks import (
     listed,
+    networks,
     require_addresses,
     require_known_user,
     require_place,
@@ -38,7 +39,7 @@ OTHER_VARIABLES = {
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LONGEST_AGE_S = 7 * 86_400.0
-LISTS = ("model_repository", "models", "anonymous", "batching")
+LISTS = ("model_repository", "models", "anonymous", "batching", "trusted_proxy")
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
 
@@ -102,7 +103,9 @@ class Settings(BaseSettings):
     max_pixels: int = Field(40_000_000, ge=1)
     max_inflight_requests: int = Field(1024, ge=1)
     max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
-    max_connections: int = Field(16_384, ge=1)
+    max_connections: int = Field(16_384, ge=1)  # to the REST port, and to the gRPC port
+    max_connections_per_address: int = Field(4_096, ge=1)
+    trusted_proxy: tuple[str, ...] = ()  # addresses or networks that forward many clients: no limit per address
     grpc_max_connection_age_s: float = Field(0.0, ge=0, le=LONGEST_AGE_S)  # 0 for none
     head_timeout_s: float = Field(10.0, gt=0)
     write_timeout_s: float = Field(30.0, gt=0)
@@ -129,6 +132,12 @@ class Settings(BaseSettings):
     @classmethod
     def _none_is_no_role(cls, roles: object) -> object:
         return () if roles in (("none",), ["none"], "none") else roles
+
+    @field_validator("trusted_proxy")
+    @classmethod
+    def _proxies_are_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        networks(proxies)
+        return proxies
 
     @field_validator("gpu_metrics")
     @classmethod

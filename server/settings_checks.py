@@ -1,13 +1,26 @@
 """Checks of single settings. Each raises ValueError with the value and the fix; pydantic turns it into the message."""
 
 import importlib.util
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from server.core.connections import Network
 
 
 def listed(text: str) -> tuple[str, ...]:
     """The items of a comma-separated list, without blanks."""
     return tuple(word for word in map(str.strip, text.split(",")) if word)
+
+
+def networks(proxies: tuple[str, ...]) -> tuple[Network, ...]:
+    """The networks of `trusted_proxy`. Raises ValueError for what is no address or network."""
+    try:
+        return tuple(ip_network(proxy.strip()) for proxy in proxies)
+    except ValueError as error:
+        raise ValueError(
+            f"trusted_proxy: {error}; give addresses or networks, such as 10.0.0.5 or 10.0.0.0/24"
+        ) from None
 
 
 def require_addresses(urls: tuple[str, ...], grpcs: tuple[str, ...], header_file: Path | None) -> None:

@@ -28,6 +28,8 @@ from server.stack import (
 
 OPEN_FILES = 65_536  # a request in flight holds one or two; the usual soft limit of 1,024 is under the default's need
 
+MIN_OPEN_FILES = 512  # libraries, pipes and the engine's connections take about 200
+
 Engines = Annotated[
     str | None, typer.Option(help="auto, triton, embedded, or a Triton's http:// address, several with commas [auto]")
 ]
@@ -99,6 +101,11 @@ AllowsModelCode = Annotated[
     ),
 ]
 
+Proxies = Annotated[
+    str | None,
+    typer.Option(help="addresses or networks of proxies, with commas: no limit of connections per address [none]"),
+]
+
 EPILOG = """\
 Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
 
@@ -111,11 +118,12 @@ max_queue_delay_us, max_queue_size, max_queue_bytes, in its config.pbtxt's param
 [batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
 
 Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-[1024], max_inflight_bytes [1 GiB], max_connections [16384, of REST], grpc_max_connection_age_s [0, any; older ones
-take no new calls, so that clients connect anew], head_timeout_s [10], write_timeout_s [30], decoders [one a core],
-decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the engine; 0 none], client_shm_lease_s [3600, of a
-region that nobody uses], canary_interval_s [5], canary_failures [3]. Nor has gpu_metrics [auto: the cards' activity
-by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
+[1024], max_inflight_bytes [1 GiB], max_connections [16384 to the REST port and 16384 to the gRPC port, each a quarter
+of the open files at most], max_connections_per_address [4096, half of max_connections at most],
+grpc_max_connection_age_s [0, any; older ones take no new calls, so that clients connect anew], head_timeout_s [10],
+write_timeout_s [30], decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the
+engine; 0 none], client_shm_lease_s [3600, of a region that nobody uses], canary_interval_s [5], canary_failures [3].
+Nor has gpu_metrics [auto: the cards' activity by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
 """
 
 
@@ -147,6 +155,7 @@ def up(
     tls_client_ca: Annotated[Path | None, typer.Option(help="PEM: clients need a certificate it signed")] = None,
     allow_client_shm: SharesMemory = None,
     allow_model_code: AllowsModelCode = None,
+    trusted_proxy: Proxies = None,
     otlp_endpoint: Collector = None,
     trace_file: TraceFile = None,
     profile: ProfileOption = None,
@@ -171,8 +180,8 @@ def up(
 
 def _serve(flags: dict[str, Any], config: Path | None) -> int:
     """The exit code. flags: as they were given. Raises SettingsError, CannotStart."""
-    for name in ("models", "anonymous"):
-        flags[name] = tuple(filter(None, flags[name].split(","))) if flags[name] is not None else None
+    for name in ("models", "anonymous", "trusted_proxy"):
+        flags[name] = tuple(filter(None, flags[name].split(","))) if flags.get(name) is not None else None
     for name in ("batching", "model_repository"):
         flags[name] = tuple(flags[name]) if flags[name] else None
     settings = read_settings(flags, file=config)
@@ -186,9 +195,17 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
 
 
 def allow_open_files() -> None:
-    """The soft limit of open files at OPEN_FILES, or at the hard limit where that is less; never lowered."""
+    """The soft limit of open files at OPEN_FILES, or at the hard limit where that is less; never lowered.
+
+    Raises SettingsError where the hard limit is below MIN_OPEN_FILES.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
+        raise SettingsError(
+            f"the limit of open files is {hard}, at least {MIN_OPEN_FILES} are needed; raise it with ulimit -n, or "
+            "docker run --ulimit nofile=65536"
+        )
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -86,6 +86,7 @@ TABLE = (
     Declaration("max_inflight_bytes", Kind.READ_GAUGE, "How many bytes of them."),
     Declaration("receiving_bytes", Kind.READ_GAUGE, "Bytes of HTTP bodies that are still on their way."),
     Declaration("http_connections", Kind.READ_GAUGE, "Connections to the REST port."),
+    Declaration("grpc_connections", Kind.READ_GAUGE, "Connections to the gRPC port."),
     Declaration("queue_depth", Kind.READ_GAUGE, "Jobs waiting in a queue now.", ("queue",)),
     Declaration("batch_queue_requests", Kind.READ_GAUGE, "Requests that wait for a batch now.", ("model",)),
     Declaration("batch_queue_bytes", Kind.READ_GAUGE, "Bytes of the tensors that wait for a batch now.", ("model",)),

@@ -13,7 +13,9 @@ from tritonclient.grpc import service_pb2
 from server.access.certificates import Certificates
 from server.access.door import Door
 from server.backends.core_relay import CoreRelay
+from server.core.connections import PortLimits
 from server.dataplane import DataPlane
+from server.grpc.connections import ConnectionGuard
 from server.grpc.gate import CertificateGate, FrontGate, Gate
 from server.grpc.health import Health
 from server.grpc.passed_on import PassedStreams
@@ -47,6 +49,7 @@ class GrpcLimits:
     """max_message_bytes: of a request, as it arrives and decompressed; at most INT32_MAX, Triton's own limit.
 
     max_calls: at once on one client's connection, streams among them; further ones wait in the client.
+    connections: how many the port takes; None for a Unix socket, whose clients are processes of ours.
     max_connection_age_s: of a client's connection, give or take a tenth; older ones take no new calls, so that their
     clients connect anew, perhaps to another replica. 0 for any age.
     """
@@ -55,6 +58,7 @@ class GrpcLimits:
     max_calls: int = 1024
     max_connection_age_s: float = 0.0
     streams: StreamLimits = field(default_factory=StreamLimits)
+    connections: PortLimits | None = field(default_factory=PortLimits)
 
 
 class GrpcServer:
@@ -68,12 +72,20 @@ class GrpcServer:
         relay: CallRelay,
         streams: StreamRelay | PassedStreams,
         health: Health,
+        guard: ConnectionGuard | None,
     ) -> None:
         self.port = port
         self._server = server
+        self._guard = guard
+        self._guarding = asyncio.create_task(guard.run()) if guard is not None else None
         self._relay = relay
         self._streams = streams
         self._health = health
+
+    @property
+    def connection_count(self) -> int:
+        """Open connections of clients."""
+        return self._guard.count if self._guard is not None else 0
 
     async def stop(self, grace_s: float) -> bool:
         """Take no new calls, let the running ones end. Whether all did; those that did not get UNAVAILABLE.
@@ -88,6 +100,8 @@ class GrpcServer:
             self._relay.cut()
             self._streams.cut()
         await stopping
+        if self._guarding is not None:
+            self._guarding.cancel()
         return bool(done)
 
 
@@ -156,7 +170,8 @@ async def serve(
             f"cannot listen on {endpoint.address} for gRPC; stop what holds it, or choose another port with --grpc-port"
         ) from error
     await server.start()
-    return GrpcServer(server, port, relay=relay, streams=streams, health=health)
+    guard = ConnectionGuard(port, limits.connections, record.rejected) if limits.connections is not None else None
+    return GrpcServer(server, port, relay=relay, streams=streams, health=health, guard=guard)
 
 
 def _gates(
@@ -208,8 +223,10 @@ def _options(limits: GrpcLimits, *, is_shared: bool) -> list[tuple[str, int]]:
     grace is without end, and a stream is cut by nothing but its client or the end of this process.
     """
     aged = [("grpc.max_connection_age_ms", math.ceil(limits.max_connection_age_s * 1000))]
+    counted = limits.connections
     return [
         *(aged if limits.max_connection_age_s else []),
+        *([("grpc.max_allowed_incoming_connections", counted.max_connections)] if counted is not None else []),
         ("grpc.so_reuseport", int(is_shared)),
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),

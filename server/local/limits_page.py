@@ -30,6 +30,7 @@ class Row(IntEnum):
     DECODER_RESTARTS = 5
     SPANS_DROPPED = 6
     BEATS = 7
+    GRPC_CONNECTIONS = 8
 
 
 LASTING = frozenset((Row.DECODER_RESTARTS, Row.SPANS_DROPPED))

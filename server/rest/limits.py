@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from server.core.connections import PortLimits
+
 
 @dataclass(frozen=True, slots=True)
 class RestLimits:
@@ -14,8 +16,8 @@ class RestLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What one client's connection may take, and how many there may be.
+class ConnectionLimits(PortLimits):
+    """What one client's connection may take, besides how many there may be.
 
     max_head_bytes: of a request line and its headers. head_timeout_s: from a head's first byte to its last.
     idle_timeout_s: without a request. max_pipelined: requests waiting behind the one that runs.
@@ -23,7 +25,6 @@ class ConnectionLimits:
     average over that time; one that takes less is cut.
     """
 
-    max_connections: int = 16_384
     max_head_bytes: int = 64 << 10
     max_headers: int = 1024
     head_timeout_s: float = 10.0

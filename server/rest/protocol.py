@@ -6,8 +6,9 @@ uvicorn times nothing but idle connections, bounds no head, and writes an answer
 import asyncio
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
@@ -43,11 +44,15 @@ class UnreadAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What all connections of a listener share. refused: told a stable word for each that is refused or cut."""
+    """What all connections of a listener share. refused: told a stable word for each that is refused or cut.
+
+    by_address: open connections of each client address.
+    """
 
     limits: ConnectionLimits
     unread: UnreadAnswers
     refused: Callable[[str], None]
+    by_address: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._patience = ConnectionPatience(guard.limits)
         self._certificate = ""
         self._turn = 0
+        self._address = ""
         self._served: RequestResponseCycle | None = None
         self._presence: Presence | None = None  # of what is served
         self._is_in_head = False
@@ -125,20 +131,32 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._certificate = _client_certificate(transport)
-        limit = self._guard.limits.max_connections
-        if len(self.connections) <= limit:
+        limits, by_address = self._guard.limits, self._guard.by_address
+        self._address = self.client[0] if self.client else ""
+        by_address[self._address] += 1
+        total, from_address = len(self.connections), by_address[self._address]
+        limit, limit_of_address = limits.max_connections, limits.allowed_from(self._address)
+        if total <= limit and from_address <= limit_of_address:
             return
-        if len(self.connections) > limit + LINGERING_CONNECTIONS:
+        if total > limit + LINGERING_CONNECTIONS or from_address > limit_of_address + LINGERING_CONNECTIONS:
             self._guard.refused("connections_full")
             self._is_refused = True
             transport.abort()
             return
         text = f"{limit} connections are open, the limit; use one for several requests, or retry after 1 s"
+        if from_address > limit_of_address:
+            text = (
+                f"{limit_of_address} connections from {self._address} are open, the limit of an address; use one for "
+                "several requests, or name a proxy with --trusted-proxy"
+            )
         self._refuse(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "connections_full", text))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells the newest request alone that its client is gone: of a pipeline, one that has not begun."""
         self.pipeline.clear()
+        self._guard.by_address[self._address] -= 1
+        if not self._guard.by_address[self._address]:
+            del self._guard.by_address[self._address]
         served = self._served
         if served is not None and not served.response_complete:
             served.disconnected = True

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -37,12 +38,10 @@ def filled() -> Metrics:
     metrics.rejected("full")
     metrics.decode_error("jpeg", "undecodable_image")
     metrics.cancelled("http")
-    metrics.read("inflight_requests", lambda: 2)
-    metrics.read("inflight_bytes", lambda: 20)
-    metrics.read("max_inflight_requests", lambda: 1024)
+    gauges = {"inflight_requests": 2, "inflight_bytes": 20, "max_inflight_requests": 1024, "receiving_bytes": 30}
+    for name, number in (gauges | {"http_connections": 4, "grpc_connections": 5}).items():
+        metrics.read(name, partial(float, number))
     metrics.read("max_inflight_bytes", lambda: 1 << 30)
-    metrics.read("receiving_bytes", lambda: 30)
-    metrics.read("http_connections", lambda: 4)
     metrics.read("queue_depth", lambda: {("decode",): 1.0})
     metrics.inference_accepted()
     metrics.inference_answered()

@@ -6,7 +6,8 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_network
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -163,6 +164,33 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served() 
                 await fourth.send(GET % 4)
                 assert (await fourth.reply()).body == b"/4 "
         assert served.refused == ["connections_full"]
+
+
+async def test_address_over_its_limit_is_refused_and_has_room_again_when_a_client_leaves() -> None:
+    """503 with a sentence that names the limit, while the port itself has room."""
+    async with serving(ConnectionLimits(max_connections=20, max_per_address=2)) as served:
+        async with Client.connected(served.port) as first:
+            async with Client.connected(served.port), Client.connected(served.port) as third:
+                reply = await third.reply()
+                assert (reply.status, b"2 connections from 127.0.0.1 are open" in reply.body) == (503, True)
+            while served.listener.connection_count > 1:
+                await asyncio.sleep(0.01)
+            async with Client.connected(served.port) as fourth:
+                for client in (first, fourth):
+                    await client.send(GET % 4)
+                    assert (await client.reply()).body == b"/4 "
+        assert served.refused == ["connections_full"]
+
+
+async def test_trusted_proxy_is_limited_by_the_port_alone() -> None:
+    """Its address stands for many clients."""
+    limits = ConnectionLimits(max_connections=3, max_per_address=1, trusted_proxies=(ip_network("127.0.0.1"),))
+    async with serving(limits) as served, AsyncExitStack() as opened:
+        clients = [await opened.enter_async_context(Client.connected(served.port)) for _ in range(4)]
+        assert (await clients[3].reply()).status == 503
+        for client in clients[:3]:
+            await client.send(GET % 3)
+            assert (await client.reply()).body == b"/3 "
 
 
 async def test_client_that_leaves_a_pipeline_is_seen_by_the_request_that_runs() -> None:

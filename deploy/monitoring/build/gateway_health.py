@@ -59,11 +59,12 @@ FULLNESS = Row(
         ),
         Panel(
             "Connections, programs, event loop",
-            "Connections to the REST port; other programs of the host (guests), such as video; fronts, where "
+            "Connections to the REST and gRPC ports; other programs of the host (guests), such as video; fronts, where "
             "--workers made some. Milliseconds by which the event loop was late at most: it has too little CPU.",
             "short",
             (
                 Query(f"sum(penstock_http_connections{{{JOB}}})", "REST connections"),
+                Query(f"sum(penstock_grpc_connections{{{JOB}}})", "gRPC connections"),
                 Query(f"sum(penstock_guests{{{JOB}}})", "guests"),
                 Query(f"sum(penstock_fronts{{{JOB}}})", "fronts"),
                 Query(f"max(penstock_loop_lag_seconds{{{JOB}}}) * 1000", "event loop late, ms"),

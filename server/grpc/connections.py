@@ -1,0 +1,145 @@
+"""Limits on the connections to the gRPC port. gRPC's core accepts them by itself and knows one limit only, the total.
+
+So the descriptors of this process are looked through at intervals, and connections beyond the limits are shut down.
+Needs Linux (/proc and TCP_INFO); elsewhere only the total holds.
+"""
+
+import asyncio
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from server.core.connections import OpenConnection, PortLimits, excess_connections
+from server.logs import get_logger
+
+INTERVAL_S = 0.25
+MAX_SHARE_OF_TIME = 0.05  # that looking may take of the event loop
+_DESCRIPTORS = Path("/proc/self/fd")
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT = 44, 52  # of Linux's struct tcp_info, in milliseconds
+_INFO_BYTES = 56
+_MILLISECONDS = struct.Struct("=I")
+
+log = get_logger("grpc")
+
+
+class ConnectionGuard:
+    """Of the gRPC port of this process. closed: called with a stable reason for each connection that is shut down."""
+
+    def __init__(self, port: int, limits: PortLimits, closed: Callable[[str], None]) -> None:
+        self._port = port
+        self._limits = limits
+        self._closed = closed
+        self._open_files = 0
+        self._sockets: dict[int, OpenConnection] = {}  # by descriptor; those of other ports have no address
+
+    @property
+    def count(self) -> int:
+        """Open connections when they were last looked at."""
+        return sum(1 for one in self._sockets.values() if one.address)
+
+    async def run(self) -> None:
+        """Enforce the limits until cancelled."""
+        now = asyncio.get_running_loop().time
+        pause_s = INTERVAL_S
+        while True:
+            await asyncio.sleep(pause_s)
+            started = now()
+            self.enforce()
+            pause_s = max(INTERVAL_S, (now() - started) / MAX_SHARE_OF_TIME)
+
+    def enforce(self) -> None:
+        """Shut down what is beyond the limits. Descriptors are read again only if their number has changed."""
+        open_files = count_open_files()
+        if open_files == self._open_files:
+            return
+        self._open_files = open_files
+        excess = excess_connections(self._connections(), self._limits, idle_s)
+        closed = sum([self._close(one, "connections_full") for one in excess])
+        if excess:
+            self._open_files = 0  # look again: new ones may have taken their descriptors
+            log.warning("closed gRPC connections beyond the limit", closed=closed)
+
+    def close_client(self, address: str, port: int, reason: str) -> None:
+        """Shut down the connection from this address and port."""
+        for one in self._connections():
+            if (one.address, one.port) == (address, port) and self._close(one, reason):
+                log.warning("closed a gRPC connection", reason=reason, client=address)
+
+    def _connections(self) -> list[OpenConnection]:
+        """The TCP connections to the port. Other threads open and close them meanwhile."""
+        known, self._sockets = self._sockets, {}
+        for descriptor in _descriptors():
+            with suppress(OSError):
+                status = os.fstat(descriptor)
+                if stat.S_ISSOCK(status.st_mode):
+                    one = known.get(descriptor)
+                    is_same = one is not None and one.inode == status.st_ino
+                    self._sockets[descriptor] = (
+                        one if one is not None and is_same else self._read(descriptor, status.st_ino)
+                    )
+        return [one for one in self._sockets.values() if one.address]
+
+    def _read(self, descriptor: int, inode: int) -> OpenConnection:
+        """Without an address where it is no connection to the port."""
+        with _borrowed(descriptor) as connection:
+            own = connection.getsockname()
+            if isinstance(own, tuple) and len(own) > 1 and own[1] == self._port:
+                with suppress(OSError):  # a listening socket has no peer
+                    address, port = connection.getpeername()[:2]
+                    return OpenConnection(descriptor, inode, address.removeprefix("::ffff:"), port)
+        return OpenConnection(descriptor, inode, "", 0)
+
+    def _close(self, connection: OpenConnection, reason: str) -> bool:
+        """End it as its client's departure would. False where it was gone before."""
+        try:
+            own = socket.socket(fileno=os.dup(connection.descriptor))  # the number may go to another file at any time
+        except OSError:
+            return False
+        with own, suppress(OSError):
+            if os.fstat(own.fileno()).st_ino == connection.inode:
+                own.shutdown(socket.SHUT_RDWR)
+                self._closed(reason)
+                return True
+        return False
+
+
+def count_open_files() -> int:
+    """Descriptors of this process; 0 where the system does not tell."""
+    with suppress(OSError):
+        return _DESCRIPTORS.stat().st_size or len(os.listdir(_DESCRIPTORS))
+    return 0
+
+
+def idle_s(connection: OpenConnection) -> float:
+    """Seconds since data last came or went; 0 where the system does not tell."""
+    if _TCP_INFO is None:
+        return 0.0
+    try:
+        with _borrowed(connection.descriptor) as borrowed:
+            info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES).ljust(_INFO_BYTES, b"\0")
+    except OSError:
+        return 0.0
+    sent, received = (_MILLISECONDS.unpack_from(info, at)[0] for at in (_LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT))
+    return float(min(sent, received)) / 1000
+
+
+def _descriptors() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except OSError:
+        return []
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A socket object that does not own its descriptor. It finds out the family: a wrong one truncates addresses."""
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
