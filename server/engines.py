@@ -30,6 +30,7 @@ from server.backends.triton_messages import parsed
 from server.backends.watch import EngineWatch, WatchOptions
 from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
+from server.core.browser_policy import BrowserPolicy
 from server.core.connections import PortLimits
 from server.core.errors import InferenceError
 from server.core.relay import GrpcCall
@@ -46,7 +47,8 @@ from server.local.slab_memory import nameless_memory
 from server.local.slab_registration import SlabRegistration
 from server.logs import get_logger
 from server.metrics import Readings
-from server.rest.limits import ConnectionLimits
+from server.rest.gate import Gate
+from server.rest.limits import ConnectionLimits, RestLimits
 from server.rest.listener import HttpListener
 from server.settings import Settings
 from server.settings_checks import networks
@@ -223,6 +225,16 @@ def compose_door(settings: Settings, board: Board | None = None) -> Door | None:
     keys = tuple(map(key_of_hashed, settings.api_keys))
     quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes, board=board)
     return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
+
+
+def compose_gate(settings: Settings, door: Door | None) -> Gate:
+    """Checks requests of an HTTP port: keys, where there is a door, and what browsers send."""
+    return Gate(door, BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin))
+
+
+def rest_limits(settings: Settings) -> RestLimits:
+    """Of a REST request's body."""
+    return RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
 
 
 def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLimits:

@@ -27,10 +27,12 @@ from server.engines import (
     Engine,
     compose_door,
     compose_engine,
+    compose_gate,
     compose_tracer,
     connection_limits,
     grpc_limits,
     port_limits,
+    rest_limits,
     until_stopped,
 )
 from server.grpc.server import Endpoint, GrpcServer, Share, serve
@@ -44,7 +46,7 @@ from server.local.messages import Hello
 from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
-from server.rest.app import RestLimits, create_app
+from server.rest.app import create_app
 from server.rest.listener import HttpListener, bind
 from server.rest.passed_on import WayToCore
 from server.settings import Settings
@@ -240,9 +242,9 @@ async def _serve_clients(
 
 def _rest(front: Front, listener: socket.socket, ports: PortLimits) -> HttpListener:
     settings = front.settings
-    limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
     way = WayToCore(front.core, has_engine=settings.engine_is_embedded)
-    app = create_app(front.plane, limits, front.metrics, door=front.door, way=way)
+    gate = compose_gate(settings, front.door)
+    app = create_app(front.plane, rest_limits(settings), front.metrics, gate=gate, way=way)
     return HttpListener(
         app,
         listener,

@@ -31,6 +31,7 @@ from server.dataplane import DataPlane
 from server.engines import (
     compose_door,
     compose_engine,
+    compose_gate,
     compose_memory,
     compose_registration,
     compose_telemetry,
@@ -42,6 +43,7 @@ from server.engines import (
     metrics_limits,
     news_readers,
     port_limits,
+    rest_limits,
     standing_readers,
     until_stopped,
     watch_options,
@@ -59,8 +61,9 @@ from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, Readings, SharedFiles
-from server.rest.app import RestLimits, create_app
+from server.rest.app import create_app
 from server.rest.exposition import create_metrics_app
+from server.rest.gate import FrontGate
 from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, bind
 from server.settings import Settings
@@ -294,7 +297,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     metrics_socket = bind(settings.host, settings.metrics_port, flag="--metrics-port")
     gateway = Gateway(settings, control, place)
     await gateway.pool.start()
-    doors = await _open_doors(settings, gateway, http_place, metrics_socket, run_dir)
+    doors = await _open_doors(settings, gateway, http_place, metrics_socket)
     doors.rest.start()
     doors.metrics.start()
     if control is not None:
@@ -321,25 +324,23 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
 
 
 async def _open_doors(
-    settings: Settings,
-    gateway: Gateway,
-    http_place: socket.socket | Path,
-    metrics_socket: socket.socket,
-    run_dir: Path | None,
+    settings: Settings, gateway: Gateway, http_place: socket.socket | Path, metrics_socket: socket.socket
 ) -> _Doors:
-    """Clients' doors; the fronts' where there is a run_dir. gRPC listens at once, the others once they are started."""
-    limits = RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
+    """Listeners for clients, or for fronts where http_place is a Unix socket's path. Only gRPC listens already."""
+    run_dir = http_place.parent if isinstance(http_place, Path) else None
     ports, certificates = port_limits(settings), gateway.certificates
     tls = certificates.context if certificates is not None else None
+    gate = compose_gate(settings, gateway.door) if run_dir is None else FrontGate()
     rest = HttpListener(
-        create_app(gateway.plane, limits, gateway.metrics, door=gateway.door, has_fronts=run_dir is not None),
+        create_app(gateway.plane, rest_limits(settings), gateway.metrics, gate=gate),
         http_place,
         limits=connection_limits(settings, ports) if run_dir is None else ConnectionLimits(),
         unread=gateway.admission,
         refused=gateway.metrics.rejected,
         tls=tls if run_dir is None else None,
     )
-    pages = create_metrics_app(gateway.metrics.text, gateway.engine.backend.metrics, lambda: gateway.watch.is_up)
+    is_up, engine_text = (lambda: gateway.watch.is_up), gateway.engine.backend.metrics
+    pages = create_metrics_app(gateway.metrics.text, engine_text, is_up, gate=compose_gate(settings, None))
     of_grpc = grpc_limits(settings, ports if run_dir is None else None)
     share, endpoint = None, Endpoint(authority(settings.host, settings.grpc_port), certificates)
     if run_dir is not None:

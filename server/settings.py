@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from server.access.keys import KeyRefused, read_key_list
 from server.batching.said import merged, read_said
 from server.core.address import is_loopback
+from server.core.browser_policy import checked_host, checked_origin
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InvalidRequest
 from server.gpu.mps.limits import mistake_in_memory, read_percentage
@@ -39,7 +40,7 @@ OTHER_VARIABLES = {
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LONGEST_AGE_S = 7 * 86_400.0
-LISTS = ("model_repository", "models", "anonymous", "batching", "trusted_proxy")
+LISTS = ("model_repository", "models", "anonymous", "batching", "trusted_proxy", "allowed_host", "cors_origin")
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
 
@@ -66,6 +67,9 @@ class Settings(BaseSettings):
     http_port: int = Field(8000, ge=0, le=65535)
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)
+
+    allowed_host: tuple[str, ...] = ()  # beside localhost and host: names in Host headers of clients without a key
+    cors_origin: tuple[str, ...] = ()  # of pages that may call from a browser, such as https://console.example
 
     engine: str = "auto"
     engine_grpc: str = ""
@@ -143,6 +147,18 @@ class Settings(BaseSettings):
     @classmethod
     def _source_is_known(cls, source: str) -> str:
         return checked_source(source)
+
+    @field_validator("allowed_host")
+    @classmethod
+    def _hosts_are_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(checked_host, hosts))
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins_are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            checked_origin(origin)
+        return origins
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "Settings":

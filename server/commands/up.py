@@ -84,6 +84,17 @@ Batching = Annotated[
     list[str] | None,
     typer.Option(help="who forms a model's batches, MODEL=gateway, triton or off[,NAME=VALUE…]; may be repeated"),
 ]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="name that clients without a key may use for this server (Host header) besides localhost and --host: "
+        "a name, *.example.com, or * for any; may be repeated"
+    ),
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(help="origin of pages that may call it, https://console.example; may be repeated [its own only]"),
+]
 SharesMemory = Annotated[
     bool | None,
     typer.Option(
@@ -133,6 +144,8 @@ def up(
     http_port: Annotated[int | None, typer.Option(help="REST [8000]; 0 picks a free one")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC [8001]")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,
+    allowed_host: AllowedHosts = None,
+    cors_origin: CorsOrigins = None,
     engine: Engines = None,
     engine_grpc: EngineGrpc = None,
     engine_header_file: EngineHeaders = None,
@@ -182,8 +195,8 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
     """The exit code. flags: as they were given. Raises SettingsError, CannotStart."""
     for name in ("models", "anonymous", "trusted_proxy"):
         flags[name] = tuple(filter(None, flags[name].split(","))) if flags.get(name) is not None else None
-    for name in ("batching", "model_repository"):
-        flags[name] = tuple(flags[name]) if flags[name] else None
+    for name in ("batching", "model_repository", "allowed_host", "cors_origin"):
+        flags[name] = tuple(flags.get(name) or ()) or None
     settings = read_settings(flags, file=config)
     configure_logs(settings.log_format, settings.log_level)
     for secret in (KEYS_VARIABLE, API_KEY_VARIABLE):

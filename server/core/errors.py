@@ -38,6 +38,12 @@ class UnsupportedMedia(InvalidRequest):
     reason = "unsupported_media"
 
 
+class HostNotAllowed(InvalidRequest):
+    """A client without a key uses a Host name that is not the server's. By core.browser_policy. 421."""
+
+    reason = "host_not_allowed"
+
+
 class BodyTooSlow(InvalidRequest):
     """The body did not arrive in its time. By rest. 408."""
 
@@ -64,6 +70,12 @@ class PermissionDenied(InferenceError):
     """The caller is known, but its roles do not allow this. By access. 403 / PERMISSION_DENIED."""
 
     reason = "permission_denied"
+
+
+class OriginNotAllowed(PermissionDenied):
+    """A page of another origin made a browser send the request. By core.browser_policy. 403."""
+
+    reason = "origin_not_allowed"
 
 
 class QuotaExceeded(InferenceError):

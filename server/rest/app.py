@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.door import Door
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InferenceError
 from server.dataplane import DataPlane
 from server.logs import get_logger
+from server.rest.cors import with_cors
 from server.rest.description import Description
 from server.rest.errors import CLIENT_GONE, ClientDisconnected, error_response, response_of
 from server.rest.explain import ExplainEndpoint
@@ -49,27 +49,25 @@ def create_app(
     limits: RestLimits,
     record: RequestRecorder,
     *,
-    door: Door | None = None,
+    gate: Gate | FrontGate | None = None,
     way: WayToCore | None = None,
-    has_fronts: bool = False,
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    door: lets callers in; None where everybody may do everything. way: of a front, which serves inference and health
-    alone, and passes everything else on. has_fronts: of a core, which believes its fronts who asks.
+    gate: checks each request before its body is read; a core's is a FrontGate. way: of a front, which serves inference
+    and health alone, and passes everything else on.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits, record)
     passed_on = PassedOn(way.core, limits, record) if way is not None else None
     if way is not None and passed_on is not None:
         rows = [row if _is_served(row, way) else replace(row, endpoint=passed_on) for row in rows]
-    open_to = door.open_to if door is not None else EVERY_ROLE
-    described = passed_on or Description(plane, rows, open_to)
+    described = passed_on or Description(plane, rows, gate.open_to if gate is not None else EVERY_ROLE)
     rows.append(Row(_GET, "/openapi.json", described, "What is served here."))
     # Off, or it looks at the environment nine times a request.
     off: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=off)
-    gate = FrontGate() if has_fronts else Gate(door) if door is not None else None
+    has_fronts = isinstance(gate, FrontGate)
     routes = [WireRoute(row, gate) for row in rows]
     app.router.routes[:0] = routes
     app.add_middleware(Root, plane=plane, record=record, is_counting=not has_fronts)
@@ -82,9 +80,10 @@ def create_app(
     lane: ASGIApp = Root(_Lane(refusals), plane, record, is_counting=not has_fronts)
     if plane.tracer is not None:
         lane = Traced(lane, tracer=plane.tracer)
-    return _Fork(
+    fork = _Fork(
         app, lane, [route for route in routes if isinstance(route.row.endpoint, InferEndpoint | ImageEndpoint)]
     )
+    return with_cors(fork, gate.cors_origins if gate is not None else ())
 
 
 def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list[Row]:
@@ -93,7 +92,7 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
     generate, settings = GenerateEndpoints(plane, limits, record), SettingsEndpoints(plane, limits)
     return [
         Row(_POST, f"{_MODEL}/infer", infer, "Infer from tensors.", is_inference=True),
-        Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True),
+        Row(_POST, f"{_MODEL}/image", image, "Infer from encoded images.", is_inference=True, takes_any_type=True),
         Row(_GET, "/v2/health/live", health.live, "Whether the process lives.", is_open=True),
         Row(_GET, "/v2/health/ready", health.ready, "Whether to send requests here.", is_open=True),
         Row(_GET, "/v2", models.server_metadata, "Name, version and extensions."),

@@ -6,17 +6,29 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.core.caller import Role
+from server.core.errors import InferenceError
+from server.rest.cors import with_cors
+from server.rest.errors import response_of
+from server.rest.gate import Gate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_metrics_app(
-    own: Callable[[], bytes], engine: Callable[[], Awaitable[bytes]], is_engine_up: Callable[[], bool]
-) -> Starlette:
+    own: Callable[[], bytes],
+    engine: Callable[[], Awaitable[bytes]],
+    is_engine_up: Callable[[], bool],
+    *,
+    gate: Gate | None = None,
+) -> ASGIApp:
     """GET /metrics: both (penstock_… and the engine's nv_…); /metrics/penstock and /metrics/engine: one of them.
 
     own: our text. engine: the engine's text, empty where it has none or does not answer. is_engine_up: else it is not
-    asked for both: one that hangs would hold up the very scrapes that tell of it.
+    asked for both: one that hangs would hold up the very scrapes that tell of it. gate: checks each request; a key
+    needs the role `read`.
     """
 
     async def both(_: Request) -> Response:
@@ -35,7 +47,26 @@ def create_metrics_app(
     async def wrong_method(request: Request, _: Exception) -> Response:
         return JSONResponse({"error": f"{request.method} is not served here, GET is"}, status_code=405)
 
-    return Starlette(
+    pages = Starlette(
         routes=[Route("/metrics", both), Route("/metrics/penstock", ours), Route("/metrics/engine", engines)],
         exception_handlers={404: not_found, 405: wrong_method},
     )
+    if gate is None:
+        return pages
+    return with_cors(_Gated(pages, gate), gate.cors_origins)
+
+
+class _Gated:
+    """The pages, behind the gate."""
+
+    def __init__(self, pages: ASGIApp, gate: Gate) -> None:
+        self._pages = pages
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._gate.admit(scope, Role.READ)
+        except InferenceError as error:
+            await response_of(error)(scope, receive, send)
+            return
+        await self._pages(scope, receive, send)

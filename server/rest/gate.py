@@ -9,7 +9,8 @@ from starlette.types import Message, Receive, Scope
 from server.access.credentials import CREDENTIAL_NAMES, credentials_of
 from server.access.door import CERTIFICATE_PREFIX, Door
 from server.access.quotas import Quotas
-from server.core.caller import NOBODY, Caller, Role
+from server.core.browser_policy import BrowserPolicy
+from server.core.caller import EVERY_ROLE, NOBODY, Caller, Role
 from server.core.conveyance import CALLER_HEADER, caller_heard
 
 _CALLER = "penstock.caller"
@@ -24,49 +25,75 @@ class Gate:
     Neither goes on to the engine, whatever it held: a key that is not ours may be one that was meant for us.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door | None, policy: BrowserPolicy | None = None) -> None:
+        """door: checks keys; None where clients need none. policy: checks what browsers send; None checks nothing."""
         self._door = door
+        self._policy = policy
 
-    async def admit(self, scope: Scope, role: Role | None, *, or_role: Role | None = None) -> None:
-        """Before anything of the body is read. role: what is needed, None for nothing. Raises what the door does.
+    @property
+    def open_to(self) -> frozenset[Role]:
+        """Roles of a client without a key."""
+        return self._door.open_to if self._door is not None else EVERY_ROLE
 
-        or_role: what does as well.
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        """Origins of the pages that may read answers."""
+        return self._policy.cors_origins if self._policy is not None else ()
+
+    async def admit(
+        self, scope: Scope, role: Role | None, *, or_role: Role | None = None, takes_any_type: bool = False
+    ) -> None:
+        """Before anything of the body is read. role: what is needed, None for health. or_role: what does as well.
+
+        takes_any_type: whether the endpoint reads bodies other than JSON. Raises what the door and the policy do.
         """
-        credentials = list(_credentials(scope)) if role is not None else []
-        scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in _CREDENTIAL_NAMES]
-        if role is None:
-            return
+        headers, credentials = scope["headers"], list(_credentials(scope)) if role is not None else []
         certificate = scope.get(CLIENT_CERTIFICATE, "")
-        caller = await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
-        scope[_CALLER] = replace(caller, address=_address(scope))
+        has_key = bool(certificate)
+        if self._door is not None:
+            scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
+            if role is not None:
+                caller = await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
+                scope[_CALLER] = replace(caller, address=_address(scope))
+                has_key = bool(caller.key_name)
+        if self._policy is not None:
+            self._policy.check(
+                scope["method"],
+                headers,
+                local_address=local_address(scope),
+                is_trusted=has_key or role is None,
+                takes_any_type=takes_any_type,
+            )
 
-    def incoming(self, scope: Scope, receive: Receive) -> "Incoming":
-        """The body of a request that was let in."""
-        return Incoming(self._door.quotas, scope.get(_CALLER, NOBODY), receive)
+    def incoming(self, scope: Scope, receive: Receive) -> "Incoming | None":
+        """The body of a request that was let in; None where nobody counts it."""
+        return Incoming(self._door.quotas, scope.get(_CALLER, NOBODY), receive) if self._door is not None else None
 
 
 class FrontGate:
     """Of a core: its clients are the fronts alone, which have let the callers in, and say who they are."""
 
-    async def admit(self, scope: Scope, role: Role | None, *, or_role: Role | None = None) -> None:
+    open_to = EVERY_ROLE
+    cors_origins: tuple[str, ...] = ()
+
+    async def admit(
+        self, scope: Scope, role: Role | None, *, or_role: Role | None = None, takes_any_type: bool = False
+    ) -> None:
         """Believes the front."""
         told = next((value for name, value in scope["headers"] if name == _TOLD), None)
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != _TOLD]
         if told is not None:
             scope[_CALLER] = caller_heard(told.decode())
 
-    def incoming(self, scope: Scope, receive: Receive) -> "Incoming":
-        """The body, which the front has counted."""
-        return Incoming(None, NOBODY, receive)
+    def incoming(self, scope: Scope, receive: Receive) -> "Incoming | None":
+        """None: the front has counted the body."""
+        return None
 
 
 class Incoming:
-    """A body on its way: while more of it is to come, what came counts against its caller's share.
+    """A body on its way: while more of it is to come, what came counts against its caller's share."""
 
-    quotas: None where nobody keeps them here.
-    """
-
-    def __init__(self, quotas: Quotas | None, caller: Caller, receive: Receive) -> None:
+    def __init__(self, quotas: Quotas, caller: Caller, receive: Receive) -> None:
         self._quotas = quotas
         self._caller = caller
         self._receive = receive
@@ -75,8 +102,6 @@ class Incoming:
     async def receive(self) -> Message:
         """The next message. Raises QuotaExceeded where the caller has too many bytes on their way already."""
         message = await self._receive()
-        if self._quotas is None:
-            return message
         if message.get("more_body", False):
             size_bytes = len(message["body"])
             self._quotas.receive(self._caller, size_bytes, before=self._size_bytes)
@@ -87,7 +112,7 @@ class Incoming:
 
     def give_back(self) -> None:
         """The body is whole, or nobody waits for it any more."""
-        if self._size_bytes and self._quotas is not None:
+        if self._size_bytes:
             self._quotas.received(self._caller, self._size_bytes)
             self._size_bytes = 0
 
@@ -99,6 +124,12 @@ def caller_of(request: Request) -> Caller:
         return caller
     certificate = request.scope.get(CLIENT_CERTIFICATE, "")
     return Caller(CERTIFICATE_PREFIX + certificate if certificate else "", address=_address(request.scope))
+
+
+def local_address(scope: Scope) -> str:
+    """The address of this machine that the client connected to; empty over a Unix socket."""
+    server = scope.get("server")
+    return str(server[0]) if server and server[1] is not None else ""
 
 
 def _address(scope: Scope) -> str:

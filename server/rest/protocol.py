@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.access.certificates import subject_of
+from server.core.browser_policy import host_fault
 from server.core.retry_after import spread_whole_s
 from server.rest.gate import CLIENT_CERTIFICATE
 from server.rest.limits import ConnectionLimits
@@ -77,7 +78,11 @@ class Refusal:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-_MALFORMED = Refusal(HTTPStatus.BAD_REQUEST, "malformed_http", "the request is not valid HTTP/1.1")
+def _malformed(text: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, "malformed_http", text)
+
+
+_MALFORMED = _malformed("the request is not valid HTTP/1.1")
 
 
 def _client_certificate(transport: asyncio.BaseTransport) -> str:
@@ -223,6 +228,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_bytes + self._fed_bytes > limits.max_head_bytes and self._parsed_bytes() > limits.max_head_bytes
         ):
             self._fail(self._head_too_large())
+        if fault := host_fault(self.url, self.parser.get_http_version(), self.headers):
+            self._fail(_malformed(fault))
         self._is_in_head, self._is_in_body, self._framing_debt = False, True, 0
         super().on_headers_complete()
 

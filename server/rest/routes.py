@@ -28,7 +28,7 @@ class Row:
     path: a template; {name} is one segment ({version} a number), and what stands in [] may be left out.
     is_inference: counted and timed as an inference request.
     is_open: asked by whoever likes, without a key. role: what a caller must have where the row does not tell it by
-    itself (see role_needed). or_role: what does as well.
+    itself (see role_needed). or_role: what does as well. takes_any_type: whether it reads bodies other than JSON.
     """
 
     methods: tuple[str, ...]
@@ -39,6 +39,7 @@ class Row:
     is_open: bool = False
     role: Role | None = None
     or_role: Role | None = None
+    takes_any_type: bool = False
 
 
 def role_needed(row: Row, method: str) -> Role | None:
@@ -80,8 +81,14 @@ class WireRoute(BaseRoute):
         if self._gate is None:
             await self._answer(scope, receive, send)
             return
-        await self._gate.admit(scope, role_needed(self.row, scope["method"]), or_role=self.row.or_role)
+        row = self.row
+        await self._gate.admit(
+            scope, role_needed(row, scope["method"]), or_role=row.or_role, takes_any_type=row.takes_any_type
+        )
         incoming = self._gate.incoming(scope, receive)
+        if incoming is None:
+            await self._answer(scope, receive, send)
+            return
         try:
             await self._answer(scope, incoming.receive, send)
         finally:

@@ -22,7 +22,7 @@ class RawAnswer:
 def ask(url: str, call: HttpCall) -> RawAnswer:
     """One call over a connection of its own. url: http://host:port."""
     host, _, port = url.removeprefix("http://").rpartition(":")
-    lines = [b"%s %s HTTP/1.1" % (call.method.encode(), call.target), b"Host: test", b"Connection: close"]
+    lines = [b"%s %s HTTP/1.1" % (call.method.encode(), call.target), b"Host: localhost", b"Connection: close"]
     lines += [name + b": " + value for name, value in call.headers]
     if call.body or call.method not in ("GET", "HEAD", "OPTIONS"):
         lines.append(b"Content-Length: %d" % len(call.body))

@@ -121,6 +121,16 @@ def test_whoever_asks_the_gateway_is_handed_the_key(stack: str) -> None:
     assert gateway["PENSTOCK_API_KEYS"] == "${PENSTOCK_API_KEYS:-}"
 
 
+@pytest.mark.parametrize("stack", STACKS)
+def test_gateway_allows_the_host_name_that_the_other_services_use(stack: str) -> None:
+    """load, video and Prometheus reach it without a key as penstock; the operator can name others."""
+    found = services(stack)
+    allowed = found["gateway" if "gateway" in found else "penstock"]["environment"]["PENSTOCK_ALLOWED_HOST"]
+    assert read_settings({}, environ={"PENSTOCK_ALLOWED_HOST": filled(allowed)}).allowed_host == ("penstock",)
+    assert filled(allowed, PENSTOCK_ALLOWED_HOST="penstock,192.0.2.7") == "penstock,192.0.2.7"
+    assert "http://penstock:8000" in found["load"]["command"]
+
+
 def test_block_with_keys_in_the_readme_makes_keys_that_the_gateway_takes() -> None:
     """As it stands there: a shell's exports, whose key has every role that load, video and `models pull` want."""
     text = (CHECKOUT / "deploy" / "docker" / "README.md").read_text()

@@ -61,7 +61,7 @@ def http_seeds() -> list[bytes]:
 
 def request(method: str, path: str, body: bytes | None, *headers: str, close: bool = True) -> bytes:
     """As it stands on the wire. body: None where its framing is in the headers, or it has none."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: a", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
     lines += ["Connection: close"] if close else []
     lines += [] if body is None else [f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + (body or b"")

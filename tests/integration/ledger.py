@@ -172,6 +172,6 @@ def open_request(stack: RunningStack, model: str, row: list[float]) -> socket.so
     body = json.dumps(body_of([row])).encode()
     address = urlsplit(stack.http_url)
     connection = socket.create_connection((address.hostname or "", address.port or 0))
-    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection

@@ -178,7 +178,7 @@ def test_body_over_the_limit_is_413_without_being_read(stack: RunningStack) -> N
     """Content-Length alone is enough: the answer comes before any of the body was sent."""
     parts = urlsplit(stack.http_url)
     with unharmed(stack), socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: {10 << 30}\r\n\r\n"
+        head = f"POST {INFER} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {10 << 30}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(64).startswith(b"HTTP/1.1 413 ")
 
@@ -190,7 +190,7 @@ def test_chunked_body_over_the_limit_is_413_at_the_limit(stack: RunningStack) ->
         unharmed(stack, may_grow_bytes=(2 * 64 + 16) * MIB),  # a body takes up to twice its bytes
         socket.create_connection((parts.hostname, parts.port), timeout=30) as connection,
     ):
-        connection.sendall(f"POST {INFER} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        connection.sendall(f"POST {INFER} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         chunk = b"100000\r\n" + bytes(MIB) + b"\r\n"
         for _ in range(66):
             connection.sendall(chunk)

@@ -156,7 +156,9 @@ def test_client_that_leaves_frees_its_place_without_an_error_line(tmp_path: Path
         body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [4000]}]})
         address = stack.http_url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1]))) as client:
-            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            head = (
+                f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            )
             client.sendall(head.encode())
             wait_for(lambda: inflight(stack) == 1, 5, "one request in flight")
         wait_for(lambda: inflight(stack) == 0, 2, "nothing in flight")

@@ -52,7 +52,7 @@ async def events(stack: RunningStack, body: object, **headers: str) -> AsyncIter
     """The stream that answers the body, past its head."""
     host, _, port = stack.http_url.removeprefix("http://").rpartition(":")
     text = json.dumps(body).encode()
-    lines = [f"POST {TARGET} HTTP/1.1", "Host: test", f"Content-Length: {len(text)}"]
+    lines = [f"POST {TARGET} HTTP/1.1", "Host: localhost", f"Content-Length: {len(text)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

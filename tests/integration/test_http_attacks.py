@@ -33,7 +33,7 @@ TIGHT = {
     "PENSTOCK_MAX_INFLIGHT_BYTES": str(48 * MIB),
     "PENSTOCK_DECODERS": "1",
 }
-POST = b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nhost: localhost\r\n"
 GOOD = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 
 
@@ -128,7 +128,7 @@ def test_slow_loris_heads_are_ended_at_the_limit(stack: RunningStack) -> None:
     with connected(stack, 200) as sockets:
         started = time.monotonic()
         for one in sockets:
-            one.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n")
+            one.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n")
         dribble(sockets, b"x: y\r\n", lambda: time.monotonic() - started > HEAD_TIMEOUT_S + 1)
         assert_others_are_served(stack)
         wait_for(lambda: number(stack, 'rejected_total{reason="head_too_slow"}') == refused + 200, 10, "all are told")
@@ -208,7 +208,7 @@ def test_connections_over_the_limit_are_refused_and_ready_stays_true(stack: Runn
         wait_for(lambda: number(stack, "http_connections") == MAX_CONNECTIONS, 5, "all are in")
         with connected(stack, 30) as more:
             assert all(read_to_end(one).startswith(b"HTTP/1.1 503 ") for one in more)
-        sockets[0].sendall(b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n")
+        sockets[0].sendall(b"GET /v2/health/ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert sockets[0].recv(4096).startswith(b"HTTP/1.1 200 ")
         assert number(stack, "ready") == 1
     wait_for(lambda: number(stack, "http_connections") == 0, 10, "they are gone")
@@ -220,7 +220,8 @@ def test_images_whose_clients_left_the_queue_are_never_decoded(stack: RunningSta
     noise = np.random.default_rng(7).integers(0, 256, (500, 700, 3), np.uint8)
     picture = cv2.imencode(".jpg", cv2.resize(noise, (7000, 5000)), [cv2.IMWRITE_JPEG_QUALITY, 20])[1].tobytes()
     assert 12 * len(picture) < 48 * MIB
-    head = b"POST /v2/models/street/image HTTP/1.1\r\nhost: x\r\ncontent-type: image/jpeg\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v2/models/street/image HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/jpeg\r\n"
+    head += b"content-length: %d\r\n\r\n"
     decoded = number(stack, 'decode_seconds_count{model="street"}')
     left = number(stack, 'cancelled_total{protocol="http"}')
     with connected(stack, 1) as (stays,):

@@ -199,7 +199,7 @@ async def newcomer(ledgers: Ledgers, gate: asyncio.Event) -> tuple[int, dict[str
     address = urlsplit(ledgers.stack.http_url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     body = json.dumps(body_of([[1.0, FIXED_MS]])).encode()
-    head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     await gate.wait()
     writer.write(head.encode() + body)
     status = int((await reader.readline()).split()[1])

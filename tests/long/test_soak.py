@@ -65,7 +65,9 @@ class Load(Crowd):
         body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [100]}]})
         parts = urlsplit(self._stack.http_url)
         with socket.create_connection((parts.hostname, parts.port), timeout=10) as client:
-            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            head = (
+                f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            )
             client.sendall(head.encode())
             time.sleep(0.03)
         return "left"

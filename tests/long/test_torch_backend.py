@@ -121,7 +121,7 @@ def test_clients_that_go_away_harm_nobody(triton: RunningTriton, root: Path) -> 
     asked, expected = (np.load(root / folder / f"{model}.npy") for folder in ("asked", "expected"))
     row = {"name": "image", "shape": [1, 3, 32, 32], "datatype": "FP32", "data": asked[0].ravel().tolist()}
     body = json.dumps({"inputs": [row]}).encode()
-    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     tensor = grpc_client.InferInput("image", [1, 3, 32, 32], "FP32")
     tensor.set_data_from_numpy(asked[:1])
     with grpc_client.InferenceServerClient(triton.grpc_address) as client, ThreadPoolExecutor(8) as pool:

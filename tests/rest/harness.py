@@ -24,6 +24,7 @@ from server.core.result import Detections
 from server.core.tensor import tensor_from_numpy
 from server.dataplane import ImageRequest, ImageResponse, Readiness, Verb
 from server.rest.app import RestLimits, create_app
+from server.rest.gate import Gate
 from server.rest.listener import HttpListener, bind
 from server.shared_memory.absent import SWITCHED_OFF
 from server.tracing.trace import Tracer
@@ -165,7 +166,8 @@ class Front:
     door: Door | None = None
 
     def __post_init__(self) -> None:
-        self.app = create_app(self.plane, self.limits, self.recorder, door=self.door)  # type: ignore[arg-type]
+        gate = Gate(self.door) if self.door is not None else None
+        self.app = create_app(self.plane, self.limits, self.recorder, gate=gate)  # type: ignore[arg-type]
 
     async def ask(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
         """One request as an ASGI server hands it over, the body in one piece."""

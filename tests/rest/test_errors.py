@@ -22,6 +22,8 @@ TABLE = [
     (errors.Unauthenticated("bad"), 401, None),
     (errors.AccessUnavailable("bad", retry_after_s=1.2), 503, "2"),
     (errors.PermissionDenied("bad"), 403, None),
+    (errors.OriginNotAllowed("bad"), 403, None),
+    (errors.HostNotAllowed("bad"), 421, None),
     (errors.QuotaExceeded("bad", retry_after_s=1.2), 429, "2"),
     (errors.ModelNotReady("bad"), 503, "1"),
     (errors.BackendUnavailable("bad", retry_after_s=0.0), 503, "1"),

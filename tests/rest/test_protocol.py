@@ -108,6 +108,12 @@ async def serving(limits: ConnectionLimits, size_bytes: int = 0) -> AsyncIterato
         (b"GET / HTTP/1.1\r\nx: a\r\n folded\r\n\r\n", 400, "malformed_http"),
         (b"GET / HTTP/1.1\nx: a\n\n", 400, "malformed_http"),
         (CHUNKED % 1 + b"zz\r\n", 400, "malformed_http"),
+        (b"GET /\r\n\r\n", 400, "malformed_http"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed_http"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", 400, "malformed_http"),
+        (b"GET / HTTP/1.1\r\nhost:\r\n\r\n", 400, "malformed_http"),
+        (b"GET / HTTP/1.1\r\nhost: user@localhost\r\n\r\n", 400, "malformed_http"),
+        (b"GET http://b/ HTTP/1.1\r\nhost: a\r\n\r\n", 400, "malformed_http"),
     ],
 )
 async def test_connection_with_a_bad_head_or_framing_gets_one_answer_and_ends(
@@ -233,7 +239,7 @@ async def test_pipelined_requests_are_answered_in_order_and_up_to_the_limit() ->
 async def test_broken_request_in_a_pipeline_does_not_touch_the_answers_before_it(broken: bytes) -> None:
     """The error comes last, never into the middle of another answer."""
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
-        await client.send(b"GET /hold HTTP/1.1\r\n\r\n" + GET % 2 + broken)
+        await client.send(b"GET /hold HTTP/1.1\r\nhost: x\r\n\r\n" + GET % 2 + broken)
         await served.app.entered.wait()
         served.app.released.set()
         assert [(await client.reply()).body for _ in range(2)] == [b"/hold ", b"/2 "]
@@ -279,12 +285,12 @@ async def test_framing_without_end_is_refused(endless: bytes) -> None:
 
 async def test_offer_to_upgrade_is_declined_by_serving_on() -> None:
     """`Upgrade: h2c`, as curl --http2 and Java's client send it: HTTP/1.1 answers, with and without a body."""
-    offer = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
     async with serving(ROOMY) as served, Client.connected(served.port) as client:
         for number in range(2):
-            await client.send(b"GET /%d HTTP/1.1\r\n" % number + offer + b"\r\n")
+            await client.send(b"GET /%d HTTP/1.1\r\nhost: x\r\n" % number + offer + b"\r\n")
             assert (await client.reply()).body == b"/%d " % number
-            await client.send(b"POST /%d HTTP/1.1\r\ncontent-length: 3\r\n" % number + offer + b"\r\nabc")
+            await client.send(b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n" % number + offer + b"\r\nabc")
             assert (await client.reply()).body == b"/%d abc" % number
         await client.send(CHUNKED[:-2] % 3 + offer + b"\r\n2\r\nab\r\n")
         await client.send(b"1\r\nc\r\n0\r\n\r\n" + GET % 4)

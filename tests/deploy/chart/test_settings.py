@@ -71,6 +71,25 @@ def test_gateways_engine_is_the_topologys(name: str) -> None:
             assert settings.engine_urls == tuple(f"http://{pod}-{i}.{service}:8000" for i in range(count))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_gateway_allows_the_host_names_of_its_services_and_ingress(name: str) -> None:
+    """Clients without a key use these names: of a pod of the namespace, of another namespace, of the Ingress."""
+    allowed = gateway_settings(name).allowed_host
+    services = [each["metadata"] for each in rendered(name).of_kind("Service")]
+    for service in (each for each in services if "-gateway" in each["name"]):
+        short, namespace = service["name"], service["namespace"]
+        assert {short, f"{short}.{namespace}", f"{short}.{namespace}.svc"} < set(allowed)
+    assert {each["spec"]["rules"][0]["host"] for each in rendered(name).of_kind("Ingress")} <= set(allowed)
+    assert set(SETS[name].get("gateway", {}).get("auth", {}).get("allowedHosts", [])) <= set(allowed)
+
+
+def test_ingress_without_a_host_allows_every_name() -> None:
+    """As the Ingress itself does."""
+    result = render(merged(SETS["everything"], {"gateway": {"ingress": {"host": "", "tlsSecret": ""}}}))
+    container = component(result, "gateway").container("gateway")
+    assert "*" in variables(container)["PENSTOCK_ALLOWED_HOST"].split(",")
+
+
 def test_values_of_everything_reach_the_settings() -> None:
     """Models, batching, limits and the keys' file arrive as the gateway reads them."""
     settings = gateway_settings("everything")

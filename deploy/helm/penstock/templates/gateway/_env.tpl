@@ -19,6 +19,7 @@
 {{- end }}
 - {name: PENSTOCK_HOME, value: /var/lib/penstock}
 - {name: PENSTOCK_ANONYMOUS, value: {{ join "," $gateway.auth.anonymous | default "none" | quote }}}
+- {name: PENSTOCK_ALLOWED_HOST, value: {{ include "penstock.gateway.allowedHosts" . | quote }}}
 {{- if $gateway.auth.existingSecret }}
 - {name: PENSTOCK_ACCESS_FILE, value: /etc/penstock/access/access.toml}
 {{- end }}
@@ -35,6 +36,22 @@
 {{- with $gateway.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Names by which pods and the Ingress reach the gateway, and those of the values. An Ingress without a host has every name. */}}
+{{- define "penstock.gateway.allowedHosts" -}}
+{{- $service := include "penstock.componentName" (dict "root" . "component" "gateway") -}}
+{{- $hosts := list -}}
+{{- range list $service (printf "%s-headless" $service) -}}
+{{- $inNamespace := printf "%s.%s" . $.Release.Namespace -}}
+{{- $hosts = concat $hosts (list . $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace)) -}}
+{{- end -}}
+{{- with .Values.gateway.ingress -}}
+{{- if .enabled -}}
+{{- $hosts = append $hosts (.host | default "*") -}}
+{{- end -}}
+{{- end -}}
+{{- join "," (concat $hosts .Values.gateway.auth.allowedHosts) -}}
 {{- end -}}
 
 {{/* auto would fall back to ONNX Runtime where a Triton should be. */}}

@@ -1,0 +1,23 @@
+"""CORS headers for the pages that --cors-origin names."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+_EXPOSED = ("Retry-After", "Inference-Header-Content-Length", "Content-Length")
+
+
+def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """The app, answering preflights of these origins and letting their pages read answers; unchanged without origins.
+
+    Cookies and Basic credentials stay refused: pages send a key as a header.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "PUT", "DELETE"),
+        allow_headers=("*",),
+        allow_private_network=True,
+        expose_headers=_EXPOSED,
+    )
