@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -39,6 +39,7 @@ from server.core.verb import Verb, require_role
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
 from server.passage import Passage
+from server.readiness import Readiness, readiness_of
 from server.shared_memory.absent import NoSharedMemory
 from server.shared_memory.keeper import SharedMemory
 from server.tracing.trace import Tracer
@@ -47,14 +48,8 @@ __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
 STATISTICS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """reason: why not; empty when ready."""
-
-    is_ready: bool
-    reason: str
+_END_OF_STATUS = {200: True, 500: False}  # of a relayed call; any other status is no failure of the model's
+_END_OF_CODE = {0: True, 2: False, 13: False}  # OK; UNKNOWN, INTERNAL
 
 
 class DataPlane:
@@ -73,6 +68,7 @@ class DataPlane:
         """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one.
 
         options: set by the composer where more is said of models' batches and deadlines than their configs say.
+        required_models: set by the composer; see server.readiness.
         batches, statistics_of_queues: set by the composer where the gateway may form batches; of the queues by model.
         loads: set by the composer where clients may load more than ONNX models.
         spread: set where others serve the same models; returns when they know of a load or an unload.
@@ -85,6 +81,7 @@ class DataPlane:
         self._metrics = metrics
         self.options = DeclaredOptions()
         self.loads = LoadPolicy()
+        self.required_models: tuple[str, ...] | None = None
         self.batches: BatchFlow | None = None
         self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
         self.spread: Callable[[], Awaitable[None]] = _nobody_else
@@ -95,13 +92,16 @@ class DataPlane:
         """Whether to send requests here."""
         if self._is_stopping:
             return Readiness(False, "draining: this gateway is about to stop")
-        if not self._watch.is_up:
-            return Readiness(False, self._watch.reason)
-        return Readiness(True, "")
+        return readiness_of(self._watch, self.required_models)
 
     def refusals(self) -> Mapping[str, str]:
         """Models that the engine would serve and the gateway does not, each with the reason."""
-        return {name: known.reason for name, known in self._watch.models.items() if known.is_refused}
+        return {name: known.reason for name, known in self._watch.models.items() if known.is_withheld}
+
+    def why_withheld(self, model_name: str) -> InferenceError | None:
+        """Why that model is not served though the engine would serve it; None where it is served."""
+        known = self._watch.models.get(model_name)
+        return None if known is None else known.error
 
     def not_formed(self, head: InferHead) -> Explained:
         """What a request is told of a batch that the gateway did not form."""
@@ -170,7 +170,7 @@ class DataPlane:
             if verb is Verb.LOAD:
                 await self.loads.check_http(call)
             answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
-            await self._note(verb, head.model_name, is_done=answer.status == 200)
+            await self._note(verb, head.model_name, _END_OF_STATUS.get(answer.status))
             return answer if verb is not Verb.INFER or not asks_http(call) else told_http(answer, self.not_formed(head))
 
     async def relay_grpc(
@@ -182,7 +182,7 @@ class DataPlane:
             if verb is Verb.LOAD:
                 await self.loads.check_grpc(call)
             answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
-            await self._note(verb, head.model_name, is_done=answer.code == 0)
+            await self._note(verb, head.model_name, _END_OF_CODE.get(answer.code))
             return answer if verb is not Verb.INFER or not asks_grpc(call) else told_grpc(answer, self.not_formed(head))
 
     def image_input(self, model_name: str) -> ImageInput | None:
@@ -200,7 +200,7 @@ class DataPlane:
         with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
-            await self._note(Verb.INFER, asked.head.model_name, is_done=answer.status == 200)
+            await self._note(Verb.INFER, asked.head.model_name, _END_OF_STATUS.get(answer.status))
             return told_http(answer, self.not_formed(asked.head)) if asks_http(call) else answer
 
     async def relay_grpc_images(
@@ -211,7 +211,7 @@ class DataPlane:
         with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
             call = await self.with_tensor(asked, until)
             answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
-            await self._note(Verb.INFER, asked.head.model_name, is_done=answer.code == 0)
+            await self._note(Verb.INFER, asked.head.model_name, _END_OF_CODE.get(answer.code))
             return told_grpc(answer, self.not_formed(asked.head)) if asks_grpc(call) else answer
 
     async def with_tensor(self, asked: EncodedCall[C], deadline: float | None) -> C:
@@ -237,7 +237,7 @@ class DataPlane:
             finally:
                 await stream.chunks.aclose()
                 self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
-            await self._note(Verb.INFER, head.model_name, is_done=stream.status == 200)
+            await self._note(Verb.INFER, head.model_name, _END_OF_STATUS.get(stream.status))
 
     @asynccontextmanager
     async def stream_grpc(
@@ -312,6 +312,8 @@ class DataPlane:
             except OutOfMemory:
                 raise
             except ANSWERED as error:
+                if isinstance(error, BackendFailed):
+                    self._watch.note_failed(head.model_name)
                 return error
             self._watch.note_served(request.model_name)
             return response
@@ -377,9 +379,12 @@ class DataPlane:
             self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
         return done
 
-    async def _note(self, verb: Verb, model_name: str, *, is_done: bool) -> None:
+    async def _note(self, verb: Verb, model_name: str, is_done: bool | None) -> None:
+        """is_done: False where the engine failed, None where it refused the call."""
         if is_done and verb is Verb.INFER:
             self._watch.note_served(model_name)
+        elif is_done is False and verb is Verb.INFER:
+            self._watch.note_failed(model_name)
         elif is_done and verb is Verb.LOAD:
             await self._watch.note_loaded(model_name)
             await self.spread()

@@ -28,6 +28,7 @@ from server.backends.triton_http import origin_of
 from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_messages import parsed
 from server.backends.watch import EngineWatch, WatchOptions
+from server.batching.declared import DeclaredOptions
 from server.core.address import authority, is_loopback
 from server.core.backend import Backend, Relay
 from server.core.browser_policy import BrowserPolicy
@@ -39,7 +40,7 @@ from server.gpu.telemetry.choice import AUTO, OFF, has_driver
 from server.gpu.telemetry.health import CardHealth
 from server.gpu.telemetry.reader import TelemetryOptions, TelemetryReader
 from server.grpc.server import GrpcLimits, GrpcServer
-from server.local.control import EngineNews
+from server.local.control import ControlLine, RestartModel
 from server.local.guests import with_guest_room
 from server.local.limits_page import LimitsPage, Row
 from server.local.slab import SharedSlab
@@ -133,6 +134,19 @@ def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget) -> 
     )
 
 
+def model_restarter(
+    settings: Settings, engine: Engine, control: ControlLine | None
+) -> Callable[[str, str], None] | None:
+    """Restarts a model that hangs or fails, for a reason; None for an engine that is not ours."""
+    if settings.engine_is_embedded:
+        from server.backends.embedded.engine import EmbeddedEngine
+
+        return engine.backend.renew if isinstance(engine.backend, EmbeddedEngine) else None
+    if control is None or settings.engine_is_external:
+        return None
+    return lambda model, reason: control.send(RestartModel(model, reason))
+
+
 def compose_registration(settings: Settings, engine: Engine, watch: EngineWatch) -> SlabRegistration | None:
     """What keeps the slab known to the engine; None where there is none, or the engine needs not be told."""
     if engine.slab is None or not isinstance(engine.backend, TritonBackend):
@@ -207,13 +221,23 @@ async def describe_engine(settings: Settings, relay: Relay) -> str:
     return f"{told.name or 'triton'} {told.version}".rstrip() + place
 
 
-def watch_options(settings: Settings) -> WatchOptions:
+def declared_options(settings: Settings) -> DeclaredOptions:
+    """Of every model, by its config and by what the operator says."""
+    return DeclaredOptions(
+        settings.batching,
+        engine_batches=not settings.engine_is_embedded,
+        execution_timeout_s=settings.execution_timeout_s,
+    )
+
+
+def watch_options(settings: Settings, options: DeclaredOptions) -> WatchOptions:
     """What the watch needs to know."""
     return WatchOptions(
         wanted=settings.models,
         loads=not settings.engine_is_external or settings.models is not None,
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
+        execution_timeout_s=lambda config: options.of(config).execution_timeout_s,
         loads_at_once=1 if settings.engine_is_embedded else min(MOST_LOADS_AT_ONCE, len(os.sched_getaffinity(0))),
     )
 
@@ -333,23 +357,6 @@ def standing_readers(
     own = str(settings.mps_directory or "") if settings.mps == "on" else ""
     if pipe_directory := own or environment.get(PIPE_DIRECTORY):
         readers["mps_up"] = DaemonSight(Path(pipe_directory)).is_up
-    return readers
-
-
-def news_readers(settings: Settings, news: Callable[[], EngineNews]) -> dict[str, Callable[[], float | Readings]]:
-    """By metric: what the parent tells of its processes, and of the MPS beside the engine, where there is one."""
-    readers: dict[str, Callable[[], float | Readings]] = {
-        "engine_restarts_total": lambda: news().restarts,
-        "front_restarts_total": lambda: news().front_restarts,
-        "gateway_restarts_total": lambda: news().gateway_restarts,
-    }
-    if settings.mps == "on":
-        readers |= {
-            "mps_clients": lambda: news().mps_clients,
-            "mps_unattached_processes": lambda: news().mps_beside,
-            "mps_restarts_total": lambda: news().mps_restarts,
-            "mps_recovery_seconds": lambda: news().mps_recovery_s,
-        }
     return readers
 
 

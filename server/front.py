@@ -20,7 +20,6 @@ from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET, CoreRelay
 from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
-from server.batching.declared import DeclaredOptions
 from server.core.address import authority
 from server.core.connections import PortLimits
 from server.engines import (
@@ -30,6 +29,7 @@ from server.engines import (
     compose_gate,
     compose_tracer,
     connection_limits,
+    declared_options,
     grpc_limits,
     port_limits,
     rest_limits,
@@ -101,7 +101,7 @@ class Front:
         self.plane = self._compose_plane(settings)
 
     def _compose_plane(self, settings: Settings) -> FrontPlane:
-        options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
+        options = declared_options(settings)
         plane = FrontPlane(
             relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
             watch=self.link,
@@ -121,6 +121,7 @@ class Front:
         plane.tracer = self.tracer
         plane.is_engine_in_core = settings.engine_is_embedded
         plane.options = options
+        plane.required_models = settings.required_models
         plane.batches = BatchFlow(
             batching=self.link,
             relay=self.engine.relay,

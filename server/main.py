@@ -17,12 +17,12 @@ import uvloop
 from server.access.certificates import Certificates
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from server.backends.known_model import KnownModel
 from server.backends.model_loads import LoadPolicy
 from server.backends.replicas import Standing
-from server.backends.watch import LOADING, EngineWatch, KnownModel
+from server.backends.watch import LOADING, EngineWatch
 from server.batch_flow import BatchFlow
 from server.batching.batcher import BatcherPool
-from server.batching.declared import DeclaredOptions
 from server.batching.options import BatchOptions
 from server.batching.readings import queue_readers
 from server.batching.verdict import judged
@@ -38,10 +38,11 @@ from server.engines import (
     compose_tracer,
     connection_limits,
     connection_readers,
+    declared_options,
     describe_engine,
     grpc_limits,
     metrics_limits,
-    news_readers,
+    model_restarter,
     port_limits,
     rest_limits,
     standing_readers,
@@ -60,7 +61,8 @@ from server.local.lent_slab import Lender
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
 from server.logs import get_logger
-from server.metrics import METRIC_FILES, Metrics, Readings, SharedFiles
+from server.metrics import METRIC_FILES, Metrics, SharedFiles
+from server.readiness import watch_readers
 from server.rest.app import create_app
 from server.rest.exposition import create_metrics_app
 from server.rest.gate import FrontGate
@@ -102,11 +104,12 @@ class Gateway:
         self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
         self.engine = compose_engine(settings, place.run_dir)
         self.is_sick = False
-        self.options = DeclaredOptions(settings.batching, engine_batches=not settings.engine_is_embedded)
+        self.options = declared_options(settings)
         self.watch = EngineWatch(
             self.engine.backend,
-            watch_options(settings),
+            watch_options(settings, self.options),
             ask_restart=self._ask_restart,
+            restart_model=model_restarter(settings, self.engine, control),
             refuse=partial(judged, self.options),
         )
         self.pool = DecodePool(
@@ -121,27 +124,20 @@ class Gateway:
         self.batching = BatcherPool(
             self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
         )
-        images = ImageFlow(
-            backend=self.engine.backend,
-            watch=self.watch,
-            pool=self.pool,
-            metrics=self.metrics,
-            batching=self.batching,
-            slab=self.engine.slab,
-        )
         self.door = compose_door(settings, None if run_dir is None else core_board(run_dir))
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = DataPlane(
             relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
             watch=self.watch,
-            images=images,
+            images=self._compose_images(),
             admission=self.admission,
             metrics=self.metrics,
             quotas=self.door.quotas if self.door is not None else None,
         )
         self.plane.tracer, self.plane.options = self.tracer, self.options
         self.plane.loads = LoadPolicy(allows_code=settings.allow_model_code)
+        self.plane.required_models = settings.required_models
         self.plane.statistics_of_queues = self.batching.statistics
         self.plane.batches = BatchFlow(
             batching=self.batching,
@@ -155,6 +151,16 @@ class Gateway:
         self.registration = compose_registration(settings, self.engine, self.watch)
         self.core = self._compose_core(place.run_dir)
         self._read_metrics()
+
+    def _compose_images(self) -> ImageFlow:
+        return ImageFlow(
+            backend=self.engine.backend,
+            watch=self.watch,
+            pool=self.pool,
+            metrics=self.metrics,
+            batching=self.batching,
+            slab=self.engine.slab,
+        )
 
     def _compose_core(self, run_dir: Path) -> CoreServer:
         slab, settings = self.engine.slab, self._settings
@@ -182,14 +188,13 @@ class Gateway:
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
         read("fronts", lambda: self.core.front_count)
         read("guests", lambda: self.core.guest_count)
-        read("engine_up", lambda: int(self.watch.is_up))
-        read("engine_stalls_total", lambda: self.watch.openings)
         if (budget := self.engine.budget) is not None:
             read("engine_retries_total", lambda: budget.taken)
         if (replicas := self.engine.replicas) is not None:
             read("replica_up", lambda: {(row.name,): int(row.standing is Standing.UP) for row in replicas.statistics()})
             read("replica_ejections_total", lambda: {(row.name,): row.ejections for row in replicas.statistics()})
-        for name, told in news_readers(self._settings, lambda: self._news).items():
+        parents = EngineNews.readers(lambda: self._news, has_mps=self._settings.mps == "on")
+        for name, told in (watch_readers(self.watch) | parents).items():
             read(name, told)
         read("ready", lambda: int(self.plane.readiness().is_ready))
         if isinstance(memory := self.memory, SharedMemory):
@@ -204,20 +209,15 @@ class Gateway:
             read("key_inflight_requests", lambda: door.in_flight())
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
-        read("model_ready", self._models_ready)
         self.telemetry = compose_telemetry(self._settings, self.watch)
         standing = standing_readers(self._settings, self.certificates)
         for name, reader in (standing | telemetry_readers(self.telemetry)).items():
             read(name, reader)
 
-    def _models_ready(self) -> Readings:
-        known = self.watch.models.values()
-        return {(model.name,): int(model.is_ready) for model in known if not self.watch.is_left_out(model)}
-
     def _options_of(self, model_name: str) -> BatchOptions | None:
-        """Of a model that is served."""
+        """Of a model that is served, or was until it became unavailable."""
         known = self.watch.models.get(model_name)
-        if known is None or not known.is_ready or known.config is None:
+        if known is None or not (known.is_ready or known.unavailable) or known.config is None:
             return None
         return self.options.of(known.config)
 

@@ -13,11 +13,11 @@ from server.backends.engine_view import EngineView
 from server.backends.shell_paths import is_special
 from server.core.caller import Caller
 from server.core.errors import (
+    BackendFailed,
     BackendUnavailable,
     DeadlineExceeded,
     InferenceError,
     InvalidRequest,
-    ModelRefused,
     OutOfMemory,
     Overloaded,
 )
@@ -31,6 +31,7 @@ from server.tracing.trace import trace_arrival
 
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
+LONG_WAIT_S = 1.0  # a client that leaves sooner says nothing of the model
 _NOTHING_HELD = nullcontext()
 
 
@@ -69,12 +70,14 @@ class Passage:
         self.require_engine()
         self.require_served(head.model_name)
         self._enter(caller, size_bytes)
+        began = time.monotonic()
         try:
             with self._held(head, caller):
                 yield
             self._metrics.inference_answered()
         except BaseException as error:
             self._count_end(error, LeftAt.STREAM, None)
+            self._note_end(error, head.model_name, began)
             raise
         finally:
             self._leave(caller, size_bytes)
@@ -89,10 +92,10 @@ class Passage:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
     def require_served(self, model_name: str) -> None:
-        """Raises ModelRefused for a model that the engine would serve, and that is declared as it cannot be here."""
+        """Raises ModelRefused, ModelUnavailable for a model that the engine would serve and the gateway does not."""
         known = self._watch.models.get(model_name)
-        if known is not None and known.is_refused:
-            raise ModelRefused(known.reason)
+        if known is not None and known.is_withheld:
+            known.require_served()
 
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
@@ -123,14 +126,21 @@ class Passage:
         """Of what was let in and not answered. where: the caller left it, unless a room knows better."""
         if isinstance(error, InferenceError):
             self._metrics.inference_failed(error.reason)
-            if isinstance(error, DeadlineExceeded):
-                self._watch.note_late()
         elif not isinstance(error, asyncio.CancelledError):
             self._metrics.inference_failed(InferenceError.reason)
         elif until is not None and time.monotonic() >= until - DEADLINE_SLACK_S:
             self._metrics.inference_failed(DeadlineExceeded.reason)  # who asked gave up a moment before we said so
         else:
             when_known(error, where, self._metrics.inference_cancelled)
+
+    def _note_end(self, error: BaseException, model_name: str, began: float) -> None:
+        """What the end of a call tells of its model. began: monotonic seconds."""
+        waited_s = time.monotonic() - began
+        is_left = isinstance(error, asyncio.CancelledError) and waited_s >= LONG_WAIT_S
+        if is_left or isinstance(error, DeadlineExceeded):
+            self._watch.note_late(model_name, waited_s)
+        elif isinstance(error, BackendFailed) and not isinstance(error, OutOfMemory):
+            self._watch.note_failed(model_name)
 
     def _leave(self, caller: Caller, size_bytes: int) -> None:
         self.admission.leave(size_bytes)
@@ -204,13 +214,14 @@ class _OtherWay:
 class _InferenceWay(_OtherWay):
     """An inference on its way through: with a place, cut when the engine falls silent, and counted however it ends."""
 
-    __slots__ = ("_held", "_task")
+    __slots__ = ("_began", "_held", "_task")
 
     def __enter__(self) -> None:
         passage, head, until = self._passage, self._head, self._until
         passage._admit(self._verb, head, self._caller)
         passage.require_served(head.model_name)
-        if until is not None and until <= time.monotonic():
+        self._began = time.monotonic()
+        if until is not None and until <= self._began:
             raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")
         passage._enter(self._caller, self._size_bytes)
         self._held: AbstractContextManager[None] = _NOTHING_HELD
@@ -246,6 +257,7 @@ class _InferenceWay(_OtherWay):
             passage._metrics.inference_answered()
         else:
             passage._count_end(error, LeftAt.ENGINE, self._until)
+            passage._note_end(error, self._head.model_name, self._began)
         super().__exit__(None, error, None)
 
 

@@ -25,6 +25,7 @@ from server.settings_checks import (
     networks,
     require_addresses,
     require_known_user,
+    require_loaded,
     require_place,
     require_tls_pair,
     require_tracing,
@@ -40,7 +41,8 @@ OTHER_VARIABLES = {
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LONGEST_AGE_S = 7 * 86_400.0
-LISTS = ("model_repository", "models", "anonymous", "batching", "trusted_proxy", "allowed_host", "cors_origin")
+_MODELS = ("models", "required_models")
+LISTS = (*_MODELS, "model_repository", "anonymous", "batching", "trusted_proxy", "allowed_host", "cors_origin")
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
 
@@ -123,6 +125,8 @@ class Settings(BaseSettings):
 
     canary_interval_s: float = Field(5.0, gt=0)
     canary_failures: int = Field(3, ge=1)
+    execution_timeout_s: float = Field(30.0, gt=0)  # of a model whose execution_timeout_ms says nothing
+    required_models: tuple[str, ...] | None = None
     drain_delay_s: float = Field(0.0, ge=0)
     grace_s: float = Field(30.0, gt=0)
 
@@ -175,6 +179,7 @@ class Settings(BaseSettings):
             raise ValueError(f"port {min(twice)} is given twice; every listener needs its own")
         for path in (self.home, *self.model_repository):
             require_known_user(path)
+        require_loaded(self.required_models, self.models)
         if self.allow_client_shm and self.grpc_max_connection_age_s and not self.has_keys:
             raise ValueError(
                 "allow_client_shm with grpc_max_connection_age_s: a client without a key loses its regions with its "

@@ -89,3 +89,16 @@ def require_tls_pair(certificate: Path | None, key: Path | None, client_ca: Path
     """Raises ValueError for a certificate without its key, a key without its certificate, a client CA without both."""
     if (certificate is None) is not (key is None) or (client_ca is not None and certificate is None):
         raise ValueError("TLS needs tls_cert and tls_key, both as PEM files; tls_client_ca goes with them")
+
+
+def require_loaded(required_models: tuple[str, ...] | None, models: tuple[str, ...] | None) -> None:
+    """Raises ValueError where a required model is none of those that are loaded. models: None for all.
+
+    `*` requires every model that is loaded, so it stands alone.
+    """
+    named = set(required_models or ())
+    if "*" in named and len(named) > 1:
+        raise ValueError("required_models has * and names; * alone requires every model that is loaded")
+    left_out = named.difference(models, {"*"}) if models is not None else set()
+    if left_out:
+        raise ValueError(f"required_models has {min(left_out)!r}, which models leaves out; name it in both")

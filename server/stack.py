@@ -36,7 +36,7 @@ from server.gpu.mps.errors import MpsError
 from server.gpu.mps.supervisor import EngineHandle, MpsNews
 from server.gpu.profiling import REPORT_GRACE_S, Profiling
 from server.gpu.telemetry.processes import process_name
-from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine
+from server.local.control import SICK_GRACE_S, EngineNews, GatewayReady, GatewayServes, RestartEngine, RestartModel
 from server.local.front_processes import AddressHeld, FrontProcesses
 from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
 from server.local.running import tell_running
@@ -106,6 +106,7 @@ class Stack:
         self._news = EngineNews(is_running=False, reason="the engine is starting", restarts=0)
         self._engine: TritonProcess | None = None
         self._engine_task: asyncio.Task[None] | None = None
+        self._renewal: InstanceRenewal | None = None
         self._renewal_task: asyncio.Task[None] | None = None
         self._embedded_restarts = 0
 
@@ -254,7 +255,7 @@ class Stack:
             launch, options, emit=log_engine, on_status=self._on_engine_status, before_start=gate
         )
         self._engine_task = asyncio.create_task(self._engine.run())
-        renewal = InstanceRenewal(
+        self._renewal = InstanceRenewal(
             InstanceSight(process_name),
             OwnTriton(
                 http_url=listeners.http_url,
@@ -266,7 +267,7 @@ class Stack:
             restart=self._engine.restart,
             has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
         )
-        self._renewal_task = asyncio.create_task(renewal.run())
+        self._renewal_task = asyncio.create_task(self._renewal.run())
 
     def _running_engine(self) -> int | None:
         status = self._engine_status()
@@ -291,6 +292,8 @@ class Stack:
             self._ports = news
         elif isinstance(news, RestartEngine):
             self._restart_engine(news.reason)
+        elif isinstance(news, RestartModel) and self._renewal is not None:
+            self._renewal.restart_model(news.model, news.reason)
         elif isinstance(news, GatewayReady):
             self._ready = news
             self._announce_when_ready()

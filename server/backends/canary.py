@@ -2,7 +2,6 @@
 
 import base64
 import math
-from dataclasses import dataclass
 
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
@@ -44,42 +43,3 @@ def _zeros(spec: TensorSpec, batch: tuple[int, ...]) -> Tensor:
     count = math.prod(shape)
     data = bytes(count * size_bytes) if count * size_bytes <= MAX_CANARY_BYTES else bytes(MAX_CANARY_BYTES + 1)
     return Tensor(spec.name, spec.datatype, shape, memoryview(data))
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryVerdict:
-    """is_healthy: whether the engine may take requests. reason: why not."""
-
-    is_healthy: bool
-    reason: str = ""
-
-
-class CanaryHealth:
-    """Turns canaries' outcomes into a verdict: unhealthy after `limit` failures in a row.
-
-    A model that has never passed does not count (zeros may simply be a bad input to it), nor does an outcome of a
-    model that was unloaded meanwhile: the caller does not report those.
-    """
-
-    def __init__(self, limit: int = 3) -> None:
-        self._limit = limit
-        self._failures = 0
-        self._reason = ""
-        self._passed: set[str] = set()
-
-    def passed(self, model_name: str) -> None:
-        self._passed.add(model_name)
-        self._failures, self._reason = 0, ""
-
-    def failed(self, model_name: str, why: str) -> None:
-        if model_name in self._passed:
-            self._failures += 1
-            self._reason = f"{self._failures} canary inferences in a row failed, the last on {model_name!r}: {why}"
-
-    def reset(self) -> None:
-        """A new engine process: nothing is known of it."""
-        self._failures, self._reason = 0, ""
-        self._passed.clear()
-
-    def verdict(self) -> CanaryVerdict:
-        return CanaryVerdict(self._failures < self._limit, self._reason if self._failures >= self._limit else "")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from server.backends.watch import KnownModel
+from server.backends.known_model import KnownModel
 from server.core.model import ModelConfig
 
 
@@ -36,8 +36,12 @@ class EngineView(Protocol):
         """A call could not reach the engine."""
         ...
 
-    def note_late(self) -> None:
-        """A call was not answered in its time, by the engine or because its own time was short."""
+    def note_late(self, model_name: str, waited_s: float) -> None:
+        """A call ended after waited_s without an answer of the engine's."""
+        ...
+
+    def note_failed(self, model_name: str) -> None:
+        """A client's inference failed in the engine, by no fault of the client's."""
         ...
 
     def note_served(self, model_name: str) -> None:

@@ -84,6 +84,12 @@ class InstanceSight:
                 self._kill(pid)
         return left
 
+    def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
+        """The model's processes of the last look, without those that are retired."""
+        known = tuple(models)
+        found = frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
+        return found - self._retired
+
     def lost(self, engine_pid: int) -> tuple[str, ...]:
         """The instances lost, each told once. engine_pid: of the Triton that runs now."""
         states = {pid: state for pid in self._children(engine_pid) if (state := self._stub_state(pid))}
@@ -165,7 +171,12 @@ class InstanceRenewal:
         self._restart = restart
         self._renewed_at = time.monotonic()
         self._old: list[tuple[float, int, frozenset[int]]] = []  # when they are to be gone, of which Triton, whom
+        self._broken: dict[str, str] = {}
         self.renewals = 0
+
+    def restart_model(self, model: str, reason: str) -> None:
+        """The model hangs or fails: kill its processes and load it anew. Call it from the loop that runs this."""
+        self._broken[model] = reason
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -181,6 +192,9 @@ class InstanceRenewal:
                 continue
             lost = self._sight.lost(pid)
             self._end_old(pid)
+            broken, self._broken = self._broken, {}
+            for model, reason in broken.items():
+                await self._restart_broken(model, reason, pid)
             if lost:
                 self._backoff.live(self._renewed_at)
                 await asyncio.sleep(self._backoff.next_delay_s(time.monotonic()))
@@ -195,6 +209,20 @@ class InstanceRenewal:
             if of_pid == engine_pid and (ended := self._sight.end(engine_pid, processes)):
                 pids = ",".join(map(str, ended))
                 log.warning("old processes of a model did not end; they are killed", pids=pids)
+
+    async def _restart_broken(self, model: str, reason: str, engine_pid: int) -> None:
+        """Kills the model's processes; they are lost then, and replaced. A model without any is loaded anew beside."""
+        try:
+            rows = await self._ask("POST", "/v2/repository/index", b"{}")
+            known = {str(row["name"]) for row in rows}
+            killed = self._sight.end(engine_pid, self._sight.of_model(model, known))
+            log.error("killed a model's processes", model=model, reason=reason, pids=",".join(map(str, killed)))
+            if not killed:
+                await self._renew(model, [])
+        except (InferenceError, ValueError) as error:
+            if self._engine_pid() == engine_pid:
+                log.error("model cannot be restarted alone", model=model, reason=str(error))
+                self._restart(f"model {model} cannot be loaded again: {reason}")
 
     async def _replace(self, instances: tuple[str, ...], engine_pid: int) -> None:
         """Of a Triton that was ended meanwhile nothing is left to mend."""

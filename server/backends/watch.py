@@ -5,18 +5,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from server.backends.canary import CanaryHealth, canary_request
 from server.backends.circuit import Circuit, CircuitOptions
 from server.backends.doubt import answers_within
+from server.backends.known_model import KnownModel
+from server.backends.model_checks import CheckOptions, ModelChecks
+from server.backends.model_health import Cause
 from server.backends.silence import Due, Silence
 from server.core.backend import Backend
-from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelRefused
+from server.core.errors import BackendUnavailable, InferenceError
 from server.core.model import ModelConfig, ModelState
 from server.logs import get_logger
 
 log = get_logger("engine")
 NOT_LOADED, UNLOADED = "not loaded", "unloaded"  # the second is Triton's word
 LOADING = "loading models"  # the reason of an engine that answers and is not up yet
+GREETING_S = 5.0  # a model whose first canary takes longer does not delay the others
 SUSPICION_PAUSE_S = 0.02  # many calls fail together; one look answers them all
 
 
@@ -35,27 +38,14 @@ class WatchOptions:
     probe_interval_s: float = 1.0
     down_interval_s: float = 0.2
     canary_interval_s: float = 5.0
-    canary_timeout_s: float = 30.0
+    canary_timeout_s: float = 30.0  # where execution_timeout_s is None
+    execution_timeout_s: Callable[[ModelConfig], float] | None = None
     canary_failures: int = 3
     silence_cut_s: float = 5.0
     silence_restart_s: float = 30.0
     late_calls: int = 5
     doubt_s: float = 1.0
     loads_at_once: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class KnownModel:
-    """A model as last seen. config is None where it never loaded; reason says why it is not ready.
-
-    is_refused: the engine would serve it, and the gateway does not, for what its config says.
-    """
-
-    name: str
-    is_ready: bool
-    reason: str = ""
-    config: ModelConfig | None = None
-    is_refused: bool = False
 
 
 @dataclass(slots=True)
@@ -74,9 +64,12 @@ class EngineWatch:
         options: WatchOptions,
         *,
         ask_restart: Callable[[str], None] | None = None,
+        restart_model: Callable[[str, str], None] | None = None,
         refuse: Callable[[ModelConfig], str] | None = None,
     ) -> None:
         """refuse: why a model of that config is not served here though the engine would; empty where it is.
+
+        restart_model: restarts what executes a model that hangs or fails, for a reason; None where it is not ours.
 
         The attribute `hindrance`, which a composer may set, says why the engine cannot serve though it answers.
         """
@@ -85,14 +78,22 @@ class EngineWatch:
         self._ask_restart = ask_restart
         self._refuse = refuse
         self._seen = _Seen()
-        self._health = CanaryHealth(options.canary_failures)
+        self._checks = ModelChecks(
+            backend,
+            CheckOptions(
+                options.canary_interval_s,
+                options.canary_failures,
+                options.execution_timeout_s or (lambda _: options.canary_timeout_s),
+                restart_model,
+                self._restart_sick,
+            ),
+            self._config_of,
+            self._show,
+        )
         self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
         self._circuit = Circuit(CircuitOptions(failures=options.late_calls))
         self._doubting: asyncio.Task[None] | None = None
         self._cuts: list[Callable[[str], None]] = []
-        self._canary_turn = 0
-        self._canary_at = 0.0
-        self._served_at: dict[str, float] = {}
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._wake = asyncio.Event()
@@ -114,6 +115,15 @@ class EngineWatch:
         """How often the engine came up: what was only in its memory may be gone since it last changed."""
         return self._greetings
 
+    def unavailable(self) -> dict[tuple[str, ...], float]:
+        """1 by (model, cause) of each that is unavailable."""
+        models = self._seen.models.values()
+        return {(known.name, known.unavailable.value): 1.0 for known in models if known.unavailable is not None}
+
+    def hangs(self) -> dict[tuple[str, ...], float]:
+        """By (model,): how often it was found to hang."""
+        return {(name,): float(count) for name, count in self._checks.hangs.items()}
+
     @property
     def models(self) -> Mapping[str, KnownModel]:
         return self._seen.models
@@ -131,11 +141,13 @@ class EngineWatch:
         """A call could not reach the engine: look now, not at the next interval."""
         self._wake.set()
 
-    def note_late(self) -> None:
+    def note_late(self, model_name: str = "", waited_s: float = 0.0) -> None:
         """A call was not answered in its time. Several in a row, and an unanswered probe: the engine hangs."""
         now = time.monotonic()
         if not self._seen.is_up:
             return
+        if self._checks.late(model_name, waited_s):
+            self._wake.set()
         self._circuit.failed(now)
         if self._circuit.is_probe_due(now) and self._doubting is None:
             self._doubting = asyncio.create_task(self._settle_doubt())
@@ -148,19 +160,30 @@ class EngineWatch:
     def note_served(self, model_name: str) -> None:
         """A client's inference succeeded: a canary that waits behind many of them is no sign of sickness."""
         self._circuit.failures = 0
-        if model_name in self._seen.models:
-            self._served_at[model_name] = time.monotonic()
+        self._checks.served(model_name)
+
+    def note_failed(self, model_name: str) -> None:
+        """A client's inference failed in the engine, by no fault of the client's."""
+        self._circuit.failures = 0
+        if self._checks.failed(model_name):
+            self._wake.set()
+
+    def mark_unavailable(self, model_name: str, cause: Cause, reason: str) -> None:
+        """The model serves no calls from now on; with Cause.TRIAL until it is loaded again. reason: for clients."""
+        self._checks.mark(model_name, cause, reason)
 
     async def note_loaded(self, model_name: str) -> None:
         """A client had the engine load a model: it is wanted from now on, after a restart too."""
         self._added.add(model_name)
         self._removed.discard(model_name)
+        self._checks.forget(model_name)
         await self._learn(model_name)
 
     def note_unloaded(self, model_name: str) -> None:
         """A client had the engine unload a model: it is not wanted any more."""
         self._removed.add(model_name)
         self._added.discard(model_name)
+        self._checks.forget(model_name)
         known = self._seen.models.get(model_name)
         if known is not None:
             self._seen.models[model_name] = KnownModel(model_name, False, UNLOADED, known.config)
@@ -174,9 +197,12 @@ class EngineWatch:
         return known.reason in (NOT_LOADED, UNLOADED)
 
     async def find(self, model_name: str) -> ModelConfig:
-        """The config of a ready model, asked of the engine where it is new. Raises ModelNotFound, ModelRefused."""
+        """The config of a ready model, asked of the engine where it is new.
+
+        Raises ModelNotFound, ModelRefused, ModelUnavailable.
+        """
         known = self._seen.models.get(model_name)
-        if known is None or known.config is None or not (known.is_ready or known.is_refused):
+        if known is None or known.config is None or not (known.is_ready or known.is_withheld):
             config = await self._backend.model_config(model_name)
             known = self._judged(model_name, config)
             self._seen.models[model_name] = known
@@ -188,6 +214,7 @@ class EngineWatch:
         try:
             await self._run()
         finally:
+            self._checks.reset()
             if self._doubting is not None:
                 self._doubting.cancel()
 
@@ -209,6 +236,7 @@ class EngineWatch:
     def _set_down(self, reason: str) -> None:
         if self._seen.is_up:
             log.warning("engine is down", reason=reason)
+            self._checks.reset()
         self._seen.is_up, self._seen.reason = False, reason
 
     async def _settle_doubt(self) -> None:
@@ -233,7 +261,6 @@ class EngineWatch:
         if reason := self.hindrance():
             raise BackendUnavailable(reason)
         if not await self._backend.ready():
-            self._health.reset()
             self._set_down(self._seen.reason if not self._seen.is_up else "the engine does not answer")
             self._answer_silence(self._silence.unheard(time.monotonic()))
             return
@@ -243,8 +270,7 @@ class EngineWatch:
             await self._greet()
             return
         await self._refresh()
-        if time.monotonic() >= self._canary_at:
-            await self._run_canary()
+        self._checks.run_due()
 
     def _answer_silence(self, due: Due) -> None:
         if due is Due.CUT:
@@ -262,15 +288,14 @@ class EngineWatch:
             loaded = {row.name for row in index if row.state == "READY"}
             await self._load_all([name for name in names if name not in loaded])
         for name, known in self._seen.models.items():  # a config may have changed while the engine was away
-            self._seen.models[name] = replace(known, is_ready=False, is_refused=False)
+            self._seen.models[name] = replace(known, is_ready=False, is_refused=False, unavailable=None)
         await self._refresh()
-        outcomes = [await self._probe(name) for name in self._ready_names()]
+        outcomes = await self._checks.run_all(self._ready_names(), GREETING_S)
         if any(outcome is False for outcome in outcomes) and not any(outcome is True for outcome in outcomes):
             raise BackendUnavailable(
                 "the engine answers but no canary inference succeeded (the log says why; a model that cannot take "
                 "zeros says canary: off in its parameters)"
             )
-        self._canary_at = time.monotonic() + self._options.canary_interval_s
         self._seen.is_up, self._seen.reason = True, ""
         self._greetings += 1
         log.info("engine is ready", models=",".join(self._ready_names()))
@@ -310,16 +335,17 @@ class EngineWatch:
             rows.setdefault(row.name, []).append(row)
         for name in set(self._seen.models) - set(rows):
             del self._seen.models[name]
-            self._served_at.pop(name, None)
+            self._checks.forget(name)
         for name, versions in rows.items():
             known = self._seen.models.get(name)
             is_ready = any(row.state == "READY" for row in versions)
-            is_judged = known is not None and (known.is_ready or known.is_refused)
+            is_judged = known is not None and (known.is_ready or known.is_withheld)
             if is_ready and not is_judged:
                 await self._learn(name)
             elif not is_ready and (known is None or is_judged):
                 reason = next((row.reason for row in versions if row.reason), NOT_LOADED)
                 self._seen.models[name] = KnownModel(name, False, reason, known.config if known else None)
+                self._checks.forget(name)
 
     async def _learn(self, model_name: str) -> None:
         try:
@@ -337,46 +363,31 @@ class EngineWatch:
     def _judged(self, model_name: str, config: ModelConfig) -> KnownModel:
         """A model that the engine would serve, as the gateway takes it."""
         refusal = self._refuse(config) if self._refuse is not None else ""
+        if not refusal:
+            self._checks.loaded(model_name)
         return KnownModel(model_name, not refusal, refusal, config, is_refused=bool(refusal))
-
-    async def _run_canary(self) -> None:
-        self._canary_at = time.monotonic() + self._options.canary_interval_s
-        ready = self._ready_names()
-        if not ready:
-            return
-        self._canary_turn += 1
-        await self._probe(ready[self._canary_turn % len(ready)])
-        verdict = self._health.verdict()
-        if not verdict.is_healthy:
-            self._health.reset()
-            self._set_down(verdict.reason)
-            if self._ask_restart is not None:
-                self._ask_restart(verdict.reason)
 
     def _ready_names(self) -> list[str]:
         return sorted(name for name, known in self._seen.models.items() if known.is_ready)
 
-    async def _probe(self, model_name: str) -> bool | None:
-        """Whether the model's canary passed; None where it has none, or where it only was too slow in a crowd."""
-        config = self._seen.models[model_name].config
-        started = time.monotonic()
-        deadline = started + self._options.canary_timeout_s
-        request = canary_request(config, deadline=deadline) if config is not None else None
-        if request is None:
-            return None
-        try:
-            await self._backend.infer(request)
-        except InferenceError as error:
-            if isinstance(error, DeadlineExceeded) and self._served_at.get(model_name, 0.0) > started:
-                return None
-            log.warning("canary inference failed", model=model_name, reason=str(error))
-            self._health.failed(model_name, str(error))
-            return False
-        self._health.passed(model_name)
-        return True
+    def _config_of(self, model_name: str) -> ModelConfig | None:
+        known = self._seen.models.get(model_name)
+        return known.config if known is not None and not known.is_refused else None
+
+    def _show(self, model_name: str) -> None:
+        """The model as clients see it, after its availability changed."""
+        known, why = self._seen.models.get(model_name), self._checks.unavailable(model_name)
+        if known is not None and (known.is_ready or known.unavailable is not None):
+            reason, cause = (why.reason, why.cause) if why is not None else ("", None)
+            self._seen.models[model_name] = replace(known, is_ready=why is None, reason=reason, unavailable=cause)
+
+    def _restart_sick(self, reason: str) -> None:
+        """No model of the engine can serve."""
+        self._set_down(reason)
+        if self._ask_restart is not None:
+            self._ask_restart(reason)
 
 
 def _served(known: KnownModel, config: ModelConfig) -> ModelConfig:
-    if known.is_refused:
-        raise ModelRefused(known.reason)
+    known.require_served()
     return config

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
+from server.batching.options import (
+    DEFAULT_EXECUTION_TIMEOUT_S,
+    DEFAULT_MAX_QUEUE_BYTES,
+    DEFAULT_MAX_QUEUE_SIZE,
+    BatchOptions,
+)
 from server.core.batching import Owner
 from server.core.errors import InvalidRequest
 
@@ -15,30 +20,38 @@ if TYPE_CHECKING:  # it brings numpy, which whoever reads settings need not wait
 
 OWNER = "batch_owner"
 SLO = "slo_p99_ms"
+EXECUTION_TIMEOUT = "execution_timeout_ms"
 MAX_BATCH_SIZE = "max_batch_size"
 MAX_QUEUE_DELAY = "max_queue_delay_us"
 MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
-NAMES = (OWNER, SLO, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
+NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
 CLOSE = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
 
 Said = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
 NOTHING_SAID: Said = {}
+SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least so many times its slo_p99_ms
 
 
-def read_options(config: "ModelConfig", said: Said = NOTHING_SAID) -> BatchOptions:
+def read_options(
+    config: "ModelConfig", said: Said = NOTHING_SAID, *, execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
+) -> BatchOptions:
     """How the model's batches are formed: by what the operator said, else by config.pbtxt's parameters.
 
     Raises InvalidRequest, one sentence, where a value is malformed or cannot go with the rest of config.pbtxt.
     """
     words = _Words(config.name, config.parameters, said)
     slo_ms = words.number(SLO, _above_zero, "a number of milliseconds above 0")
+    timeout_ms = words.number(EXECUTION_TIMEOUT, _above_zero, "a number of milliseconds above 0")
+    slo_s = None if slo_ms is None else slo_ms / 1e3
+    usual_timeout_s = max(execution_timeout_s, SLOS_OF_EXECUTION * (slo_s or 0.0))
     delay_us = words.number(MAX_QUEUE_DELAY, _not_below_zero, "a number of microseconds, 0 or more")
     return BatchOptions(
         owner=_owner(config, words),
         max_batch_size=_max_batch_size(config, words),
         instances=config.instance_count,
-        slo_s=None if slo_ms is None else slo_ms / 1e3,
+        slo_s=slo_s,
+        execution_timeout_s=usual_timeout_s if timeout_ms is None else timeout_ms / 1e3,
         max_queue_delay_s=(delay_us or 0.0) / 1e6,
         max_queue_size=words.count(MAX_QUEUE_SIZE) or DEFAULT_MAX_QUEUE_SIZE,
         max_queue_bytes=words.count(MAX_QUEUE_BYTES) or DEFAULT_MAX_QUEUE_BYTES,
@@ -52,7 +65,8 @@ def check_said(model_name: str, said: Said) -> None:
         if name not in NAMES:
             raise InvalidRequest(f"model {model_name!r} has no batching option {name!r}; there are {', '.join(NAMES)}")
     words.owner()
-    words.number(SLO, _above_zero, "a number of milliseconds above 0")
+    for name in (SLO, EXECUTION_TIMEOUT):
+        words.number(name, _above_zero, "a number of milliseconds above 0")
     words.number(MAX_QUEUE_DELAY, _not_below_zero, "a number of microseconds, 0 or more")
     for name in (MAX_BATCH_SIZE, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES):
         words.count(name)
@@ -68,10 +82,20 @@ def misspelt(config: "ModelConfig") -> dict[str, str]:
 class DeclaredOptions:
     """The options of every model, each read once a config: `of` costs two look-ups."""
 
-    def __init__(self, said: Mapping[str, Said] | None = None, *, engine_batches: bool = True) -> None:
-        """said: what the operator said, by model. engine_batches: whether a config's batcher is acted on at all."""
+    def __init__(
+        self,
+        said: Mapping[str, Said] | None = None,
+        *,
+        engine_batches: bool = True,
+        execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
+    ) -> None:
+        """said: what the operator said, by model. engine_batches: whether a config's batcher is acted on at all.
+
+        execution_timeout_s: of a model that says nothing of it.
+        """
         self._said = said if said is not None else {}
         self._engine_batches = engine_batches
+        self._execution_timeout_s = execution_timeout_s
         self._read: dict[str, tuple[ModelConfig, BatchOptions]] = {}
 
     def of(self, config: "ModelConfig") -> BatchOptions:
@@ -79,7 +103,8 @@ class DeclaredOptions:
         known = self._read.get(config.name)
         if known is not None and known[0] is config:
             return known[1]
-        options = read_options(config, self._said.get(config.name, NOTHING_SAID))
+        said = self._said.get(config.name, NOTHING_SAID)
+        options = read_options(config, said, execution_timeout_s=self._execution_timeout_s)
         if options.owner is Owner.TRITON and not self._engine_batches:
             options = replace(options, owner=Owner.OFF)
         self._read[config.name] = (config, options)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from server.core.batching import Owner
 
+DEFAULT_EXECUTION_TIMEOUT_S = 30.0
 DEFAULT_MAX_QUEUE_SIZE = 1024
 DEFAULT_MAX_QUEUE_BYTES = 512 << 20
 PRIORITY_LEVELS = 3  # 1 the highest; a request that names none has the middle one
@@ -17,6 +18,7 @@ class BatchOptions:
     may wait there. slo_s: the deadline of a request that brings none, from the end of its body on; None for none.
     max_queue_delay_s: how long rows may be waited for while a slot is free, never into a deadline; 0 for not at all.
     max_queue_size: requests that may wait. max_queue_bytes: of their tensors.
+    execution_timeout_s: a model hangs that has a call and answers nothing for so long.
     """
 
     owner: Owner = Owner.OFF
@@ -26,6 +28,7 @@ class BatchOptions:
     max_queue_delay_s: float = 0.0
     max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
     max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES
+    execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S
 
     @property
     def slots(self) -> int:

@@ -80,6 +80,10 @@ ProfileOption = Annotated[
         "marks stages only [off]"
     ),
 ]
+RequiredModels = Annotated[
+    str | None,
+    typer.Option(help="names, with commas, or * for all that are loaded: not ready unless each serves [any one]"),
+]
 Batching = Annotated[
     list[str] | None,
     typer.Option(help="who forms a model's batches, MODEL=gateway, triton or off[,NAME=VALUE…]; may be repeated"),
@@ -133,8 +137,9 @@ Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [4
 of the open files at most], max_connections_per_address [4096, half of max_connections at most],
 grpc_max_connection_age_s [0, any; older ones take no new calls, so that clients connect anew], head_timeout_s [10],
 write_timeout_s [30], decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the
-engine; 0 none], client_shm_lease_s [3600, of a region that nobody uses], canary_interval_s [5], canary_failures [3].
-Nor has gpu_metrics [auto: the cards' activity by NVML; off; or a dcgm-exporter's http://host:9400/metrics].
+engine; 0 none], client_shm_lease_s [3600, of a region that nobody uses], canary_interval_s [5], canary_failures [3],
+execution_timeout_s [30, of a model that answers nothing]. Nor has gpu_metrics [auto: the cards' activity by NVML; off;
+or a dcgm-exporter's http://host:9400/metrics].
 """
 
 
@@ -159,6 +164,7 @@ def up(
     mps_pinned_memory: MpsMemory = None,
     model_repository: Repositories = None,
     models: Annotated[str | None, typer.Option(help="names to load, with commas [all]")] = None,
+    required_models: RequiredModels = None,
     batching: Batching = None,
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
@@ -193,7 +199,7 @@ def up(
 
 def _serve(flags: dict[str, Any], config: Path | None) -> int:
     """The exit code. flags: as they were given. Raises SettingsError, CannotStart."""
-    for name in ("models", "anonymous", "trusted_proxy"):
+    for name in ("models", "required_models", "anonymous", "trusted_proxy"):
         flags[name] = tuple(filter(None, flags[name].split(","))) if flags.get(name) is not None else None
     for name in ("batching", "model_repository", "allowed_host", "cors_origin"):
         flags[name] = tuple(flags.get(name) or ()) or None

@@ -121,6 +121,16 @@ class ModelNotReady(InferenceError):
     reason = "model_not_ready"
 
 
+class ModelUnavailable(ModelNotReady):
+    """Loaded, and it hangs or fails now, while others are served. By passage. 503 with Retry-After."""
+
+    reason = "model_unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class BackendUnavailable(InferenceError):
     """The engine is down, restarting, or the connection to it broke. By backends. 503 with Retry-After."""
 

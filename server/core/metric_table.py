@@ -162,6 +162,13 @@ TABLE = (
         ("model",),
     ),
     Declaration(
+        "model_unavailable",
+        Kind.READ_GAUGE,
+        "1 for a model that gets no calls until it recovers, by cause: hang, canary, traffic, trial.",
+        ("model", "cause"),
+    ),
+    Declaration("model_hangs_total", Kind.READ_COUNTER, "Times that a model was found to hang.", ("model",)),
+    Declaration(
         "mps_up",
         Kind.READ_GAUGE,
         "1 while an MPS daemon listens in CUDA_MPS_PIPE_DIRECTORY, as seen in the last 30 s; only where that is set.",

@@ -13,6 +13,7 @@ from server.core.errors import (
     InvalidRequest,
     ModelNotFound,
     ModelNotReady,
+    ModelUnavailable,
     NotSupported,
     OutOfMemory,
     Overloaded,
@@ -47,6 +48,7 @@ TABLE: dict[type[InferenceError], grpc.StatusCode] = {
 }
 # What gRPC says in the engine, as INTERNAL, of a message that is no such message.
 _UNREADABLE = "Unable to parse request"
+WAITING_HELPS = (AccessUnavailable, BackendUnavailable, ModelUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -70,7 +72,7 @@ def status_of(error: InferenceError) -> Status:
     quota, which is the caller's own.
     """
     code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
-    if isinstance(error, AccessUnavailable | BackendUnavailable | OutOfMemory | Overloaded | QuotaExceeded):
+    if isinstance(error, WAITING_HELPS):
         known = error.retry_after_s
         seconds = known if isinstance(error, QuotaExceeded) else spread_s(known)
         return Status(code, error.message, ((RETRY_AFTER_KEY, f"{seconds:g}"),))

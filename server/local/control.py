@@ -6,7 +6,7 @@ Down: the engine's state. Up: that the gateway serves (with its ports), and the 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,23 @@ class EngineNews:
     mps_beside: int = 0
     mps_restarts: int = 0
     mps_recovery_s: float = 0.0
+
+    @staticmethod
+    def readers(news: "Callable[[], EngineNews]", *, has_mps: bool) -> dict[str, Callable[[], float]]:
+        """By metric: what the parent tells of its processes, and of the MPS beside the engine, where there is one."""
+        found: dict[str, Callable[[], float]] = {
+            "engine_restarts_total": lambda: news().restarts,
+            "front_restarts_total": lambda: news().front_restarts,
+            "gateway_restarts_total": lambda: news().gateway_restarts,
+        }
+        if has_mps:
+            found |= {
+                "mps_clients": lambda: news().mps_clients,
+                "mps_unattached_processes": lambda: news().mps_beside,
+                "mps_restarts_total": lambda: news().mps_restarts,
+                "mps_recovery_seconds": lambda: news().mps_recovery_s,
+            }
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +85,17 @@ class RestartEngine:
     reason: str
 
 
-News = EngineNews | GatewayServes | GatewayReady | FrontReady | RestartEngine
+@dataclass(frozen=True, slots=True)
+class RestartModel:
+    """Gateway → parent: the engine works, and this model of it hangs or fails."""
+
+    model: str
+    reason: str
+
+
+News = EngineNews | GatewayServes | GatewayReady | FrontReady | RestartEngine | RestartModel
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (EngineNews, GatewayServes, GatewayReady, FrontReady, RestartEngine)
+    kind.__name__: kind for kind in (EngineNews, GatewayServes, GatewayReady, FrontReady, RestartEngine, RestartModel)
 }
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from server.backends.core_relay import CORE_GONE
-from server.backends.watch import KnownModel
+from server.backends.known_model import KnownModel
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, InvalidRequest, Overloaded
 from server.core.infer import InferRequest, InferResponse
 from server.core.leaving import LeftAt, leaving
@@ -35,6 +35,7 @@ from server.local.messages import (
     Late,
     Left,
     Lend,
+    NotServed,
     Served,
     State,
     Suspect,
@@ -126,9 +127,13 @@ class CoreLink:
         """A call could not reach the engine: the core is told."""
         self._send(Suspect())
 
-    def note_late(self) -> None:
-        """A call was not answered in its time: the core is told."""
-        self._send(Late())
+    def note_late(self, model_name: str, waited_s: float) -> None:
+        """A call ended without an answer: the core hears of it."""
+        self._send(Late(model_name, waited_s))
+
+    def note_failed(self, model_name: str) -> None:
+        """A client's inference failed in the engine: the core hears of it."""
+        self._send(NotServed(model_name))
 
     def note_served(self, model_name: str) -> None:
         """Told to the core now and then, not each time."""
@@ -287,7 +292,7 @@ class CoreLink:
             raise BackendUnavailable(CORE_GONE)
         return self._line
 
-    def _send(self, record: GiveUp | Known | Late | Served | Suspect) -> None:
+    def _send(self, record: GiveUp | Known | Late | NotServed | Served | Suspect) -> None:
         if self._line is not None:
             self._line.send(record)
 

@@ -44,6 +44,7 @@ from server.local.messages import (
     Late,
     Left,
     Lend,
+    NotServed,
     Served,
     State,
     Suspect,
@@ -240,14 +241,16 @@ class CoreServer:
         elif not front.is_guest:  # what becomes of a guest's inferences is seen here
             self._note(record)
 
-    def _note(self, record: Served | Suspect | Late) -> None:
+    def _note(self, record: Served | NotServed | Suspect | Late) -> None:
         if isinstance(record, Served):
             for name in record.model_names:
                 self._watch.note_served(name)
         elif isinstance(record, Suspect):
             self._watch.suspect()
+        elif isinstance(record, NotServed):
+            self._watch.note_failed(record.model_name)
         else:
-            self._watch.note_late()
+            self._watch.note_late(record.model_name, record.waited_s)
 
     def _welcome(self, line: BatchLine[UP], greeting: Hello | Visit) -> None:
         """Raises _OutOfOrder."""

@@ -9,14 +9,14 @@ from functools import cache
 
 import msgspec
 
-from server.backends.watch import KnownModel
+from server.backends.known_model import KnownModel
 from server.core.errors import InferenceError
 from server.core.infer import InferRequest, InferResponse
 from server.core.leaving import LeftAt
 from server.core.model import ModelConfig
 from server.local.slab_memory import Lent
 
-PROTOCOL = 1  # one more where records change: guests come from other programs, which may be older or newer
+PROTOCOL = 2  # one more where records change: guests come from other programs, which may be older or newer
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -68,7 +68,16 @@ class Suspect(Record, frozen=True):
 
 
 class Late(Record, frozen=True):
-    """Front → core: a call was not answered in its time."""
+    """Front → core: a call ended after waited_s without an answer of the engine's."""
+
+    model_name: str
+    waited_s: float
+
+
+class NotServed(Record, frozen=True):
+    """Front → core: an inference failed in the engine, by no fault of the client's."""
+
+    model_name: str
 
 
 class Known(Record, frozen=True):
@@ -142,7 +151,7 @@ class Failed(Record, frozen=True):
     retry_after_s: float | None
 
 
-UP = Hello | Visit | Ask | GiveUp | Find | Served | Suspect | Late | Known
+UP = Hello | Visit | Ask | GiveUp | Find | Served | NotServed | Suspect | Late | Known
 DOWN = State | Cut | Lend | Unwelcome | Answer | Found | Failed | Left | Know
 
 

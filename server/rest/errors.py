@@ -17,6 +17,7 @@ from server.core.errors import (
     InvalidRequest,
     ModelNotFound,
     ModelNotReady,
+    ModelUnavailable,
     NotSupported,
     OutOfMemory,
     Overloaded,
@@ -48,7 +49,7 @@ STATUS: Mapping[type[InferenceError], int] = {
     OutOfMemory: 503,
     InferenceError: 500,
 }
-WAITING_HELPS = (AccessUnavailable, BackendUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
+WAITING_HELPS = (AccessUnavailable, BackendUnavailable, ModelUnavailable, OutOfMemory, Overloaded, QuotaExceeded)
 CLIENT_GONE = 499
 _JSON = "application/json"
 

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.core.errors import NotSupported
+from server.core.errors import ModelRefused, NotSupported
 from server.core.relay import HttpAnswer, InferHead
 from server.dataplane import DataPlane, Verb
 from server.rest.body import read_body
@@ -14,7 +14,7 @@ from server.rest.calls import AnswerResponse, call_of, model_of, with_client_err
 from server.rest.codec import scan_repository_call
 from server.rest.deadline import deadline_of
 from server.rest.disconnect import run_until_disconnect
-from server.rest.errors import error_response
+from server.rest.errors import error_response, response_of
 from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.routes import Endpoint
@@ -51,12 +51,14 @@ class ModelEndpoints:
         return AnswerResponse(index_with_refusals(answer, body, self._plane.refusals()))
 
     async def ready(self, request: Request) -> Response:
-        """The engine's word, but for a model that is not served here though the engine would."""
+        """The engine's answer, but for a model that is not served here though the engine would serve it."""
         answer = await self._read(request, b"")
-        refusal = self._plane.refusals().get(unquote(model_of(request).model_name), "")
-        if refusal and answer.status == 200:
-            return error_response(refusal, 400)  # as Triton says of a model that failed to load
-        return AnswerResponse(answer)
+        error = self._plane.why_withheld(unquote(model_of(request).model_name))
+        if error is None or answer.status != 200:
+            return AnswerResponse(answer)
+        if isinstance(error, ModelRefused):
+            return error_response(error.message, 400)  # as Triton answers for a model that failed to load
+        return response_of(error)
 
     async def load(self, request: Request) -> Response:
         return await self._change(Verb.LOAD, request)

@@ -238,3 +238,58 @@ async def test_shape_that_no_array_can_have_is_refused(engine: EmbeddedEngine, r
     tensor = Tensor("x", Datatype.FP32, (1, 0, 2**62), memoryview(b""))
     with pytest.raises(InvalidRequest, match="unexpected shape for input 'x' for model 'dynamic'"):
         await engine.infer(InferRequest("dynamic", (tensor,)))
+
+
+async def test_model_that_hangs_is_loaded_anew_and_its_callers_are_told_at_once(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that no deadline and no terminate flag ends: new threads serve the model while the old one is stuck."""
+    release, is_stuck = threading.Event(), threading.Event()
+    run = OrtModel.run
+
+    def stuck_once(self: OrtModel, *args: Any) -> list[Any]:
+        if not is_stuck.is_set():
+            is_stuck.set()
+            release.wait(30)
+        return run(self, *args)
+
+    monkeypatch.setattr(OrtModel, "run", stuck_once)
+    await load_slow(engine, repository)
+    running, waiting = slow(engine, 1), slow(engine, 1)
+    await until_pending(engine, 1)
+    await asyncio.to_thread(is_stuck.wait, 10)
+    engine.renew("slow", "it answered nothing for 30 s")
+    for call in (running, waiting):
+        with pytest.raises(BackendUnavailable, match="model 'slow' is restarted: it answered nothing for 30 s"):
+            await call
+
+    async def is_served() -> bool:
+        try:
+            return bool(await slow(engine, 1, deadline=time.monotonic() + 5))
+        except BackendUnavailable:
+            return False
+
+    await until(is_served)
+    release.set()
+
+
+async def test_model_is_not_loaded_anew_beside_too_many_threads_that_hang(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread in ONNX Runtime cannot be ended, so the gateway gives up a bounded number of them."""
+    release, entered = threading.Event(), threading.Semaphore(0)
+    run = OrtModel.run
+
+    def stuck(self: OrtModel, *args: Any) -> list[Any]:
+        entered.release()
+        release.wait(30)
+        return run(self, *args)
+
+    monkeypatch.setattr("server.backends.embedded.engine.MAX_HUNG_RUNS", 0)
+    monkeypatch.setattr(OrtModel, "run", stuck)
+    await load_slow(engine, repository)
+    call = slow(engine, 1)
+    await asyncio.to_thread(entered.acquire, timeout=10)
+    engine.renew("slow", "it hangs")
+    release.set()
+    assert (await call).model_name == "slow"

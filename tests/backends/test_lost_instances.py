@@ -193,10 +193,15 @@ class ScriptedSight(InstanceSight):
         super().__init__(str)
         self._looks = list(looks)
         self.ended: list[frozenset[int]] = []
+        self.processes: frozenset[int] = frozenset()
 
     def retire(self, model: str, models: Iterable[str]) -> frozenset[int]:
         assert (model, set(models)) == ("m", {"m", "n", "m_big"})
         return frozenset({60, 61})
+
+    def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
+        assert (model, set(models)) == ("m", {"m", "n", "m_big"})
+        return self.processes
 
     def end(self, engine_pid: int, retired: Iterable[int]) -> tuple[int, ...]:
         self.ended.append(frozenset(retired))
@@ -206,12 +211,16 @@ class ScriptedSight(InstanceSight):
         return self._looks.pop(0) if self._looks else ()
 
 
-async def renewed(eyes: InstanceSight, triton: FalseTriton, *, until: str, has_room: bool = True) -> list[str]:
-    """Why Triton was restarted, if it was. until: the path that ends it, or restart."""
+async def renewed(
+    eyes: InstanceSight, triton: FalseTriton, *, until: str, has_room: bool = True, broken: str = ""
+) -> list[str]:
+    """Why Triton was restarted, if it was. until: the path that ends it, or restart. broken: a model to restart."""
     restarts: list[str] = []
     renewal = InstanceRenewal(
         eyes, OverHttp(triton.url), engine_pid=lambda: TRITON, restart=restarts.append, has_room=lambda _: has_room
     )
+    if broken:
+        renewal.restart_model(broken, "it answered nothing for 30 s")
     task = asyncio.create_task(renewal.run())
     async with asyncio.timeout(5):
         while not (restarts if until == "restart" else any(until in path for path, _ in triton.asked)):
@@ -261,3 +270,37 @@ async def test_model_that_has_no_room_beside_itself_has_triton_restarted(triton:
     (reason,) = await renewed(ScriptedSight(("m_0_1",)), triton, until="restart", has_room=not is_known)
     assert "m_0_1" in reason
     assert any(path.endswith("/load") for path, _ in triton.asked) is not is_known
+
+
+def test_processes_of_a_model_are_those_that_live_and_are_not_retired(proc: FalseProc) -> None:
+    """Not those of a model whose name begins with its name."""
+    names = {60: "m_0_0", 61: "m_0_1", 62: "m_big_0_0"}
+    eyes = InstanceSight(names.__getitem__, proc.folder)
+    for pid in names:
+        proc.child(pid, "T")
+    eyes.lost(TRITON)
+    assert eyes.of_model("m", ["m", "m_big"]) == {60, 61}
+    eyes.retire("m", ["m", "m_big"])
+    assert eyes.of_model("m", ["m", "m_big"]) == frozenset()
+
+
+async def test_model_that_hangs_has_its_processes_killed_and_no_others(triton: FalseTriton) -> None:
+    """They are lost then, and replaced as any that died; Triton and its other models go on."""
+    eyes = ScriptedSight()
+    eyes.processes = frozenset({60, 61})
+    assert await renewed(eyes, triton, until="index", broken="m") == []
+    assert eyes.ended == [{60, 61}]
+    assert not any(path.endswith("/load") for path, _ in triton.asked)
+
+
+async def test_model_that_hangs_in_tritons_own_process_is_loaded_anew_beside_itself(triton: FalseTriton) -> None:
+    """A backend in C++ has no processes: new instances take the calls, and the old ones are left."""
+    assert await renewed(ScriptedSight(), triton, until="/load", broken="m") == []
+    assert [path for path, _ in triton.asked if path.endswith("/load")] == ["/v2/repository/models/m/load"]
+
+
+async def test_model_that_hangs_and_cannot_be_loaded_again_has_triton_restarted(triton: FalseTriton) -> None:
+    """With the reason."""
+    triton.refuses = True
+    (reason,) = await renewed(ScriptedSight(), triton, until="restart", broken="m")
+    assert reason == "model m cannot be loaded again: it answered nothing for 30 s"

@@ -33,12 +33,24 @@ def test_every_parameter_of_the_config_is_read() -> None:
     config = with_parameters(
         batch_owner="gateway",
         slo_p99_ms="7.5",
+        execution_timeout_ms="2500",
         max_batch_size="8",
         max_queue_delay_us="500",
         max_queue_size="64",
         max_queue_bytes="1048576",
     )
-    assert read_options(config) == BatchOptions(Owner.GATEWAY, 8, 2, 0.0075, 0.0005, 64, 1 << 20)
+    assert read_options(config) == BatchOptions(Owner.GATEWAY, 8, 2, 0.0075, 0.0005, 64, 1 << 20, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("said", "timeout_s"),
+    [({}, 4.0), ({"slo_p99_ms": "100"}, 4.0), ({"slo_p99_ms": "2000"}, 20.0), ({"execution_timeout_ms": "100"}, 0.1)],
+)
+def test_execution_timeout_is_the_models_or_the_operators_or_ten_times_the_slo(
+    said: dict[str, str], timeout_s: float
+) -> None:
+    """Without a time-out of its own a model has the operator's, and never less than ten times its SLO."""
+    assert read_options(with_parameters(**said), execution_timeout_s=4.0).execution_timeout_s == timeout_s
 
 
 def test_operator_wins_over_the_config_word_by_word() -> None:

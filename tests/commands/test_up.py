@@ -66,5 +66,5 @@ def test_keys_of_the_environment_are_not_handed_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(up, "check_access", stop)
     monkeypatch.setattr(up, "configure_logs", lambda *_: None)
     with pytest.raises(CannotStart):
-        up._serve({"models": None, "anonymous": None, "batching": None, "model_repository": None}, None)
+        up._serve(dict.fromkeys(("models", "required_models", "anonymous", "batching", "model_repository")), None)
     assert not [name for name in os.environ if name.startswith("PENSTOCK_API_KEY")]

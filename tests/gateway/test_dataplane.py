@@ -3,17 +3,11 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import cv2
 import numpy as np
 import pytest
 
-from server.admission import Admission, AdmissionLimits
-from server.backends.watch import EngineWatch, WatchOptions
-from server.batching.declared import DeclaredOptions
 from server.core.batching import Owner
 from server.core.caller import NOBODY
 from server.core.encoded_images import EncodedCall
@@ -27,111 +21,12 @@ from server.core.errors import (
     Overloaded,
     UndecodableImage,
 )
-from server.core.infer import InferRequest
-from server.core.model import ModelConfig, TensorSpec
 from server.core.relay import HttpAnswer, HttpCall, InferHead
 from server.core.result import Classes, Detections
-from server.core.tensor import Datatype, Tensor, tensor_from_numpy
-from server.dataplane import DataPlane, ImageRequest, Verb
-from server.image_flow import ImageFlow
-from server.metrics import Metrics
-from server.testing import FakeBackend, FakeMode
-from server.vision.pool import DecodePool
-
-DETECTOR = ModelConfig(
-    name="boxes",
-    backend="python",
-    max_batch_size=0,
-    inputs=(TensorSpec("image", Datatype.UINT8, (-1, -1, 3)),),
-    outputs=(
-        TensorSpec("boxes", Datatype.FP32, (-1, 4)),
-        TensorSpec("scores", Datatype.FP32, (-1,)),
-        TensorSpec("class_ids", Datatype.INT64, (-1,)),
-    ),
-    parameters={
-        "network-type": "0",
-        "network-input-order": "1",
-        "parse-bbox-func-name": "boxes",
-        "labels": "thing",
-    },
-)
-CLASSIFIER = ModelConfig(
-    name="classes",
-    backend="onnxruntime",
-    max_batch_size=2,
-    inputs=(TensorSpec("x", Datatype.FP32, (3, 8, 8)),),
-    outputs=(TensorSpec("p", Datatype.FP32, (3,)),),
-    parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
-)
-TENSORS_ONLY = ModelConfig(
-    "plain",
-    "python",
-    8,
-    (TensorSpec("x", Datatype.FP32, (-1,)),),
-    (TensorSpec("y", Datatype.BYTES, (-1,)),),
-    {"slo_p99ms": "50"},  # nobody reads it
-)
-CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
-
-
-def answer(request: InferRequest) -> list[Tensor]:
-    """One box over the whole picture; or how dark, middling or bright each row is."""
-    array = request.inputs[0].to_numpy()
-    if request.model_name == "boxes":
-        height, width = array.shape[:2]
-        return [
-            tensor_from_numpy("boxes", np.array([[0, 0, width, height]], np.float32)),
-            tensor_from_numpy("scores", np.array([0.75], np.float32)),
-            tensor_from_numpy("class_ids", np.array([0], np.int64)),
-        ]
-    means = array.reshape(array.shape[0], -1).mean(axis=1)
-    rows = [[1 - mean, 0.1, mean] for mean in means]
-    return [tensor_from_numpy("p", np.array(rows, np.float32))]
-
-
-def picture(level: int, width: int = 20, height: int = 10) -> bytes:
-    is_written, encoded = cv2.imencode(".png", np.full((height, width, 3), level, np.uint8))
-    assert is_written
-    return encoded.tobytes()
-
-
-@dataclass
-class Rig:
-    """A plane with everything a test wants to look at."""
-
-    plane: DataPlane
-    backend: FakeBackend
-    admission: Admission
-    watch: EngineWatch
-    metrics: Metrics
-
-    async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
-        return await self.plane.infer_images(ImageRequest(model, "", images, deadline))
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
-    hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
-    odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
-    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo, hasty, odd), answer=answer)
-    options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
-    watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
-    admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()
-    pool = DecodePool(workers=1)
-    images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics)
-    plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics)
-    await pool.start()
-    task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
-        await watch.first_ready.wait()
-    yield Rig(plane, backend, admission, watch, metrics)
-    assert admission.statistics().requests == 0
-    assert admission.statistics().size_bytes == 0
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-    await pool.aclose()
+from server.core.tensor import Tensor
+from server.dataplane import ImageRequest, Verb
+from server.testing import FakeMode
+from tests.gateway.rig import CALL, Rig, picture
 
 
 async def test_image_of_detector_answers_boxes_in_source_pixels(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from server.core.errors import InferenceError, Overloaded, UndecodableImage
 from server.image_flow import ImageFlow, ImageRequest
 from server.metrics import Metrics
 from server.vision.pool import DecodePool
-from tests.gateway.test_dataplane import CLASSIFIER
+from tests.gateway.rig import CLASSIFIER
 
 
 async def test_picture_that_cannot_be_answered_in_time_is_not_decoded() -> None:

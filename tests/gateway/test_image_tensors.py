@@ -16,7 +16,7 @@ from server.image_flow import ImageFlow, ImageRequest
 from server.metrics import Metrics
 from server.testing import FakeBackend
 from server.vision.pool import DecodePool
-from tests.gateway.test_dataplane import picture
+from tests.gateway.rig import picture
 
 OUTPUTS = (TensorSpec("p", Datatype.FP32, (3,)),)
 SCALED = {"network-type": "1", "net-scale-factor": "0.00392156862745098"}

@@ -58,12 +58,11 @@ def filled() -> Metrics:
     metrics.read("replica_ejections_total", lambda: {("http://h:1",): 2.0})
     metrics.read("gateway_restarts_total", lambda: 0)
     metrics.read("fronts", lambda: 2)
-    metrics.read("guests", lambda: 1)
-    metrics.read("front_restarts_total", lambda: 1)
     metrics.read("access_keys", lambda: 2)
-    for name in ("tls_certificate_expires_timestamp_seconds", "tls_failed_reads_total"):
+    for name in ("tls_certificate_expires_timestamp_seconds", "tls_failed_reads_total", "access_failed_reads_total"):
         metrics.read(name, lambda: 1)
-    metrics.read("access_failed_reads_total", lambda: 1)
+    for name in ("guests", "front_restarts_total"):
+        metrics.read(name, lambda: 1)
     metrics.read("key_inflight_requests", lambda: {("camera",): 3.0})
     metrics.read("shared_memory_regions", lambda: 2)
     metrics.read("shared_memory_bytes", lambda: 4096)
@@ -72,6 +71,7 @@ def filled() -> Metrics:
     metrics.read("slab_leased_bytes", lambda: 7)
     metrics.read("ready", lambda: 1)
     metrics.read("model_ready", lambda: {("m",): 1.0, ("broken",): 0.0})
+    metrics.read("model_unavailable", lambda: {("broken", "hang"): 1.0})
     metrics.read("mps_up", lambda: True)
     for name in ("sm_activity", "sm_occupancy", "tensor_activity", "memory_bandwidth_activity"):
         metrics.read(f"gpu_{name}", lambda: {("0", "gpm"): 0.5})
@@ -79,8 +79,8 @@ def filled() -> Metrics:
         metrics.read(f"gpu_{name}", lambda: {("0", "dcgm"): 0.25})
     for name in ("process_memory_bytes", "process_time_share"):
         metrics.read(f"gpu_{name}", lambda: {("0", "resnet50_0_0"): 1.0})
-    for name in ("up", "kernel_running_share"):
-        metrics.read(f"gpu_{name}", lambda: {("0",): 1.0})
+    for name in ("model_hangs_total", "gpu_up", "gpu_kernel_running_share"):
+        metrics.read(name, lambda: {("0",): 1.0})
     metrics.read("gpu_xid_errors_total", lambda: {("0", "79"): 1.0})
     for name in ("clients", "unattached_processes", "restarts_total", "recovery_seconds"):
         metrics.read(f"mps_{name}", lambda: 1)

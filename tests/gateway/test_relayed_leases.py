@@ -19,7 +19,7 @@ from server.local.slab_memory import nameless_memory
 from server.metrics import Metrics
 from server.vision import relayed
 from server.vision.pool import DecodePool
-from tests.gateway.test_dataplane import picture
+from tests.gateway.rig import picture
 
 PICTURE = picture(255)
 MODEL = ModelConfig(

@@ -61,6 +61,11 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
             {"PENSTOCK_ALLOW_CLIENT_SHM": "true", "PENSTOCK_GRPC_MAX_CONNECTION_AGE_S": "300"},
             "a client without a key loses its regions with its connection; leave one of them out, or give clients keys",
         ),
+        (
+            {"PENSTOCK_MODELS": "a,b", "PENSTOCK_REQUIRED_MODELS": "a,c"},
+            "required_models has 'c', which models leaves out; name it in both",
+        ),
+        ({"PENSTOCK_REQUIRED_MODELS": "a,*"}, "required_models has * and names; * alone requires every model"),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from server.backends.model_health import Cause
 from server.backends.watch import EngineWatch, WatchOptions
 from server.core.errors import (
     BackendFailed,
@@ -16,6 +17,7 @@ from server.core.errors import (
     ModelNotFound,
     ModelNotReady,
     ModelRefused,
+    ModelUnavailable,
 )
 from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
@@ -31,7 +33,9 @@ class ScriptedEngine:
     models: dict[str, str] = field(default_factory=lambda: {"good": "", "bad": "no such file"})
     is_alive: bool = True
     is_sick: bool = False
-    is_hung: bool = False
+    sick: set[str] = field(default_factory=set)
+    hung: set[str] = field(default_factory=set)
+    waits: set[str] = field(default_factory=set)
     loaded: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     looks: int = 0
@@ -40,9 +44,12 @@ class ScriptedEngine:
     async def infer(self, request: InferRequest) -> InferResponse:
         self.calls.append(f"infer {request.model_name}")
         self.on_infer(request.model_name)
-        if self.is_hung:
+        if request.model_name in self.waits:
+            self.calls.append(f"wait {request.model_name}")
+            await asyncio.Event().wait()
+        if request.model_name in self.hung:
             raise DeadlineExceeded("the engine did not answer within 30 s")
-        if self.is_sick:
+        if self.is_sick or request.model_name in self.sick:
             raise BackendFailed("CUDA error: an illegal memory access was encountered")
         return InferResponse(request.model_name, "1", ())
 
@@ -85,9 +92,13 @@ class ScriptedEngine:
 
 @asynccontextmanager
 async def watching(
-    engine: ScriptedEngine, asked: list[str], options: WatchOptions = QUICK
+    engine: ScriptedEngine,
+    asked: list[str],
+    options: WatchOptions = QUICK,
+    *,
+    restart_model: Callable[[str, str], None] | None = None,
 ) -> AsyncIterator[EngineWatch]:
-    watch = EngineWatch(engine, options, ask_restart=asked.append)
+    watch = EngineWatch(engine, options, ask_restart=asked.append, restart_model=restart_model)
     task = asyncio.create_task(watch.run())
     try:
         async with asyncio.timeout(10):
@@ -216,7 +227,7 @@ async def test_watch_of_engine_that_lives_but_cannot_infer_asks_for_restart() ->
         engine.is_sick = True
         await until(lambda: asked)
         assert not watch.is_up
-        assert "3 canary inferences in a row failed, the last on 'good': CUDA error" in asked[0]
+        assert "model 'good': 3 canary inferences in a row failed, the last: CUDA error" in asked[0]
         engine.is_sick = False
         await until(lambda: watch.is_up)
 
@@ -253,20 +264,72 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
 
 
 @pytest.mark.parametrize("is_crowded", [True, False])
-async def test_watch_of_an_engine_whose_canary_is_late_restarts_it_only_where_nobody_is_served(
-    is_crowded: bool,
-) -> None:
-    """Behind a long queue a canary is late though the engine works; late with nobody served is hung."""
-    engine, asked = ScriptedEngine(models={"good": ""}), []
-    async with watching(engine, asked) as watch:
+async def test_watch_restarts_a_model_that_answers_nobody(is_crowded: bool) -> None:
+    """Behind a long queue a canary is late though the model works; late with nobody served, the model hangs."""
+    engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), dict[str, str]()
+    async with watching(engine, [], restart_model=restarted.__setitem__) as watch:
         await watch.first_ready.wait()
         if is_crowded:
             engine.on_infer = watch.note_served  # answers to others come while the canary waits
-        engine.is_hung = True
+        engine.hung.add("stuck")
         before = len(engine.calls)
-        await until(lambda: asked or len(engine.calls) > before + 10)
-        assert bool(asked) is not is_crowded
-        assert watch.is_up is is_crowded
+        await until(lambda: restarted or len(engine.calls) > before + 30)
+        assert watch.is_up
+        assert watch.models["good"].is_ready
+        assert watch.models["stuck"].is_ready is is_crowded
+        assert restarted == ({} if is_crowded else {"stuck": "it answered nothing for 1 s (execution_timeout_ms)"})
+
+
+async def test_model_that_fails_is_unavailable_alone_and_comes_back() -> None:
+    """Not ready, with the reason, and refused as unavailable; the other model and the engine stay up."""
+    engine, asked = ScriptedEngine(models={"good": "", "bad": ""}), list[str]()
+    async with watching(engine, asked) as watch:
+        await watch.first_ready.wait()
+        engine.sick.add("bad")
+        await until(lambda: not watch.models["bad"].is_ready)
+        assert (watch.models["bad"].unavailable, watch.models["good"].is_ready) == (Cause.CANARY, True)
+        with pytest.raises(ModelUnavailable, match="model 'bad' is unavailable: 3 canary inferences in a row failed"):
+            await watch.find("bad")
+        assert watch.unavailable() == {("bad", "canary"): 1.0}
+        engine.sick.clear()
+        await until(lambda: watch.models["bad"].is_ready)
+        assert (asked, watch.is_up, watch.unavailable()) == ([], True, {})
+        assert (await watch.find("bad")).name == "bad"
+
+
+async def test_model_whose_trial_failed_stays_unavailable_until_it_is_loaded_again() -> None:
+    """Who tries a model at load marks it; canaries that pass do not change that."""
+    engine = ScriptedEngine(models={"good": "", "odd": ""})
+    async with watching(engine, []) as watch:
+        await watch.first_ready.wait()
+        watch.mark_unavailable("odd", Cause.TRIAL, "its output is a scalar")
+        before = engine.calls.count("infer good")
+        await until(lambda: engine.calls.count("infer good") > before + 5)
+        assert (watch.models["odd"].is_ready, watch.models["odd"].reason) == (False, "its output is a scalar")
+        await watch.note_loaded("odd")
+        assert watch.models["odd"].is_ready
+
+
+async def test_model_that_hangs_at_start_does_not_keep_the_others_from_being_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine is up once another model's canary passed, and calls to the hanging one are refused later."""
+    monkeypatch.setattr("server.backends.watch.GREETING_S", 0.05)
+    engine = ScriptedEngine(models={"good": "", "stuck": ""}, waits={"stuck"})
+    async with watching(engine, []) as watch:
+        await watch.first_ready.wait()
+        assert watch.models["good"].is_ready
+
+
+async def test_canaries_of_a_model_that_waits_do_not_hold_up_the_look_at_the_engine() -> None:
+    """An engine that dies meanwhile is seen at the next look."""
+    engine = ScriptedEngine(models={"good": "", "stuck": ""})
+    async with watching(engine, []) as watch:
+        await watch.first_ready.wait()
+        engine.waits.add("stuck")
+        await until(lambda: "wait stuck" in engine.calls)
+        engine.is_alive = False
+        await until(lambda: not watch.is_up)
 
 
 async def test_watch_of_a_sick_engine_looks_at_its_interval() -> None:

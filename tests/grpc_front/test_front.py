@@ -21,6 +21,7 @@ from server.core.errors import (
     ModelNotFound,
     ModelNotReady,
     ModelRefused,
+    ModelUnavailable,
     NotSupported,
     Overloaded,
     PermissionDenied,
@@ -57,6 +58,7 @@ async def refusal(front: Front, method: str = "ModelInfer", message: bytes | Non
         (ModelNotFound("bad"), Code.NOT_FOUND),
         (ModelNotReady("bad"), Code.UNAVAILABLE),
         (ModelRefused("bad"), Code.NOT_FOUND),
+        (ModelUnavailable("bad"), Code.UNAVAILABLE),
         (BackendUnavailable("bad"), Code.UNAVAILABLE),
         (Overloaded("bad"), Code.UNAVAILABLE),
         (DeadlineExceeded("bad"), Code.DEADLINE_EXCEEDED),
@@ -106,7 +108,12 @@ def test_table_has_every_class_of_the_tree() -> None:
 
 def test_status_where_waiting_helps_says_how_long() -> None:
     """Seconds, without a unit, as the HTTP header of that name has them; spread, so that no herd comes back as one."""
-    for error, known in ((Overloaded("full", retry_after_s=0.2), 0.2), (BackendUnavailable("down"), 1.0)):
+    cases = (
+        (Overloaded("full", retry_after_s=0.2), 0.2),
+        (BackendUnavailable("down"), 1.0),
+        (ModelUnavailable("hangs"), 1.0),
+    )
+    for error, known in cases:
         ((name, seconds),) = status_of(error).trailing_metadata
         assert name == "retry-after"
         assert known <= float(seconds) <= 2 * known

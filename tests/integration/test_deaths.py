@@ -140,7 +140,7 @@ def test_engine_that_lives_but_cannot_infer_is_restarted(tmp_path: Path, triton_
         old = triton_of(stack).pid
         flag.touch()
         wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 503, 10, "ready is 503")
-        stack.wait_for_log("3 canary inferences in a row failed, the last on 'identity'.*illegal memory access")
+        stack.wait_for_log("3 canary inferences in a row failed, the last: model 'identity'.*illegal memory access")
         wait_for(lambda: not psutil.pid_exists(old), 20, "the old Triton is gone")
         flag.unlink()
         wait_for(lambda: call("GET", f"{stack.http_url}/v2/health/ready").status == 200, 40, "ready again")

@@ -35,6 +35,8 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 parameters { key: "canary" value { string_value: "off" } }
 """
 
+SEED, SHARE_WELL = 229.0, 0.25  # ONNX Runtime's first six draws of this seed are below the share, the next three above
+
 
 def test_embedded_stop_under_load_answers_all_and_leaves_nothing(tmp_path: Path) -> None:
     """What was accepted is answered over both protocols, exit code 0, and no process or port is left."""
@@ -166,32 +168,40 @@ def ask_long(stack: RunningStack, n: int) -> Answer:
     return call("POST", f"{stack.http_url}/v2/models/long/infer", text, {"x-request-timeout-ms": "300"})
 
 
-def shifted_lookup() -> onnx.ModelProto:
-    """lookup, but every index misses the table by far: each run fails."""
-    far = numpy_helper.from_array(np.array([1000], np.int64), "far")
+def failing_lookup() -> onnx.ModelProto:
+    """lookup, but most runs miss the table: the first six of this seed succeed, later ones fail again and again."""
+    draw = helper.make_node("RandomUniform", [], ["draw"], shape=[1, 1], low=0.0, high=1.0, seed=SEED)
+    limit = numpy_helper.from_array(np.array([[SHARE_WELL]], np.float32), "limit")
+    far = numpy_helper.from_array(np.array([[1000]], np.int64), "far")
     table = numpy_helper.from_array(onnx_models.TABLE, "table")
-    nodes = [helper.make_node("Add", ["index", "far"], ["shifted"])]
-    nodes.append(helper.make_node("Gather", ["table", "shifted"], ["value"]))
+    nodes = [
+        draw,
+        helper.make_node("Greater", ["draw", "limit"], ["misses"]),
+        helper.make_node("Cast", ["misses"], ["one"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["one", "far"], ["distance"]),
+        helper.make_node("Add", ["index", "distance"], ["shifted"]),
+        helper.make_node("Gather", ["table", "shifted"], ["value"]),
+    ]
     tensor = helper.make_tensor_value_info
     inputs, outputs = [tensor("index", TensorProto.INT64, ["N", 1])], [tensor("value", TensorProto.FLOAT, ["N", 1])]
-    graph = helper.make_graph(nodes, "shifted", inputs, outputs, [far, table])
+    graph = helper.make_graph(nodes, "failing", inputs, outputs, [limit, far, table])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def test_embedded_engine_that_cannot_infer_is_restarted_with_its_gateway(tmp_path: Path) -> None:
-    """Canaries that fail in a row: a bounded drain that answers what it cuts, a new process, counted and logged."""
+    """No model can serve: a bounded drain that answers what it cuts, a new process, counted and logged."""
     write_models(tmp_path / "models")
     path = tmp_path / "models" / "lookup" / "1" / "model.onnx"
     good = path.read_bytes()
+    onnx.save(failing_lookup(), path)
+    (tmp_path / "models" / "slow" / "config.pbtxt").write_text(LONG_CONFIG)
     stack = start_embedded(tmp_path, "--grace-s", "1", PENSTOCK_CANARY_INTERVAL_S="0.2")
     try:
         old = gateway_of(stack).pid
         outcomes: list[int | str] = []
         waiting = infer_slow(stack, 1_000_000, outcomes)
         wait_for(lambda: inflight(stack) == 1, 10, "one request in flight")
-        onnx.save(shifted_lookup(), path)
-        assert call("POST", f"{stack.http_url}/v2/repository/models/lookup/load", b"{}").status == 200
-        stack.wait_for_log("embedded engine is sick; .*3 canary inferences in a row failed, the last on 'lookup'")
+        stack.wait_for_log("embedded engine is sick; .*model 'lookup': 3 canary inferences in a row failed")
         path.write_bytes(good)
         waiting.join(15)
         assert outcomes == [503]

@@ -44,7 +44,8 @@ class FakeWatch:
     models: dict[str, KnownModel] = field(default_factory=lambda: {"owned": KnownModel("owned", True, config=CONFIG)})
     served: list[str] = field(default_factory=list)
     suspicions: int = 0
-    late: int = 0
+    late: list[tuple[str, float]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     async def find(self, model_name: str) -> ModelConfig:
         if model_name == "new":
@@ -57,8 +58,11 @@ class FakeWatch:
     def suspect(self) -> None:
         self.suspicions += 1
 
-    def note_late(self) -> None:
-        self.late += 1
+    def note_late(self, model_name: str, waited_s: float) -> None:
+        self.late.append((model_name, waited_s))
+
+    def note_failed(self, model_name: str) -> None:
+        self.failed.append(model_name)
 
 
 @dataclass
@@ -332,8 +336,10 @@ async def test_core_hears_what_the_front_saw_of_the_engine(tmp_path: Path) -> No
         pair.link.when_silent(cut.append)
         pair.link.note_served("owned")
         pair.link.suspect()
-        pair.link.note_late()
-        await until(lambda: pair.watch.served == ["owned"] and pair.watch.suspicions == pair.watch.late == 1)
+        pair.link.note_late("owned", 1.5)
+        pair.link.note_failed("other")
+        await until(lambda: pair.watch.served == ["owned"] and pair.watch.suspicions == 1)
+        await until(lambda: pair.watch.late == [("owned", 1.5)] and pair.watch.failed == ["other"])
         pair.server.cut("silent")
         await until(lambda: cut == ["silent"])
 

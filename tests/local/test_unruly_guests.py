@@ -29,6 +29,7 @@ from server.local.messages import (
     Known,
     Late,
     Lend,
+    NotServed,
     Served,
     State,
     Suspect,
@@ -104,7 +105,7 @@ async def busy_core_in(folder: Path) -> AsyncIterator[Core]:
         assert not core.server._strangers
         assert not any(front.tasks for front in core.server._fronts.values())
         assert (core.server.front_count, core.server.guest_count) == (1, 1)
-        assert (core.watch.suspicions, core.watch.late, core.watch.served) == (0, 0, [])
+        assert (core.watch.suspicions, core.watch.late, core.watch.failed, core.watch.served) == (0, [], [], [])
     assert escaped == []
 
 
@@ -117,7 +118,8 @@ async def busy_core_in(folder: Path) -> AsyncIterator[Core]:
         ([GiveUp(1)], "did not say first"),
         ([Served(("owned",))], "did not say first"),
         ([Suspect()], "did not say first"),
-        ([Late()], "did not say first"),
+        ([Late("owned", 1.0)], "did not say first"),
+        ([NotServed("owned")], "did not say first"),
         ([VISIT, VISIT], "said twice"),
         ([VISIT, Hello(1)], "said twice"),
         ([Hello(2), VISIT], "said twice"),
@@ -292,7 +294,7 @@ async def fuzz(core: Core, dice: random.Random) -> None:
                 GiveUp(number),
                 Find(number, dice.choice(["owned", "new", ""])),
                 Known(number),
-                dice.choice([Late(), Suspect(), Served(("owned", "nobody"))]),
+                dice.choice([Late("owned", 1.0), NotServed("owned"), Suspect(), Served(("owned", "nobody"))]),
             ]
             said.append(framed(dice.choice(records)))
         sent = bytearray(b"".join(said))

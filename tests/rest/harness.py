@@ -18,6 +18,7 @@ from server.core.batching import Owner
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
 from server.core.encoded_images import EncodedCall, ImageInput
+from server.core.errors import ModelRefused, ModelUnavailable
 from server.core.infer import Timings
 from server.core.relay import HttpAnswer, HttpCall, InferHead
 from server.core.result import Detections
@@ -59,6 +60,7 @@ class FakePlane:
         self.error: Exception | None = None
         self.unready_reason = ""
         self.refused: dict[str, str] = {}
+        self.unavailable: dict[str, str] = {}
         self.holds = False
         self.is_stopping = False
         self.admission = Admission(AdmissionLimits())
@@ -70,7 +72,12 @@ class FakePlane:
         return Readiness(not self.unready_reason, self.unready_reason)
 
     def refusals(self) -> Mapping[str, str]:
-        return self.refused
+        return self.refused | self.unavailable
+
+    def why_withheld(self, model_name: str) -> ModelRefused | ModelUnavailable | None:
+        if model_name in self.unavailable:
+            return ModelUnavailable(self.unavailable[model_name])
+        return ModelRefused(self.refused[model_name]) if model_name in self.refused else None
 
     def not_formed(self, head: InferHead) -> Explained:
         return not_formed(head.model_name, Owner.TRITON)

@@ -64,3 +64,13 @@ async def test_refused_model_is_not_ready_and_others_are(front: Front) -> None:
     refused = await front.ask("GET", "/v2/models/odd/ready")
     assert (refused.status, json.loads(refused.body)) == (400, {"error": "slo_p99_ms is 'fast'"})
     assert (await front.ask("GET", "/v2/models/good/ready")).status == 200
+
+
+async def test_unavailable_model_is_not_ready_for_now(front: Front) -> None:
+    """503 with the reason and when to ask again: it may recover, where a refused model does not."""
+    front.plane.answer = HttpAnswer(200, (), b"")
+    front.plane.unavailable = {"stuck": "model 'stuck' is unavailable: it answered nothing for 30 s"}
+    reply = await front.ask("GET", "/v2/models/stuck/versions/1/ready")
+    assert (reply.status, reply.headers["retry-after"] in ("1", "2")) == (503, True)
+    assert json.loads(reply.body) == {"error": "model 'stuck' is unavailable: it answered nothing for 30 s"}
+    assert (await front.ask("GET", "/v2/models/good/ready")).status == 200

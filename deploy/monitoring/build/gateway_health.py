@@ -96,7 +96,7 @@ HEALTH = Row(
         ),
         Panel(
             "Models",
-            "The worst of all gateways: 1 where a model serves, 0 where it failed to load or is refused.",
+            "The worst of all gateways: 1 where a model serves, 0 where it failed to load, is refused, hangs or fails.",
             "none",
             one(f"min by (model) (penstock_model_ready{{{MODEL}}})", "{{model}}"),
             Look.STATES,
@@ -126,6 +126,17 @@ HEALTH = Row(
             ),
             Look.STEPS,
             steps=((None, GREEN), (1, RED)),
+        ),
+        Panel(
+            "Models that get no calls until they recover",
+            "By cause: hang (no answer in its execution time-out), canary or traffic (all inferences fail), trial "
+            "(of its load); and times that a model was found to hang, in each interval.",
+            "short",
+            (
+                Query(f"sum by (model, cause) (penstock_model_unavailable{{{MODEL}}})", "{{model}}: {{cause}}"),
+                Query(f"sum by (model) (increase(penstock_model_hangs_total{{{MODEL}}}{RATE}))", "{{model}} hung"),
+            ),
+            Look.STEPS,
         ),
         Panel(
             "An engine in doubt",

@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from server.backends.config_pbtxt import config_from_proto
 from server.backends.embedded import metrics
-from server.backends.embedded.loaded import LoadedVersion
+from server.backends.embedded.loaded import LoadedVersion, Run
 from server.backends.embedded.loaded_opening import open_model
 from server.backends.embedded.model import Model, version_number
 from server.backends.embedded.repository import ModelFolder
@@ -27,6 +27,7 @@ LOADER_THREADS = 2
 DISK_PATIENCE_S = 5.0
 CLOSE_PATIENCE_S = 2.0  # well within what the gateway's parent allows its end
 MAX_WAITING = 512
+MAX_HUNG_RUNS = 8  # threads that a gateway gives up, of all models, before it loads no model that hangs again
 
 
 class EmbeddedEngine:
@@ -49,6 +50,7 @@ class EmbeddedEngine:
         self._disk = RepositoryReader(repositories, patience_s=disk_patience_s)
         self._loaders = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._loads: set[asyncio.Task[None]] = set()
+        self._hung_runs: list[Run] = []
         self._is_closed = False
 
     # Backend
@@ -102,10 +104,23 @@ class EmbeddedEngine:
         goes on. Raises ModelNotReady with the reason; what served before goes on then.
         """
         self._check_open()
-        task = asyncio.create_task(self._load(model_name, config_json))
-        self._loads.add(task)
-        task.add_done_callback(self._loaded)
-        await asyncio.shield(task)
+        await asyncio.shield(self._start_load(model_name, config_json))
+
+    def renew(self, model_name: str, reason: str) -> None:
+        """Load a model that hangs or fails again, with new sessions and threads. Its callers get an error now.
+
+        ONNX Runtime cannot end a node: a thread that is in one stays until that is done. With MAX_HUNG_RUNS such
+        threads the model is left as it is.
+        """
+        model = self._models.get(model_name)
+        self._hung_runs = [run for run in self._hung_runs if not run.is_over]
+        if model is None or len(self._hung_runs) >= MAX_HUNG_RUNS:
+            log.error("model is not restarted: too many threads hang", model=model_name, hung_runs=len(self._hung_runs))
+            return
+        error = BackendUnavailable(f"model {model_name!r} is restarted: {reason}")
+        self._hung_runs += [run for version in model.serving.values() for run in version.abandon(error)]
+        model.state_on_disk = None
+        self._start_load(model_name, None)
 
     async def unload(self, model_name: str) -> None:
         """Requests that run or wait are answered. A name that is not loaded is no error, as in Triton."""
@@ -191,6 +206,12 @@ class EmbeddedEngine:
             raise
         self._check_open()
         return done
+
+    def _start_load(self, model_name: str, config_json: str | None) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._load(model_name, config_json))
+        self._loads.add(task)
+        task.add_done_callback(self._loaded)
+        return task
 
     async def _load(self, model_name: str, config_json: str | None) -> None:
         self._check_open()

@@ -72,7 +72,7 @@ class LoadedVersion:
         self._places = Places(opened.model_name, count=opened.instance_count, max_waiting=max_waiting)
         self._threads = ThreadPoolExecutor(opened.instance_count, thread_name_prefix=f"model-{opened.model_name}")
         self._callers = 0
-        self._runs: set[_Run] = set()
+        self._runs: set[Run] = set()
         self._is_retired = False
         self._closed: BackendUnavailable | None = None
 
@@ -89,7 +89,7 @@ class LoadedVersion:
             rows = self.rules.check(request)
             try:
                 await self._places.take(request.deadline)
-                ran = await self._finish(_Run(self._ort_model, self.rules, request), arrived)
+                ran = await self._finish(Run(self._ort_model, self.rules, request), arrived)
             except (InferenceError, asyncio.CancelledError) as error:
                 self.statistics.failed(_failure_reason(error), time.monotonic_ns() - arrived)
                 raise
@@ -112,7 +112,16 @@ class LoadedVersion:
             run.stop()
         self.retire()
 
-    async def _finish(self, run: "_Run", arrived_ns: int) -> _Ran:
+    def abandon(self, error: BackendUnavailable) -> list["Run"]:
+        """As `stop`, and nobody waits for runs that do not end: their callers get the error now. Those runs."""
+        self.stop(error)
+        runs = list(self._runs)
+        for run in runs:
+            if run.future is not None:
+                run.future.cancel()  # the thread goes on
+        return runs
+
+    async def _finish(self, run: "Run", arrived_ns: int) -> _Ran:
         """The run's outcome, or an end of the wait; the place is given back when the thread is done, not before."""
         started = time.monotonic()
         try:
@@ -122,6 +131,7 @@ class LoadedVersion:
             self._places.give_back(0.0)
             raise BackendUnavailable(f"model {self._name!r} cannot run: {error}") from error
         self._runs.add(run)
+        run.future = future
         future.add_done_callback(partial(self._ended, run, started))
         deadline = run.request.deadline
         try:
@@ -138,7 +148,7 @@ class LoadedVersion:
             raise self._closed
         return future.result()
 
-    def _ended(self, run: "_Run", started: float, future: "asyncio.Future[_Ran]") -> None:
+    def _ended(self, run: "Run", started: float, future: "asyncio.Future[_Ran]") -> None:
         self._runs.discard(run)
         self._places.give_back(time.monotonic() - started)
         if not future.cancelled():
@@ -165,7 +175,7 @@ class LoadedVersion:
         return InferResponse(self._name, str(self.version), ran.outputs, request.id, timings=timings)
 
 
-class _Run:
+class Run:
     """One request in a thread of the version's."""
 
     def __init__(self, ort_model: OrtModel, rules: RequestRules, request: InferRequest) -> None:
@@ -173,6 +183,8 @@ class _Run:
         self._ort_model = ort_model
         self._rules = rules
         self._options = ort_model.run_options()
+        self.future: asyncio.Future[_Ran] | None = None
+        self.is_over = False
 
     def stop(self) -> None:
         """The run ends at its next node, with an error that nobody waits for. From any thread."""
@@ -191,6 +203,8 @@ class _Run:
             raise BackendFailed(
                 f"model {self.request.model_name!r}: {type(error).__name__} in the engine, see the gateway's log"
             ) from error
+        finally:
+            self.is_over = True
 
     def _execute(self, arrived_ns: int) -> _Ran:
         began = time.monotonic_ns()

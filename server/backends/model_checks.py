@@ -1,0 +1,187 @@
+"""Runs the canaries of an engine's models, and restarts what hangs or fails; `ModelHealth` decides."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from server.backends.canary import canary_request
+from server.backends.model_health import Cause, ModelHealth, Unavailable
+from server.core.backend import Backend
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotFound, Overloaded
+from server.core.model import ModelConfig
+from server.logs import get_logger
+
+log = get_logger("engine")
+OWN_STALL_S = 1.0  # an event loop that stood still for so long read its answers too late
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
+
+    restart_model: restarts what executes the model, for the reason given; None where the engine is not ours.
+    restart_engine: for the reason given.
+    """
+
+    interval_s: float
+    failures: int
+    execution_timeout_s: Callable[[ModelConfig], float]
+    restart_model: Callable[[str, str], None] | None
+    restart_engine: Callable[[str], None]
+
+
+class ModelChecks:
+    """All members belong to one event loop. config_of: of a model that is loaded; None for any other.
+
+    changed: called with a model's name when it becomes unavailable, and when it is available again.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        options: CheckOptions,
+        config_of: Callable[[str], ModelConfig | None],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._backend = backend
+        self._options = options
+        self._config_of = config_of
+        self._on_change = changed
+        self._health = ModelHealth(limit=options.failures, interval_s=options.interval_s, changed=self._changed)
+        self._since: dict[str, float] = {}
+        self.hangs: dict[str, int] = {}  # by model, since the start
+        self._canaries: set[asyncio.Task[bool | None]] = set()
+
+    def loaded(self, model_name: str) -> None:
+        """The model was loaded, or loaded again."""
+        self._health.loaded(model_name, time.monotonic())
+        self._since.pop(model_name, None)
+
+    def forget(self, model_name: str) -> None:
+        """The model is not loaded any more."""
+        self._health.forget(model_name)
+        self._since.pop(model_name, None)
+
+    def reset(self) -> None:
+        """The engine is down. Nothing is known of the next one's models."""
+        self._health.reset()
+        self._since.clear()
+        for canary in self._canaries:
+            canary.cancel()
+
+    def unavailable(self, model_name: str) -> Unavailable | None:
+        """Why the model cannot serve; None while it can."""
+        return self._health.unavailable(model_name)
+
+    def mark(self, model_name: str, cause: Cause, reason: str) -> None:
+        """The model is unavailable from now on: with Cause.TRIAL until it is loaded again."""
+        self._health.mark(model_name, cause, reason, time.monotonic())
+
+    def served(self, model_name: str) -> None:
+        """A client's inference succeeded."""
+        self._health.served(model_name, time.monotonic())
+
+    def failed(self, model_name: str) -> bool:
+        """A client's inference failed in the engine, by no fault of the client's. Whether a canary is due by that."""
+        return self._health.call_failed(model_name, time.monotonic())
+
+    def late(self, model_name: str, waited_s: float) -> bool:
+        """A client's call ended after waited_s without an answer. Whether a canary is due by that."""
+        now, config = time.monotonic(), self._config_of(model_name)
+        if config is None:
+            return False
+        timeout_s = self._options.execution_timeout_s(config)
+        if self._health.call_hung(model_name, waited_s, timeout_s, now):
+            self._end_hang(model_name)
+            return False
+        return self._health.call_late(model_name, waited_s, now)
+
+    def run_due(self) -> None:
+        """Starts the canaries that are due; returns at once."""
+        self._start(self._health.due(time.monotonic()))
+
+    async def run_all(self, model_names: Sequence[str], patience_s: float) -> list[bool | None]:
+        """A canary of each of these models, just loaded. Whether it passed; None where there is none, or no answer.
+
+        Waits for all of them, or for patience_s where one has passed: a model that hangs does not delay the others.
+        """
+        now = time.monotonic()
+        for name in model_names:
+            self._health.loaded(name, now)
+            self._health.begun(name, now)
+        tasks = self._start(model_names)
+        if not tasks:
+            return []
+        done, pending = await asyncio.wait(tasks, timeout=patience_s)
+        if pending and not any(_outcome(task) for task in done):
+            done, pending = await asyncio.wait(tasks)
+        return [_outcome(task) for task in tasks]
+
+    def _start(self, model_names: Iterable[str]) -> list["asyncio.Task[bool | None]"]:
+        tasks = [asyncio.create_task(self._probe(name)) for name in model_names]
+        for task in tasks:
+            self._canaries.add(task)
+            task.add_done_callback(self._canaries.discard)
+        return tasks
+
+    async def _probe(self, model_name: str) -> bool | None:
+        """Whether the model's canary passed; None where it has none, or where it was only late."""
+        config = self._config_of(model_name)
+        timeout_s = self._options.execution_timeout_s(config) if config is not None else 0.0
+        started = time.monotonic()
+        request = canary_request(config, deadline=started + timeout_s) if config is not None else None
+        if request is None:
+            self._health.skipped(model_name)
+            return None
+        try:
+            await self._backend.infer(request)
+        except DeadlineExceeded as error:
+            return self._late(model_name, timeout_s, started, error)
+        except InferenceError as error:
+            log.warning("canary inference failed", model=model_name, reason=error.message)
+            if isinstance(error, BackendUnavailable | ModelNotFound | Overloaded):  # no fault of the model itself
+                self._health.over(model_name, time.monotonic())
+            elif self._health.failed(model_name, error.message, time.monotonic()):
+                self._restart(model_name)
+            return False
+        self._health.passed(model_name, time.monotonic())
+        return True
+
+    def _late(self, model_name: str, timeout_s: float, started: float, error: DeadlineExceeded) -> bool | None:
+        """As _probe, of a canary that got no answer."""
+        now = time.monotonic()
+        if now - started > timeout_s + OWN_STALL_S:
+            self._health.over(model_name, now)
+            return None
+        if not self._health.late(model_name, timeout_s, now):
+            return None
+        log.warning("canary inference failed", model=model_name, reason=error.message)
+        self._end_hang(model_name)
+        return False
+
+    def _end_hang(self, model_name: str) -> None:
+        self.hangs[model_name] = self.hangs.get(model_name, 0) + 1
+        self._restart(model_name)
+
+    def _restart(self, model_name: str) -> None:
+        """The model alone, or the engine where no model of it can serve any more."""
+        why = self._health.unavailable(model_name)
+        if reason := self._health.sick_reason(model_name):
+            self._options.restart_engine(reason)
+        elif why is not None and self._options.restart_model is not None:
+            self._options.restart_model(model_name, why.reason)
+
+    def _changed(self, model_name: str) -> None:
+        now, why = time.monotonic(), self._health.unavailable(model_name)
+        if why is not None:
+            self._since[model_name] = now
+            log.error("model is unavailable", model=model_name, cause=why.cause.value, reason=why.reason)
+        else:
+            seconds = round(now - self._since.pop(model_name, now), 3)
+            log.info("model is available again", model=model_name, seconds=seconds)
+        self._on_change(model_name)
+
+
+def _outcome(task: "asyncio.Task[bool | None]") -> bool | None:
+    return task.result() if task.done() and not task.cancelled() else None

@@ -1,0 +1,236 @@
+"""Whether each model can serve, by its canary inferences and by what became of clients' calls. Sans-IO.
+
+A canary decides. Clients' calls only say when to run one: calls that fail or are late bring it forward, calls that
+succeed put it off. Otherwise one client could take a model from all others with inputs that the model cannot take.
+A model that no canary can judge (it keeps state, or zeros never worked) is judged by clients' calls alone, and still
+gets every call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+TRAFFIC_FAILURES = 10
+TRAFFIC_FAILING_S = 10.0
+RETRY_S = 1.0  # between canaries of a model that fails
+MAX_RETRY_S = 30.0  # between canaries of a model that was restarted again and again
+MAX_ROTATION = 6  # canary intervals between two canaries of an idle model, at most
+RECENTLY_S = 10.0  # a model without a canary that served a call within it works
+ENGINE_RESTART_HANGS = 2  # in a row, of the engine's only model that worked
+
+
+class Cause(StrEnum):
+    """Why a model is unavailable. A label of metrics, so the set is closed."""
+
+    HANG = "hang"
+    CANARY = "canary"
+    TRAFFIC = "traffic"
+    TRIAL = "trial"  # of a load; a canary does not end it, another load does
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """reason: one sentence for clients. since: monotonic seconds."""
+
+    cause: Cause
+    reason: str
+    since: float
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of one loaded model. Times are monotonic seconds.
+
+    has_canary: whether it has one. has_passed: whether that passed since the model was loaded. is_suspect: clients'
+    calls fail or are late, so the canary does not wait for its turn. checked_at: the end of the last canary. restarts:
+    since the canary last passed.
+    """
+
+    checked_at: float
+    has_canary: bool = True
+    has_passed: bool = False
+    is_suspect: bool = False
+    running_since: float | None = None
+    canary_failures: int = 0
+    call_failures: int = 0
+    failing_since: float = 0.0
+    answered_at: float = float("-inf")
+    served_at: float = float("-inf")
+    restarts: int = 0
+    unavailable: Unavailable | None = None
+
+
+class ModelHealth:
+    """The table of models that are unavailable. now: monotonic seconds.
+
+    limit: canary failures in a row that make a model unavailable. interval_s: between two canaries; an idle model waits
+    for its turn. changed: called with a model's name when it becomes unavailable, and when it is available again.
+    """
+
+    def __init__(self, *, limit: int, interval_s: float, changed: Callable[[str], None]) -> None:
+        self._limit = limit
+        self._interval_s = interval_s
+        self._retry_s = min(RETRY_S, interval_s)
+        self._changed = changed
+        self._records: dict[str, _Record] = {}
+
+    def loaded(self, model_name: str, now: float) -> None:
+        """The model was loaded, or loaded again: nothing is known of it."""
+        self._records[model_name] = _Record(checked_at=now)
+
+    def begun(self, model_name: str, now: float) -> None:
+        """Its canary runs from now on, whether it was due or not."""
+        self._records[model_name].running_since = now
+
+    def forget(self, model_name: str) -> None:
+        """The model is not loaded any more."""
+        self._records.pop(model_name, None)
+
+    def reset(self) -> None:
+        """The engine is down: the next one is a new process."""
+        self._records.clear()
+
+    def unavailable(self, model_name: str) -> Unavailable | None:
+        """Why the model cannot serve; None while it can."""
+        record = self._records.get(model_name)
+        return record.unavailable if record is not None else None
+
+    def mark(self, model_name: str, cause: Cause, reason: str, now: float) -> None:
+        """The model is unavailable from now on, unless it is so already for another cause."""
+        record = self._records.setdefault(model_name, _Record(checked_at=now))
+        if record.unavailable is None:
+            record.unavailable = Unavailable(cause, reason, now)
+            self._changed(model_name)
+
+    def due(self, now: float) -> list[str]:
+        """Models whose canary should run now. Each runs until passed, failed, late, over or skipped is called."""
+        rotation_s = self._interval_s * min(max(len(self._records), 1), MAX_ROTATION)
+        names = [name for name, record in self._records.items() if self._is_due(record, now, rotation_s)]
+        for name in names:
+            self.begun(name, now)
+        return names
+
+    def skipped(self, model_name: str) -> None:
+        """The model has no canary."""
+        if (record := self._records.get(model_name)) is not None:
+            record.has_canary, record.running_since = False, None
+
+    def over(self, model_name: str, now: float) -> None:
+        """Its canary ended, and that says nothing of the model."""
+        self._checked(model_name, now)
+
+    def passed(self, model_name: str, now: float) -> None:
+        """Its canary was answered well."""
+        if (record := self._checked(model_name, now)) is not None:
+            record.has_passed, record.restarts = True, 0
+            self._served(model_name, record, now)
+
+    def failed(self, model_name: str, why: str, now: float) -> bool:
+        """Its canary was answered with an error of the engine's. Whether the model is to be restarted.
+
+        A canary that never passed says nothing by that.
+        """
+        record = self._checked(model_name, now)
+        if record is None or not record.has_passed:
+            return False
+        record.answered_at = now
+        record.canary_failures += 1
+        if record.canary_failures % self._limit:
+            return False
+        record.restarts += 1
+        reason = f"{record.canary_failures} canary inferences in a row failed, the last: {why}"
+        self.mark(model_name, Cause.CANARY, reason, now)
+        return True
+
+    def late(self, model_name: str, timeout_s: float, now: float) -> bool:
+        """Its canary was not answered in timeout_s. Whether the model hangs: it answered nothing else meanwhile."""
+        known = self._records.get(model_name)
+        started = known.running_since if known is not None else None
+        record = self._checked(model_name, now)
+        if record is None or started is None or record.answered_at > started:
+            return False
+        return self._hung(model_name, record, timeout_s, now)
+
+    def served(self, model_name: str, now: float) -> None:
+        """A client's inference succeeded."""
+        if (record := self._records.get(model_name)) is not None:
+            self._served(model_name, record, now)
+
+    def call_failed(self, model_name: str, now: float) -> bool:
+        """A client's inference failed in the engine, by no fault of the client's. Whether its canary is due."""
+        if (record := self._records.get(model_name)) is None:
+            return False
+        record.answered_at = now
+        record.failing_since = record.failing_since if record.call_failures else now
+        record.call_failures += 1
+        if record.has_passed:
+            return record.call_failures >= self._limit and self._suspect(record, now)
+        failing_s = now - record.failing_since
+        if record.call_failures >= TRAFFIC_FAILURES and failing_s >= TRAFFIC_FAILING_S:
+            reason = f"its last {record.call_failures} inferences all failed in the engine, over {failing_s:.0f} s"
+            self.mark(model_name, Cause.TRAFFIC, reason, now)
+        return False
+
+    def call_late(self, model_name: str, waited_s: float, now: float) -> bool:
+        """A client's call ended without an answer. Whether the model's canary is due."""
+        record = self._records.get(model_name)
+        is_answering = record is None or record.answered_at > now - waited_s
+        return not is_answering and record is not None and record.has_passed and self._suspect(record, now)
+
+    def call_hung(self, model_name: str, waited_s: float, timeout_s: float, now: float) -> bool:
+        """As call_late. Whether the model hangs: only of one that no canary judges, after its execution time-out."""
+        record = self._records.get(model_name)
+        if record is None or record.has_passed or waited_s < timeout_s or record.answered_at > now - waited_s:
+            return False
+        return self._hung(model_name, record, timeout_s, now)
+
+    def sick_reason(self, model_name: str) -> str:
+        """Why the engine as a whole cannot work, now that this model is unavailable; empty while another model can.
+
+        A model that hangs for the first time is restarted alone.
+        """
+        record = self._records.get(model_name)
+        why = record.unavailable if record is not None else None
+        if record is None or why is None or (why.cause is Cause.HANG and record.restarts < ENGINE_RESTART_HANGS):
+            return ""
+        others = [one for one in self._records.values() if one is not record]
+        recently = why.since - RECENTLY_S
+        if any(one.unavailable is None and (one.has_passed or one.served_at > recently) for one in others):
+            return ""
+        return f"model {model_name!r}: {why.reason}, and no other model answers"
+
+    def _hung(self, model_name: str, record: _Record, timeout_s: float, now: float) -> bool:
+        record.restarts += 1
+        self.mark(model_name, Cause.HANG, f"it answered nothing for {timeout_s:g} s (execution_timeout_ms)", now)
+        return True
+
+    def _checked(self, model_name: str, now: float) -> _Record | None:
+        """Its record, where a canary of it ran; that is over."""
+        record = self._records.get(model_name)
+        if record is None or record.running_since is None:
+            return None
+        record.running_since, record.is_suspect, record.checked_at = None, False, now
+        return record
+
+    def _is_due(self, record: _Record, now: float, rotation_s: float) -> bool:
+        why = record.unavailable
+        if not record.has_canary or record.running_since is not None or (why is not None and why.cause is Cause.TRIAL):
+            return False
+        if why is not None or record.canary_failures or record.is_suspect:
+            return now >= record.checked_at + self._pause_s(record)
+        return now >= max(record.checked_at, record.served_at) + rotation_s
+
+    def _pause_s(self, record: _Record) -> float:
+        """Longer after each restart of the model since its canary last passed."""
+        return min(self._retry_s * 2.0 ** max(record.restarts - 1, 0), MAX_RETRY_S)
+
+    def _suspect(self, record: _Record, now: float) -> bool:
+        record.is_suspect = True
+        return self._is_due(record, now, 0.0)
+
+    def _served(self, model_name: str, record: _Record, now: float) -> None:
+        record.answered_at = record.served_at = now
+        record.canary_failures = record.call_failures = 0
+        if record.unavailable is not None and record.unavailable.cause is not Cause.TRIAL:
+            record.unavailable = None
+            self._changed(model_name)

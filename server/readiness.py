@@ -1,0 +1,56 @@
+"""Whether to send requests to this gateway, and the metrics that say why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.backends.engine_view import EngineView
+from server.backends.watch import EngineWatch
+from server.metrics import Readings
+
+ALL = ("*",)  # of --required-models
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """reason: why not; empty when ready."""
+
+    is_ready: bool
+    reason: str
+
+
+def readiness_of(engine: EngineView, required_models: tuple[str, ...] | None) -> Readiness:
+    """By the engine and its models.
+
+    required_models: each of them must serve; ALL for each model that is loaded. None: one model that serves is enough,
+    so that a model that hangs or fails takes no requests away from the others.
+    """
+    if not engine.is_up:
+        return Readiness(False, engine.reason)
+    if required_models is None and any(known.is_ready for known in engine.models.values()):
+        return Readiness(True, "")
+    names = required_models
+    if names is None or names == ALL:
+        names = tuple(known.name for known in engine.models.values() if known.unavailable is not None)
+    reasons = [reason for name in names if (reason := _why_not(engine, name))]
+    return Readiness(not reasons, "; ".join(reasons))
+
+
+def _why_not(engine: EngineView, model_name: str) -> str:
+    """Empty where the model serves."""
+    known = engine.models.get(model_name)
+    if known is not None and known.is_ready:
+        return ""
+    return f"model {model_name!r} does not serve: {known.reason if known is not None else 'there is none of that name'}"
+
+
+def watch_readers(watch: EngineWatch) -> dict[str, Callable[[], float | Readings]]:
+    """By metric: what the watch sees of the engine and its models."""
+    return {
+        "engine_up": lambda: int(watch.is_up),
+        "engine_stalls_total": lambda: watch.openings,
+        "model_ready": lambda: {
+            (model.name,): int(model.is_ready) for model in watch.models.values() if not watch.is_left_out(model)
+        },
+        "model_unavailable": watch.unavailable,
+        "model_hangs_total": watch.hangs,
+    }

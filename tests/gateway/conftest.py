@@ -1,0 +1,43 @@
+"""What tests of the gateway's parts share."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from server.admission import Admission, AdmissionLimits
+from server.backends.watch import EngineWatch, WatchOptions
+from server.batching.declared import DeclaredOptions
+from server.dataplane import DataPlane
+from server.image_flow import ImageFlow
+from server.metrics import Metrics
+from server.testing import FakeBackend
+from server.vision.pool import DecodePool
+from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, Rig, answer
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
+    hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
+    odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
+    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo, hasty, odd), answer=answer)
+    options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
+    watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
+    admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()
+    pool = DecodePool(workers=1)
+    images = ImageFlow(backend=backend, watch=watch, pool=pool, metrics=metrics)
+    plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics)
+    await pool.start()
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        await watch.first_ready.wait()
+    yield Rig(plane, backend, admission, watch, metrics)
+    assert admission.statistics().requests == 0
+    assert admission.statistics().size_bytes == 0
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await pool.aclose()

@@ -1,0 +1,86 @@
+"""A data plane over a fake engine, with models for pictures and for tensors, and everything a test looks at."""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from server.admission import Admission
+from server.backends.watch import EngineWatch
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.relay import HttpCall
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from server.dataplane import DataPlane, ImageRequest
+from server.metrics import Metrics
+from server.testing import FakeBackend
+
+DETECTOR = ModelConfig(
+    name="boxes",
+    backend="python",
+    max_batch_size=0,
+    inputs=(TensorSpec("image", Datatype.UINT8, (-1, -1, 3)),),
+    outputs=(
+        TensorSpec("boxes", Datatype.FP32, (-1, 4)),
+        TensorSpec("scores", Datatype.FP32, (-1,)),
+        TensorSpec("class_ids", Datatype.INT64, (-1,)),
+    ),
+    parameters={
+        "network-type": "0",
+        "network-input-order": "1",
+        "parse-bbox-func-name": "boxes",
+        "labels": "thing",
+    },
+)
+CLASSIFIER = ModelConfig(
+    name="classes",
+    backend="onnxruntime",
+    max_batch_size=2,
+    inputs=(TensorSpec("x", Datatype.FP32, (3, 8, 8)),),
+    outputs=(TensorSpec("p", Datatype.FP32, (3,)),),
+    parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
+)
+TENSORS_ONLY = ModelConfig(
+    "plain",
+    "python",
+    8,
+    (TensorSpec("x", Datatype.FP32, (-1,)),),
+    (TensorSpec("y", Datatype.BYTES, (-1,)),),
+    {"slo_p99ms": "50"},  # nobody reads it
+)
+CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
+
+
+def answer(request: InferRequest) -> list[Tensor]:
+    """One box over the whole picture; or how dark, middling or bright each row is."""
+    array = request.inputs[0].to_numpy()
+    if request.model_name == "boxes":
+        height, width = array.shape[:2]
+        return [
+            tensor_from_numpy("boxes", np.array([[0, 0, width, height]], np.float32)),
+            tensor_from_numpy("scores", np.array([0.75], np.float32)),
+            tensor_from_numpy("class_ids", np.array([0], np.int64)),
+        ]
+    means = array.reshape(array.shape[0], -1).mean(axis=1)
+    rows = [[1 - mean, 0.1, mean] for mean in means]
+    return [tensor_from_numpy("p", np.array(rows, np.float32))]
+
+
+def picture(level: int, width: int = 20, height: int = 10) -> bytes:
+    is_written, encoded = cv2.imencode(".png", np.full((height, width, 3), level, np.uint8))
+    assert is_written
+    return encoded.tobytes()
+
+
+@dataclass
+class Rig:
+    """A plane with everything a test wants to look at."""
+
+    plane: DataPlane
+    backend: FakeBackend
+    admission: Admission
+    watch: EngineWatch
+    metrics: Metrics
+
+    async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
+        return await self.plane.infer_images(ImageRequest(model, "", images, deadline))

@@ -1,0 +1,51 @@
+"""The gateway is ready by its engine and by the models that are required."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from server.backends.known_model import KnownModel
+from server.backends.model_health import Cause
+from server.readiness import ALL, readiness_of
+
+SERVES, FAILED = KnownModel("a", True), KnownModel("f", False, "no such file")
+HANGS, REFUSED = KnownModel("b", False, "it hangs", unavailable=Cause.HANG), KnownModel("b", False, "odd", None, True)
+
+
+@pytest.mark.parametrize(
+    ("models", "required", "reason"),
+    [
+        ([], None, ""),
+        ([SERVES], None, ""),
+        ([SERVES, HANGS], None, ""),
+        ([SERVES, FAILED], None, ""),
+        ([FAILED], None, ""),
+        ([REFUSED], None, ""),
+        ([HANGS], None, "model 'b' does not serve: it hangs"),
+        ([HANGS, FAILED], None, "model 'b' does not serve: it hangs"),
+        ([SERVES, HANGS], ("a",), ""),
+        ([SERVES, HANGS], ("a", "b"), "model 'b' does not serve: it hangs"),
+        ([SERVES, FAILED], ("f",), "model 'f' does not serve: no such file"),
+        ([SERVES], ("c", "a"), "model 'c' does not serve: there is none of that name"),
+        ([], (), ""),
+        ([SERVES], ALL, ""),
+        ([], ALL, ""),
+        ([SERVES, FAILED], ALL, ""),
+        ([SERVES, HANGS], ALL, "model 'b' does not serve: it hangs"),
+    ],
+)
+def test_gateway_is_ready_while_its_required_models_serve(
+    models: list[KnownModel], required: tuple[str, ...] | None, reason: str
+) -> None:
+    """Each one that is named, or each that is loaded with `*`; without either any one that serves."""
+    engine = SimpleNamespace(is_up=True, reason="", models={known.name: known for known in models})
+    readiness = readiness_of(engine, required)  # type: ignore[arg-type]  # what it looks at
+    assert (readiness.is_ready, readiness.reason) == (not reason, reason)
+
+
+def test_gateway_whose_engine_is_down_is_not_ready_whatever_is_required() -> None:
+    """With the engine's reason."""
+    engine = SimpleNamespace(is_up=False, reason="the engine is starting", models={"a": SERVES})
+    for required in (None, (), ("a",)):
+        readiness = readiness_of(engine, required)  # type: ignore[arg-type]
+        assert (readiness.is_ready, readiness.reason) == (False, "the engine is starting")

@@ -1,0 +1,136 @@
+"""One model that hangs or fails, beside one that works, through the real Triton: the others lose nothing."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc
+
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.living import wait_for
+from tests.integration.web import Answer, call, post_json
+from tests.tiny_models import CONFIG, IDENTITY, write_model
+
+pytestmark = pytest.mark.xdist_group("model_faults")
+
+ACTOR = '''"""Answers its input; -1 waits, -2 stops the process. FAILS: while that file is there, it fails."""
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.act(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()) for request in requests]
+
+    def act(self, x):
+        if os.path.exists({fails!r}):
+            raise RuntimeError("worn out")
+        if x.ravel()[0] == -1:
+            time.sleep(100000)
+        if x.ravel()[0] == -2:
+            os.kill(os.getpid(), 19)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+'''
+ENVIRON = {
+    "PENSTOCK_CANARY_INTERVAL_S": "0.5",
+    "PENSTOCK_EXECUTION_TIMEOUT_S": "4",
+}
+
+
+@pytest.fixture(scope="module")
+def fails(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file whose presence makes the actor fail."""
+    return tmp_path_factory.mktemp("switch") / "on"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fails: Path) -> Iterator[RunningStack]:
+    folder = tmp_path_factory.mktemp("model-faults")
+    config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
+    write_model(folder / "models", "actor", ACTOR.format(fails=str(fails)), config)
+    write_model(folder / "models", "fine", IDENTITY, config)
+    running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
+    yield running
+    assert stop_stack(running) == 0, "".join(running.log[-30:])
+
+
+def ask(stack: RunningStack, model: str, value: float = 1.0, timeout_ms: int = 2000) -> Answer:
+    body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [value]}]}
+    headers = {"x-request-timeout-ms": str(timeout_ms)}
+    return post_json(f"{stack.http_url}/v2/models/{model}/infer", body, **headers)
+
+
+def status(stack: RunningStack, path: str) -> int:
+    return call("GET", f"{stack.http_url}/v2/{path}").status
+
+
+@contextmanager
+def others_served(stack: RunningStack) -> Iterator[None]:
+    """All the time the other model answers every call, it and the server are ready, and the engine is not restarted."""
+    end, outcomes = threading.Event(), list[int]()
+
+    def keep_asking() -> None:
+        while not end.wait(0.05):
+            outcomes.append(ask(stack, "fine", timeout_ms=20_000).status)
+            outcomes.append(status(stack, "health/ready"))
+
+    thread = threading.Thread(target=keep_asking)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join(30)
+    assert outcomes
+    assert set(outcomes) == {200}
+    page = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    assert "penstock_engine_restarts_total 0.0" in page
+
+
+def index_row(stack: RunningStack, model: str) -> dict[str, str]:
+    rows: list[dict[str, str]] = post_json(f"{stack.http_url}/v2/repository/index", {}).json
+    return next(row for row in rows if row["name"] == model)
+
+
+@pytest.mark.parametrize("value", [-1.0, -2.0], ids=["waits for ever", "stands still"])
+def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes(
+    stack: RunningStack, value: float
+) -> None:
+    """Its process is killed and it is loaded anew; no call of another model is lost."""
+    wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
+    with others_served(stack):
+        assert ask(stack, "actor", value).status in (500, 504)
+        wait_for(lambda: status(stack, "models/actor/ready") == 503, 60, "the model that hangs is not ready")
+        wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves again")
+        wait_for(lambda: status(stack, "models/actor/ready") == 200, 10, "the model is ready again")
+    assert stack.logged("model is unavailable")
+    assert stack.logged("model is available again")
+
+
+def test_model_that_fails_is_unavailable_alone_until_it_works(stack: RunningStack, fails: Path) -> None:
+    """Refused with 503 and when to come back; the reason stands in the index; gRPC and metrics say the same."""
+    wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
+    with others_served(stack):
+        fails.touch()
+        try:
+            wait_for(lambda: ask(stack, "actor").status == 503, 60, "the failing model is refused")
+            answer = ask(stack, "actor")
+            assert (answer.status, int(answer.headers["retry-after"]) >= 1) == (503, True)
+            assert "canary inferences in a row failed, the last: model 'actor' failed: " in answer.json["error"]
+            row = index_row(stack, "actor")
+            assert (row["state"], "worn out" in row["reason"]) == ("UNAVAILABLE", True)
+            client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
+            assert not client.is_model_ready("actor")
+            assert client.is_model_ready("fine")
+            assert client.is_server_ready()
+            client.close()
+            page = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+            assert 'penstock_model_unavailable{cause="canary",model="actor"} 1.0' in page
+        finally:
+            os.unlink(fails)
+        wait_for(lambda: ask(stack, "actor").status == 200, 90, "the model serves again")
