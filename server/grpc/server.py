@@ -24,14 +24,13 @@ from server.grpc.reflection import reflection_handlers
 from server.grpc.relay import CallRelay
 from server.grpc.servicer import front_handlers, inference_handlers
 from server.grpc.stream import StreamLimits, StreamRelay
-from server.grpc.sturdy import sturdy_server
+from server.grpc.sturdy import MAX_METADATA_BYTES, sturdy_server
 from server.metrics import Metrics
 
 MIN_PING_INTERVAL_MS = 5_000
 CLIENT_SILENCE_MS = 60_000
 PONG_TIMEOUT_MS = 20_000
 ABORT_MARGIN_S = 1.0
-MAX_METADATA_BYTES = 64 << 10  # as REST's heads; by default gRPC refuses at random from 8 KiB on, always from 16
 METHODS = tuple(
     f"/{service.full_name}/{method.name}"
     for file in (service_pb2, health_pb2, reflection_pb2)
