@@ -5,6 +5,12 @@ second, "Stub process … is not healthy", while the others of the model go on. 
 itself, by a config that differs in a parameter nobody reads; Triton swaps when the new instances are ready. Where there
 is no room for both, Triton as a whole is restarted.
 
+Triton 2.51 gives a process up that sets no health flag for a second, answers its calls with that error and frees their
+shared memory, but does not kill it. A process that was stopped (SIGSTOP) and goes on later reads freed memory, and its
+late answers are taken for those of other calls: Triton aborted with all its models (boost's lock_exception, uncaught in
+TRITONBACKEND_ModelInstanceExecute). So a stopped process is killed at once. A model that waits or computes for ever is
+no such case: a thread of its process sets the flag, and Triton waits.
+
 Triton ends the old instances when they have answered what they had; one that died with requests in hand never does, and
 its mates of the same load would stay for ever. They have OLD_GOES_S, then they are killed.
 """
@@ -83,6 +89,10 @@ class InstanceSight:
             with suppress(ProcessLookupError):
                 self._kill(pid)
         return left
+
+    def end_stopped(self, engine_pid: int) -> tuple[int, ...]:
+        """Kill this Triton's model processes that a signal stopped; which."""
+        return self.end(engine_pid, [pid for pid in self._children(engine_pid) if self._stub_state(pid) == "T"])
 
     def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
         """The model's processes of the last look, without those that are retired."""
@@ -191,6 +201,8 @@ class InstanceRenewal:
             if (pid := self._engine_pid()) is None:
                 continue
             lost = self._sight.lost(pid)
+            if stopped := self._sight.end_stopped(pid):
+                log.error("killed model processes that were stopped", pids=",".join(map(str, stopped)))
             self._end_old(pid)
             broken, self._broken = self._broken, {}
             for model, reason in broken.items():

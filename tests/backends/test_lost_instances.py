@@ -132,6 +132,17 @@ def test_processes_that_are_retired_are_no_loss_and_are_ended_if_they_stay(proc:
     assert [eyes.lost(TRITON) for _ in range(3)] == [(), ("other_0_0",), ()]
 
 
+def test_processes_that_a_signal_stopped_are_killed(proc: FalseProc) -> None:
+    """At the first look: Triton gives them up after a second, and aborts when such a process goes on after that."""
+    killed: list[int] = []
+    eyes = InstanceSight(lambda pid: f"m_0_{pid}", proc.folder, killed.append)
+    for pid, state in ((60, "S"), (61, "T"), (62, "Z"), (63, "R")):
+        proc.child(pid, state)
+    proc.child(64, "T", name="sh")
+    assert eyes.end_stopped(TRITON) == (61,)
+    assert killed == [61]
+
+
 class FalseTriton:
     """Its repository API. refuses: loads."""
 
@@ -206,6 +217,9 @@ class ScriptedSight(InstanceSight):
     def end(self, engine_pid: int, retired: Iterable[int]) -> tuple[int, ...]:
         self.ended.append(frozenset(retired))
         return tuple(retired)
+
+    def end_stopped(self, engine_pid: int) -> tuple[int, ...]:
+        return ()
 
     def lost(self, engine_pid: int) -> tuple[str, ...]:
         return self._looks.pop(0) if self._looks else ()

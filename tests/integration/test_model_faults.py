@@ -16,8 +16,9 @@ from tests.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("model_faults")
 
-ACTOR = '''"""Answers its input; -1 waits, -2 stops the process. FAILS: while that file is there, it fails."""
+ACTOR = '''"""Answers its input; -1 waits, -2 stops the process for a while. While a file is there, it fails."""
 import os
+import subprocess
 import time
 
 import triton_python_backend_utils as pb_utils
@@ -33,9 +34,11 @@ class TritonPythonModel:
         if x.ravel()[0] == -1:
             time.sleep(100000)
         if x.ravel()[0] == -2:
+            subprocess.Popen(["sh", "-c", f"sleep {pause_s}; kill -CONT {{os.getpid()}}"])
             os.kill(os.getpid(), 19)
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
+PAUSE_S = 3  # Triton gives a process up that stands still for a second
 ENVIRON = {
     "PENSTOCK_CANARY_INTERVAL_S": "0.5",
     "PENSTOCK_EXECUTION_TIMEOUT_S": "4",
@@ -52,7 +55,7 @@ def fails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fails: Path) -> Iterator[RunningStack]:
     folder = tmp_path_factory.mktemp("model-faults")
     config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
-    write_model(folder / "models", "actor", ACTOR.format(fails=str(fails)), config)
+    write_model(folder / "models", "actor", ACTOR.format(fails=str(fails), pause_s=PAUSE_S), config)
     write_model(folder / "models", "fine", IDENTITY, config)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
     yield running
@@ -97,19 +100,35 @@ def index_row(stack: RunningStack, model: str) -> dict[str, str]:
     return next(row for row in rows if row["name"] == model)
 
 
-@pytest.mark.parametrize("value", [-1.0, -2.0], ids=["waits for ever", "stands still"])
-def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes(
-    stack: RunningStack, value: float
-) -> None:
+def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes(stack: RunningStack) -> None:
     """Its process is killed and it is loaded anew; no call of another model is lost."""
     wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
     with others_served(stack):
-        assert ask(stack, "actor", value).status in (500, 504)
+        assert ask(stack, "actor", -1.0).status in (500, 504)
         wait_for(lambda: status(stack, "models/actor/ready") == 503, 60, "the model that hangs is not ready")
         wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves again")
         wait_for(lambda: status(stack, "models/actor/ready") == 200, 10, "the model is ready again")
     assert stack.logged("model is unavailable")
     assert stack.logged("model is available again")
+
+
+def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(stack: RunningStack) -> None:
+    """It is replaced before it can go on, and each call gets its own answer or an error."""
+    wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
+    answers: dict[float, Answer] = {}
+    with others_served(stack):
+        calls = [
+            threading.Thread(target=lambda value=value: answers.update({value: ask(stack, "actor", value, 20_000)}))
+            for value in (-2.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+        ]
+        for one in calls:
+            one.start()
+        for one in calls:
+            one.join()
+        stack.wait_for_log("killed model processes that were stopped")
+        wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves again")
+    wrong = {value: answer.json for value, answer in answers.items() if answer.status == 200}
+    assert all(answer["outputs"][0]["data"] == [value] for value, answer in wrong.items()), wrong
 
 
 def test_model_that_fails_is_unavailable_alone_until_it_works(stack: RunningStack, fails: Path) -> None:
