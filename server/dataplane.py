@@ -99,7 +99,7 @@ class DataPlane:
         return {name: known.reason for name, known in self._watch.models.items() if known.is_withheld}
 
     def why_withheld(self, model_name: str) -> InferenceError | None:
-        """Why that model is not served though the engine would serve it; None where it is served."""
+        """Why that model is not served though the engine would serve it; None if it is served."""
         known = self._watch.models.get(model_name)
         return None if known is None else known.error
 
@@ -380,7 +380,7 @@ class DataPlane:
         return done
 
     async def _note(self, verb: Verb, model_name: str, is_done: bool | None) -> None:
-        """is_done: False where the engine failed, None where it refused the call."""
+        """is_done: False if the engine failed, None if it refused the call."""
         if is_done and verb is Verb.INFER:
             self._watch.note_served(model_name)
         elif is_done is False and verb is Verb.INFER:

@@ -194,8 +194,8 @@ class Gateway:
             read("replica_up", lambda: {(row.name,): int(row.standing is Standing.UP) for row in replicas.statistics()})
             read("replica_ejections_total", lambda: {(row.name,): row.ejections for row in replicas.statistics()})
         parents = EngineNews.readers(lambda: self._news, has_mps=self._settings.mps == "on")
-        for name, told in (watch_readers(self.watch) | parents).items():
-            read(name, told)
+        for name, reader in (watch_readers(self.watch) | parents).items():
+            read(name, reader)
         read("ready", lambda: int(self.plane.readiness().is_ready))
         if isinstance(memory := self.memory, SharedMemory):
             read("shared_memory_regions", lambda: memory.count())

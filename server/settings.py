@@ -41,8 +41,10 @@ OTHER_VARIABLES = {
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LONGEST_AGE_S = 7 * 86_400.0
-_MODELS = ("models", "required_models")
-LISTS = (*_MODELS, "model_repository", "anonymous", "batching", "trusted_proxy", "allowed_host", "cors_origin")
+LISTS = (
+    *("model_repository", "models", "required_models", "batching"),
+    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin"),
+)
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
 

@@ -26,7 +26,7 @@ import uvloop
 from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.cost import Measured, Meters
 from loadtest.bench.owned_models import OWNERS, NoModel, owned_name, write_owned
-from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
+from loadtest.bench.report import Spread, format_table, present, spread
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer, http_infer
 from loadtest.payloads import MEDIA_TYPES, Picture, make_pictures
 from loadtest.witness.process_cpu import NotListening, meter_of_port
@@ -213,11 +213,8 @@ def main() -> int:
     except (BadAnswer, NotListening, NoModel, OSError) as error:
         print(f"batching: {error}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
-    print(f"{options.rounds} interleaved rounds of {options.seconds} s: median (lowest-highest)\n")
-    print(format_table(HEAD, [cells(row) for row in rows]))
-    if options.json:
-        write_json(options.json, rows)
+    note = f"{options.rounds} interleaved rounds of {options.seconds} s: median (lowest-highest)"
+    present(rows, note, format_table(HEAD, [cells(row) for row in rows]), options.json)
     return 0
 
 

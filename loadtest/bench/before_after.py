@@ -22,7 +22,7 @@ import numpy as np
 import uvloop
 
 from loadtest.bench.closed_loop import Call, run_closed_loop
-from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
+from loadtest.bench.report import Spread, format_table, present, spread
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer, http_infer
 from loadtest.payloads import make_pictures
 from loadtest.witness.process_cpu import CpuMeter, NotListening, meter_of_server
@@ -180,11 +180,8 @@ def main() -> int:
     except (BadAnswer, NotListening, ValueError) as error:
         print(f"before_after: {error}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
-    print(f"{options.pairs} pairs of 2 × {options.seconds} s at concurrency {options.concurrency}\n")
-    print(format_table(HEAD, [row(result) for result in results]))
-    if options.json:
-        write_json(options.json, results)
+    note = f"{options.pairs} pairs of 2 × {options.seconds} s at concurrency {options.concurrency}"
+    present(results, note, format_table(HEAD, [row(result) for result in results]), options.json)
     return 0
 
 

@@ -21,7 +21,7 @@ import uvloop
 
 from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.cost import Measured, Meters
-from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
+from loadtest.bench.report import Spread, format_table, present, spread
 from loadtest.bench.stages import StageLap, StageProcesses, raw_tensors
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, HttpRequest, grpc_infer
 from loadtest.payloads import MEDIA_TYPES, Picture, make_pictures
@@ -214,12 +214,9 @@ def main() -> int:
     except (BadAnswer, NotListening) as error:
         print(f"image_endpoint: {error}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
     rounds = f"{options.rounds} interleaved rounds of 4 × {options.seconds} s"
-    print(f"{options.model} at concurrency {options.concurrency}, {rounds}: median (lowest-highest)\n")
-    print(table(result))
-    if options.json:
-        write_json(options.json, [result])
+    note = f"{options.model} at concurrency {options.concurrency}, {rounds}: median (lowest-highest)"
+    present([result], note, table(result), options.json)
     return 0
 
 

@@ -26,7 +26,7 @@ import uvloop
 
 from loadtest.bench.closed_loop import Call, run_closed_loop
 from loadtest.bench.cost import Measured, Meters
-from loadtest.bench.report import Spread, conditions, format_table, spread, write_json
+from loadtest.bench.report import Spread, format_table, present, spread
 from loadtest.bench.wire import BadAnswer, GrpcPort, HttpPort, grpc_infer, http_infer
 from loadtest.targets import Target, read_targets
 from loadtest.witness.process_cpu import NotListening, meter_of_port
@@ -249,11 +249,8 @@ def main() -> int:
     except (BadAnswer, NotListening) as error:
         print(f"relay: {error}", file=sys.stderr)
         return 1
-    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
-    print(f"{options.rounds} interleaved rounds of {options.seconds} s: median (lowest-highest)\n")
-    print(format_table(HEAD, [row(result) for result in results]))
-    if options.json:
-        write_json(options.json, results)
+    note = f"{options.rounds} interleaved rounds of {options.seconds} s: median (lowest-highest)"
+    present(results, note, format_table(HEAD, [row(result) for result in results]), options.json)
     return 0
 
 

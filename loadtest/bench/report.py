@@ -53,6 +53,14 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
+def present(results: Sequence[object], note: str, table: str, path: Path | None) -> None:
+    """Prints the conditions, the note and the table; writes the results (dataclasses) to path, if there is one."""
+    print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
+    print(f"{note}\n\n{table}")
+    if path is not None:
+        write_json(path, results)
+
+
 def write_json(path: Path, results: Sequence[object]) -> None:
     """The conditions and the results (dataclasses), for whoever compares runs."""
     body = {"conditions": conditions(), "results": [asdict(result) for result in results]}  # type: ignore[call-overload]

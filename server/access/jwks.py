@@ -22,7 +22,7 @@ LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 # Members of a JSON Web Key that are strings (RFC 7517, 7518 and 8037) and that PyJWT reads.
 _STRINGS = frozenset(("kty", "use", "alg", "kid", "crv", "x", "y", "n", "e", "d", "p", "q", "dp", "dq", "qi", "k"))
 # What PyJWT and cryptography raise for a key of an unknown kind or with wrong content.
-_UNUSABLE = (jwt.PyJWTError, ValueError, NotImplementedError, UnsupportedAlgorithm)
+_UNUSABLE = (jwt.PyJWTError, ValueError, UnsupportedAlgorithm)
 
 log = get_logger("access")
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -158,6 +158,8 @@ def _key_of(item: object) -> jwt.PyJWK:
     for name in _STRINGS & item.keys():
         if item[name] is not None and not isinstance(item[name], str):
             raise ValueError(f"{name} is no string")
+    if item.get("alg") == "none":  # PyJWT has a class for it that reads no key
+        raise ValueError("its alg is none, which signs nothing")
     if item.get("kty") == "oct" or "d" in item:
         raise ValueError("it is no public key")
     key = jwt.PyJWK(item)

@@ -9,7 +9,7 @@ from server.core.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model as last seen. config is None where it never loaded; reason says why it is not ready.
+    """A model as last seen. config is None for a model that never loaded; reason says why it is not ready.
 
     is_refused: the engine would serve it, and the gateway does not, for what its config says.
     unavailable: the same, until it recovers, for this cause; reason is for clients.
@@ -29,7 +29,7 @@ class KnownModel:
 
     @property
     def error(self) -> ModelRefused | ModelUnavailable | None:
-        """What its clients are answered with; None where it is not withheld."""
+        """The error for its clients; None if it is not withheld."""
         if self.is_refused:
             return ModelRefused(self.reason)
         if self.unavailable is not None:

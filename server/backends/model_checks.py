@@ -20,7 +20,7 @@ OWN_STALL_S = 1.0  # an event loop that stood still for so long read its answers
 class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
-    restart_model: restarts what executes the model, for the reason given; None where the engine is not ours.
+    restart_model: restarts what executes the model, for the reason given; None for an engine of others.
     restart_engine: for the reason given.
     """
 
@@ -102,7 +102,7 @@ class ModelChecks:
         self._start(self._health.due(time.monotonic()))
 
     async def run_all(self, model_names: Sequence[str], patience_s: float) -> list[bool | None]:
-        """A canary of each of these models, just loaded. Whether it passed; None where there is none, or no answer.
+        """A canary of each of these models, just loaded. Whether it passed; None without a canary or an answer.
 
         Waits for all of them, or for patience_s where one has passed: a model that hangs does not delay the others.
         """
@@ -126,7 +126,7 @@ class ModelChecks:
         return tasks
 
     async def _probe(self, model_name: str) -> bool | None:
-        """Whether the model's canary passed; None where it has none, or where it was only late."""
+        """Whether the model's canary passed; None if it has none, or was only late."""
         config = self._config_of(model_name)
         timeout_s = self._options.execution_timeout_s(config) if config is not None else 0.0
         started = time.monotonic()

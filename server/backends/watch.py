@@ -38,8 +38,7 @@ class WatchOptions:
     probe_interval_s: float = 1.0
     down_interval_s: float = 0.2
     canary_interval_s: float = 5.0
-    canary_timeout_s: float = 30.0  # where execution_timeout_s is None
-    execution_timeout_s: Callable[[ModelConfig], float] | None = None
+    execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0  # of a model, by its config
     canary_failures: int = 3
     silence_cut_s: float = 5.0
     silence_restart_s: float = 30.0
@@ -69,7 +68,7 @@ class EngineWatch:
     ) -> None:
         """refuse: why a model of that config is not served here though the engine would; empty where it is.
 
-        restart_model: restarts what executes a model that hangs or fails, for a reason; None where it is not ours.
+        restart_model: restarts what executes a model that hangs or fails, for a reason; None for an engine of others.
 
         The attribute `hindrance`, which a composer may set, says why the engine cannot serve though it answers.
         """
@@ -83,7 +82,7 @@ class EngineWatch:
             CheckOptions(
                 options.canary_interval_s,
                 options.canary_failures,
-                options.execution_timeout_s or (lambda _: options.canary_timeout_s),
+                options.execution_timeout_s,
                 restart_model,
                 self._restart_sick,
             ),

@@ -137,7 +137,7 @@ Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [4
 of the open files at most], max_connections_per_address [4096, half of max_connections at most],
 grpc_max_connection_age_s [0, any; older ones take no new calls, so that clients connect anew], head_timeout_s [10],
 write_timeout_s [30], decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the
-engine; 0 none], client_shm_lease_s [3600, of a region that nobody uses], canary_interval_s [5], canary_failures [3],
+engine; 0 none], client_shm_lease_s [3600, of an idle region], canary_interval_s [5], canary_failures [3],
 execution_timeout_s [30, of a model that answers nothing]. Nor has gpu_metrics [auto: the cards' activity by NVML; off;
 or a dcgm-exporter's http://host:9400/metrics].
 """

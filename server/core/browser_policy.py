@@ -31,7 +31,7 @@ _SHOWN_CHARACTERS = 100
 class Authority(NamedTuple):
     """Host and port of a URL. name: in lower case, without a trailing dot. address: of a literal IP address, else None.
 
-    port: None where the URL names none.
+    port: None if the URL names no port.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Origin(NamedTuple):
 
 @lru_cache(256)
 def parse_host(value: bytes) -> Authority | None:
-    """The value of a Host header, None where it is malformed: empty, with a user name, with other characters."""
+    """The value of a Host header; None if it is malformed: empty, with a user name, with other characters."""
     match = _HOST.fullmatch(value.decode("latin-1"))
     if match is None:
         return None

@@ -122,7 +122,7 @@ class ModelNotReady(InferenceError):
 
 
 class ModelUnavailable(ModelNotReady):
-    """Loaded, and it hangs or fails now, while others are served. By passage. 503 with Retry-After."""
+    """The model is loaded and hangs or fails now, while others are served. 503 with Retry-After."""
 
     reason = "model_unavailable"
 

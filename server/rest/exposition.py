@@ -27,8 +27,8 @@ def create_metrics_app(
     """GET /metrics: both (penstock_… and the engine's nv_…); /metrics/penstock and /metrics/engine: one of them.
 
     own: our text. engine: the engine's text, empty where it has none or does not answer. is_engine_up: else it is not
-    asked for both: one that hangs would hold up the very scrapes that tell of it. gate: checks each request; a key
-    needs the role `read`.
+    asked for both: one that hangs would hold up the very scrapes that tell of it. gate: checks the Host
+    and Origin of each request, and its key if the gate checks keys (role `read`).
     """
 
     async def both(_: Request) -> Response:

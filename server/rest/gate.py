@@ -26,7 +26,7 @@ class Gate:
     """
 
     def __init__(self, door: Door | None, policy: BrowserPolicy | None = None) -> None:
-        """door: checks keys; None where clients need none. policy: checks what browsers send; None checks nothing."""
+        """door: checks keys; None if clients need none. policy: checks what browsers send; None checks nothing."""
         self._door = door
         self._policy = policy
 
@@ -66,7 +66,7 @@ class Gate:
             )
 
     def incoming(self, scope: Scope, receive: Receive) -> "Incoming | None":
-        """The body of a request that was let in; None where nobody counts it."""
+        """The body of an admitted request; None if bodies are not counted."""
         return Incoming(self._door.quotas, scope.get(_CALLER, NOBODY), receive) if self._door is not None else None
 
 

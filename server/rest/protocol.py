@@ -45,7 +45,7 @@ class UnreadAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What all connections of a listener share. refused: told a stable word for each that is refused or cut.
+    """What all connections of a listener share. refused: called with a stable reason for each that is refused or cut.
 
     by_address: open connections of each client address.
     """

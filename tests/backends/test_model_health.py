@@ -167,7 +167,7 @@ def test_model_that_no_canary_judges_is_unavailable_when_all_its_calls_fail_for_
 
 
 def test_model_that_no_canary_judges_hangs_by_a_call_that_waited_for_the_timeout() -> None:
-    """A shorter wait, or an answer to somebody else meanwhile, says nothing."""
+    """A shorter wait, or an answer to another client meanwhile, says nothing."""
     bench = Bench("m", has_passed=False)
     assert not bench.health.call_hung("m", TIMEOUT_S - 1, TIMEOUT_S, bench.now)
     bench.health.served("m", bench.now - 5.0)

@@ -19,7 +19,7 @@ def refused_with(
     is_trusted: bool = False,
     takes_any_type: bool = False,
 ) -> type[InferenceError] | None:
-    """The refusal's type, None where the request is served. Its message says what to give."""
+    """The refusal's type; None if the request is served. The message says what to give."""
     raised: InferenceError | None = None
     try:
         policy.check(method, headers, local_address=local_address, is_trusted=is_trusted, takes_any_type=takes_any_type)

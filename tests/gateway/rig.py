@@ -46,7 +46,7 @@ TENSORS_ONLY = ModelConfig(
     8,
     (TensorSpec("x", Datatype.FP32, (-1,)),),
     (TensorSpec("y", Datatype.BYTES, (-1,)),),
-    {"slo_p99ms": "50"},  # nobody reads it
+    {"slo_p99ms": "50"},  # misspelt: the option is slo_p99_ms
 )
 CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
 

@@ -3,9 +3,7 @@
 import pytest
 
 from server.backends.model_health import Cause
-from server.core.errors import (
-    ModelUnavailable,
-)
+from server.core.errors import ModelUnavailable
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, InferHead
 from server.dataplane import Verb
 from tests.gateway.rig import CALL, Rig, picture

@@ -23,7 +23,9 @@ from server.core.infer import InferRequest, InferResponse
 from server.core.model import ModelConfig, ModelMetadata, ModelState, TensorSpec
 from server.core.tensor import Datatype
 
-QUICK = WatchOptions(probe_interval_s=0.01, down_interval_s=0.01, canary_interval_s=0.0, canary_timeout_s=1.0)
+QUICK = WatchOptions(
+    probe_interval_s=0.01, down_interval_s=0.01, canary_interval_s=0.0, execution_timeout_s=lambda _: 1.0
+)
 
 
 @dataclass
@@ -264,8 +266,8 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
 
 
 @pytest.mark.parametrize("is_crowded", [True, False])
-async def test_watch_restarts_a_model_that_answers_nobody(is_crowded: bool) -> None:
-    """Behind a long queue a canary is late though the model works; late with nobody served, the model hangs."""
+async def test_watch_restarts_a_model_that_answers_no_client(is_crowded: bool) -> None:
+    """Behind a long queue a canary is late though the model works; late while no client is served, the model hangs."""
     engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), dict[str, str]()
     async with watching(engine, [], restart_model=restarted.__setitem__) as watch:
         await watch.first_ready.wait()
