@@ -184,7 +184,6 @@ class _Session:
         """Both ways, until the engine has answered all, or one of the ways fails, which ends the others."""
         try:
             async with self._tasks:
-                await self._side(is_decoupled=False)
                 await self._context.send_initial_metadata(())  # at once, as Triton: clients may wait for it
                 await self._pump_up()
         except BaseExceptionGroup as group:
@@ -193,7 +192,7 @@ class _Session:
             raise BackendUnavailable("this gateway stops and takes no more requests; open the stream to another one")
 
     async def _side(self, *, is_decoupled: bool) -> _Side:
-        """The engine's stream for such models, opened where it is not."""
+        """The engine's stream for such models. Opened by the first request, so streams without requests cost little."""
         side = self._sides.get(is_decoupled)
         if side is None:
             opened: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()

@@ -106,6 +106,20 @@ async def test_refused_request_is_told_in_its_turn_and_the_stream_goes_on(front:
     assert ("double", "grpc-stream", "INVALID_ARGUMENT") in front.recorder.done
 
 
+async def test_stream_without_a_request_opens_none_to_the_engine(front: Front, engine: ScriptedStream) -> None:
+    """Streams that are opened and left waiting cost the engine nothing; the first request opens the engine's stream."""
+    async with streaming(front) as client:
+        await client.call.initial_metadata()
+        assert front.plane.scripts == [engine]
+        await client.ask("double", "a")
+        await engine.has(1)
+        assert not front.plane.scripts
+
+    async with streaming(front) as client:
+        await client.call.done_writing()
+        assert await client.status() == (Code.OK, "")
+
+
 async def test_bytes_that_are_no_request_are_refused(front: Front, engine: ScriptedStream) -> None:
     """With a sentence; the stream goes on."""
     async with streaming(front) as client:
@@ -129,9 +143,10 @@ async def test_full_gateway_refuses_the_request_and_keeps_the_stream(front: Fron
 
 
 async def test_decoupled_request_holds_its_place_until_the_engine_says_it_is_done(
-    front: Front, decoupled: ScriptedStream
+    front: Front,
 ) -> None:
     """The engine is asked to say so; a client that did not ask is not told, and one that did is."""
+    decoupled = _scripted(front)
     async with streaming(front) as client:
         await client.ask("repeat", "quiet")
         await client.ask("repeat", "told", triton_enable_empty_final_response=True)
@@ -154,8 +169,8 @@ async def test_decoupled_and_other_models_never_share_a_stream_of_the_engine(
 ) -> None:
     """Triton 2.51 dies of it; the client's one stream carries both, and ends when both of the engine's have ended."""
     async with streaming(front) as client:
-        await client.ask("repeat", "a")
         await client.ask("double", "b")
+        await client.ask("repeat", "a")
         await engine.has(1)
         await decoupled.has(1)
         assert [request.id for request in (*engine.sent, *decoupled.sent)] == ["b", "a"]

@@ -46,6 +46,11 @@ class RawHttp2:
         self.frames.send_headers(number, HEADERS)
         return number
 
+    def make_server_reset(self, number: int) -> None:
+        """The start of a message beyond the limit, for which the server resets the stream (MadeYouReset)."""
+        self.frames.send_data(number, b"\0\x7f\xff\xff\xff")
+        self.flush()
+
     def flush(self) -> None:
         """Send what is prepared; a connection that is over takes nothing."""
         try:

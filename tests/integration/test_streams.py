@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -254,14 +254,26 @@ async def test_thousand_streams_do_not_stop_the_others(streamed: RunningStack) -
     is_unharmed(streamed, 0)
 
 
-async def test_streams_that_are_opened_and_reset_do_not_stop_the_others(streamed: RunningStack) -> None:
-    """Rapid reset: 2,000 calls opened and reset at once on one connection."""
+def reset_by_client(raw: RawHttp2) -> None:
+    raw.frames.reset_stream(raw.open_stream(), CANCEL)
+    raw.flush()
+
+
+def reset_by_server(raw: RawHttp2) -> None:
+    raw.make_server_reset(raw.open_stream())
+    raw.receive(0.001)  # or the streams stay open for h2
+
+
+@pytest.mark.parametrize("reset_one", [reset_by_client, reset_by_server], ids=["rapid reset", "MadeYouReset"])
+async def test_streams_that_are_opened_and_reset_do_not_stop_the_others(
+    streamed: RunningStack, reset_one: Callable[[RawHttp2], None]
+) -> None:
+    """2,000 calls opened and reset at once on one connection, by the client or by an error that it provokes."""
 
     def reset() -> None:
-        with RawHttp2(streamed.grpc_address) as raw:
+        with RawHttp2(streamed.grpc_address) as raw, suppress(BrokenPipeError, ConnectionResetError):
             for _ in range(2000):
-                raw.frames.reset_stream(raw.open_stream(), CANCEL)
-                raw.flush()
+                reset_one(raw)
             raw.receive(1.0)
 
     async with channel_to(streamed.grpc_address) as channel, asyncio.timeout(2 * WAIT_S):
@@ -269,6 +281,24 @@ async def test_streams_that_are_opened_and_reset_do_not_stop_the_others(streamed
         while not resetting.done():
             assert await ask(channel) < 10
         await resetting
+    is_unharmed(streamed, 0)
+
+
+async def test_half_open_streams_do_not_stop_the_others(streamed: RunningStack) -> None:
+    """4,000 streams of four connections are opened and send nothing: small calls go on, and the engine sees none."""
+
+    def open_all(raw: RawHttp2) -> None:
+        for _ in range(1000):
+            raw.open_stream()
+        raw.flush()
+
+    with ExitStack() as connections:
+        raws = [connections.enter_context(RawHttp2(streamed.grpc_address)) for _ in range(4)]
+        async with channel_to(streamed.grpc_address) as channel, asyncio.timeout(2 * WAIT_S):
+            opening = asyncio.gather(*(asyncio.to_thread(open_all, raw) for raw in raws))
+            times = [await ask(channel) for _ in range(60)]
+            await opening
+    assert max(times) < 3.0  # the deadline of such clients; the slowest took 0.2 s, and more than 3 s before
     is_unharmed(streamed, 0)
 
 
