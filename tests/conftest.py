@@ -66,7 +66,7 @@ class RunningStack:
         """The log lines that match."""
         return [line for line in list(self.log) if re.search(pattern, line)]
 
-    def wait_for_log(self, pattern: str, timeout_s: float = 30.0) -> str:
+    def wait_for_log(self, pattern: str, timeout_s: float = 60.0) -> str:
         """The first log line that matches, waited for."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:

@@ -44,7 +44,7 @@ async def rig() -> AsyncIterator[Rig]:
     images = ImageFlow(backend=backend, watch=watch, pool=DecodePool(workers=1), metrics=metrics)
     plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics, quotas=quotas)
     task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await watch.first_ready.wait()
     yield Rig(plane, backend, quotas, admission)
     assert quotas.in_flight() == {}

@@ -140,7 +140,7 @@ async def test_slow_bodies_of_one_key_fill_its_own_share_only(front: Front) -> N
     infer, admin = KEYS[Role.INFER], KEYS[Role.ADMIN]
     async with front.served() as port, Client.connected(port) as first, Client.connected(port) as second:
         await first.send(head.format(INFER, infer, 2 * half).encode() + bytes(half))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while quotas.receiving_bytes() < half:
                 await asyncio.sleep(0.01)
             await second.send(head.format(INFER, infer, 2 * half).encode() + bytes(half))

@@ -32,6 +32,6 @@ async def y_of(engine: EmbeddedEngine, name: str = "plus") -> list[float]:
 
 async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
     """Waits for what another thread brings about."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await condition():
             await asyncio.sleep(0.002)

@@ -17,7 +17,7 @@ from server.backends.triton_runtime import Launch
 from server.backends.triton_status import EngineState, EngineStatus
 from server.local.socket_folder import reachable
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Watcher:

@@ -111,7 +111,7 @@ async def test_run_that_is_given_up_frees_its_instance(engine: EmbeddedEngine, r
         hours.cancel()
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else DeadlineExceeded):
         await hours
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         response = await following
     assert response.outputs[0].to_numpy().tolist() == [[1]]
     assert response.timings.queue > 0
@@ -144,7 +144,7 @@ async def test_instances_are_runs_at_once(engine: EmbeddedEngine, repository: Pa
     third = slow(engine, 1)
     await until_pending(engine, 1)
     running[0].cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await third
     assert not running[1].done()
     running[1].cancel()
@@ -216,7 +216,7 @@ async def test_no_thread_to_be_had_is_one_requests_failure(
         patched.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(BackendUnavailable, match="model 'slow' cannot run: can't start new thread"):
             await slow(engine, ENDLESS)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert (await slow(engine, 1)).outputs[0].to_numpy().tolist() == [[1]]
     plus(repository, 1)
     await engine.load("plus")

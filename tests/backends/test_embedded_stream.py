@@ -13,7 +13,7 @@ from server.core.errors import DeadlineExceeded, NotSupported
 from server.core.relay import GrpcAnswer
 from tests.contract.wire_case import F123, infer_request
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def message(request_id: str, **fields: object) -> bytes:

@@ -151,7 +151,7 @@ async def test_cancelled_call_is_cancelled_at_the_server(port: int, methods: Met
     call = asyncio.create_task(connection.unary(head("hang"), b""))
     await methods.entered.wait()
     call.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await methods.cancelled.wait()
     assert (await connection.unary(head("echo"), b"on")).message == b"on"
     connection.close()
@@ -172,7 +172,7 @@ async def test_call_that_is_given_up_is_left_alone_for_a_moment(
     with pytest.raises(TooManyGivenUp, match="8 calls that nobody waits for"):
         await connection.unary(head("echo"), b"")
     assert not methods.cancelled.is_set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await methods.cancelled.wait()
     assert (await connection.unary(head("echo"), b"on")).message == b"on"
     connection.close()
@@ -194,7 +194,7 @@ async def test_call_breaks_when_the_server_goes(methods: Methods) -> None:
         connection = await connect(port)
         call = asyncio.create_task(connection.unary(head("hang"), b""))
         await methods.entered.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         answer = await asyncio.gather(call, return_exceptions=True)
     assert isinstance(answer[0], CallBroken) or (isinstance(answer[0], Reply) and answer[0].code == 14)
     assert not connection.is_open
@@ -245,7 +245,7 @@ async def told_by_peer(says: bytes, *, hangs_up: bool = True) -> Reply:
     server = await asyncio.get_running_loop().create_server(lambda: Peer(says, hangs_up=hangs_up), "127.0.0.1", 0)
     connection = await connect(server.sockets[0].getsockname()[1])
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await connection.unary(head("x"), b"")
     finally:
         connection.close()
@@ -354,7 +354,7 @@ async def test_peer_that_is_no_http2_server_is_known_at_the_greeting() -> None:
     """Before a call is sent to it."""
     server = await asyncio.get_running_loop().create_server(Deaf, "127.0.0.1", 0)
     with pytest.raises(CallBroken, match="cannot be read"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await connect(server.sockets[0].getsockname()[1])
     server.close()
 

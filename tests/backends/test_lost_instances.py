@@ -236,7 +236,7 @@ async def renewed(
     if broken:
         renewal.restart_model(broken, "it answered nothing for 30 s")
     task = asyncio.create_task(renewal.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (restarts if until == "restart" else any(until in path for path, _ in triton.asked)):
             await asyncio.sleep(0.005)
     await asyncio.sleep(0.02)

@@ -39,7 +39,7 @@ async def over(*engines: FakeBackend) -> AsyncIterator[Replicas]:
 
 async def look_until(replicas: Replicas, standing: str) -> None:
     """Looks as the watch does, until the second replica stands so."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while replicas.statistics()[1].standing != standing:
             await replicas.ready()
             await asyncio.sleep(0.005)

@@ -116,7 +116,7 @@ async def test_call_that_a_killed_replica_held_is_done_by_another() -> None:
 
 async def until_ready(replicas: Replicas, expected: list[str]) -> None:
     """Looks as the watch does, until it is so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while standings(replicas) != expected:
             await replicas.ready()
             await asyncio.sleep(0.02)
@@ -127,7 +127,7 @@ async def test_stopped_replica_costs_a_few_deadlines_and_is_left_out_until_it_go
     async with pair() as two:
         two.process.send_signal(signal.SIGSTOP)
         late = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while standings(two.replicas)[0] == Standing.UP:
                 try:
                     await two.replicas.infer(infer_request(time.monotonic() + 0.1))
@@ -162,7 +162,7 @@ async def test_calls_of_a_replica_that_vanished_are_done_by_another(
         else:
             calls = [asyncio.create_task(_grpc_code(replicas)) for _ in range(8)]
         await until_ready(replicas, ["down", "up"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not all(call.done() for call in calls):
                 await replicas.ready()
                 await asyncio.sleep(0.02)

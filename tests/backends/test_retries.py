@@ -50,7 +50,7 @@ async def outcomes_of_calls(count: int, seen: list[Frame], *, refusals: int, bud
     server = await loop.create_server(lambda: Refusing(seen, refusals=refusals), "127.0.0.1", 0)
     client = UnaryCalls(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", Patience(), budget=budget)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             calls = (client.call("/t.T/x", b"", ()) for _ in range(count))
             return list(await asyncio.gather(*calls, return_exceptions=True))
     finally:

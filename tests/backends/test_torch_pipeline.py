@@ -15,7 +15,7 @@ from server.backends.torch_serving.config import EngineSpec, engine_spec
 from server.backends.torch_serving.instance import Ask, Instance, Outcome
 from server.backends.torch_serving.pipeline import Pipeline
 
-PATIENCE_S = 5.0
+PATIENCE_S = 20.0
 A_WHILE_S = 0.2  # in which what may not happen would
 STUCK, BROKEN = -1.0, -2.0  # a run that ends only when it is let; one that fails
 

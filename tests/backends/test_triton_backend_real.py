@@ -117,7 +117,7 @@ async def test_load_real_failure_and_reload(backend: TritonBackend) -> None:
         await backend.load("nope")
 
     await backend.unload("identity_bytes")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await backend.ready("identity_bytes"):
             await asyncio.sleep(0.02)
     await backend.load("identity_bytes")

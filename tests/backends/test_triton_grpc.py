@@ -149,7 +149,7 @@ async def test_relay_large_call_that_is_given_up_is_cancelled_a_moment_later(
             await running
         with pytest.raises(Overloaded, match="1 large calls that nobody waits for"):
             await client.relay(large_call(), deadline=None)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await fake.grpc_cancelled.wait()
         assert not fake.grpc_begun.is_set()
 
@@ -220,7 +220,7 @@ async def test_relay_engine_back_on_its_port_is_found_again() -> None:
 
 
 async def _until_answered(client: TritonGrpc) -> GrpcAnswer:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await client.relay(INFER, deadline=None)
@@ -252,7 +252,7 @@ async def test_relay_stopped_engine_is_noticed_by_keepalive() -> None:
         process.send_signal(signal.SIGSTOP)
         started = time.monotonic()
         with pytest.raises(BackendUnavailable):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await running
 
         assert time.monotonic() - started < 3

@@ -17,7 +17,7 @@ from tests.backends.fake_triton import FakeTriton, Mode
 from tests.backends.test_triton_grpc import child_triton, connected, infer_message
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 @pytest_asyncio.fixture

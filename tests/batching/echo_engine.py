@@ -70,7 +70,7 @@ class EchoEngine(Backend):
 
     async def called(self, times: int) -> None:
         """Until so many calls came."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.calls) < times:
                 await asyncio.sleep(0)
 

@@ -259,7 +259,7 @@ async def test_call_that_is_overdue_is_given_up(rig: Rig, monkeypatch: pytest.Mo
     deadline = time.monotonic() + 0.03
     ends = await asyncio.gather(*[rig.ask(asking(1, deadline=deadline)) for _ in range(2)], return_exceptions=True)
     assert [type(end) for end in ends] == [DeadlineExceeded] * 2
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not rig.is_empty():
             await asyncio.sleep(0.01)
     assert rig.engine.cancelled == 1
@@ -283,7 +283,7 @@ async def test_engine_too_slow_for_the_deadlines_is_learned_and_said_at_the_door
     """After a few late calls of the one size that there is, what cannot be met is 503 at once, not 504 in its time."""
     rig.engine.takes_s = 0.04
     ends: list[InferenceError] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(isinstance(end, Overloaded) for end in ends):
             asked = [rig.ask(asking(1, deadline=time.monotonic() + 0.02)) for _ in range(3)]
             found = await asyncio.gather(*asked, return_exceptions=True)

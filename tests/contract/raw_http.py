@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from server.core.headers import HOP_BY_HOP
 from server.core.relay import HttpCall, HttpHeaders
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ async def test_load_and_unload_are_seen_in_the_index(engine: Backend, fresh: str
     assert await engine.ready(fresh, "1")
     assert not await engine.ready(fresh, "2")
     await engine.unload(fresh)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await rows_of(engine, fresh) != [ModelState(fresh, "1", "UNAVAILABLE", "unloaded")]:
             await asyncio.sleep(0.02)
     with pytest.raises(ModelNotFound, match="has no available versions"):
@@ -221,7 +221,7 @@ async def test_model_gone_from_disk_serves_until_it_is_unloaded(engine: Backend,
         await engine.load(fresh)
     assert arrays(await engine.infer(ask(fresh, x=ROW)))["y"].tolist() == [[2, 3, 4]]
     await engine.unload(fresh)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await engine.ready(fresh):
             await asyncio.sleep(0.02)
 

@@ -107,7 +107,7 @@ async def test_grpc_loads_and_unloads_change_either_engine_alike(engines: Engine
 
 async def until_unloaded(triton: Relay) -> None:
     """Triton unloads in its own time, and has no event for it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while b'"unloaded"' not in (await triton.http(post("/v2/repository/index"), deadline=None)).body:
             await asyncio.sleep(0.02)
 

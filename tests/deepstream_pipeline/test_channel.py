@@ -7,7 +7,7 @@ import pytest
 from deepstream_pipeline.channel import Channel
 from deepstream_pipeline.types import DropPolicy
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def test_channel_hands_out_in_the_order_of_coming() -> None:

@@ -32,7 +32,7 @@ async def rig() -> AsyncIterator[Rig]:
     plane = DataPlane(relay=backend, watch=watch, images=images, admission=admission, metrics=metrics)
     await pool.start()
     task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await watch.first_ready.wait()
     yield Rig(plane, backend, admission, watch, metrics)
     assert admission.statistics().requests == 0

@@ -227,7 +227,7 @@ class Stack:
         (self.pipes / "clients").write_text("\n".join(map(str, pids)))
 
     async def until(self, is_so: Callable[[MpsNews], bool]) -> MpsNews:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (self.news and is_so(self.news[-1])):
                 await asyncio.sleep(0.01)
         return self.news[-1]

@@ -68,7 +68,7 @@ async def rig() -> AsyncIterator[Rig]:
     backend, metrics = FakeBackend(()), Metrics()
     watch = EngineWatch(backend, WATCH)
     task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await watch.first_ready.wait()
     engine = EchoEngine()
     pool = BatcherPool(engine, lambda _: OWNED)
@@ -82,7 +82,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 async def settled(tasks: Sequence["asyncio.Task[InferResponse]"]) -> list[InferResponse | BaseException]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -56,7 +56,7 @@ async def watching(engine: ScriptedEngine) -> AsyncIterator[EngineWatch]:
     assert telemetry is not None
     tasks = [asyncio.create_task(one.run()) for one in (watch, telemetry)]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await watch.first_ready.wait()
             await until(lambda: telemetry.health.cards)
             yield watch

@@ -121,7 +121,7 @@ async def composed() -> AsyncIterator[Plane]:
         batching=pool, relay=engine, watch=watch, max_rows_of=lambda _: OPTIONS.max_batch_size, max_body_bytes=1 << 20
     )
     watching = asyncio.create_task(watch.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await watch.first_ready.wait()
     yield Plane(plane, engine, watch, pool, admission, metrics)
     await pool.aclose()

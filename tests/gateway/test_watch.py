@@ -103,7 +103,7 @@ async def watching(
     watch = EngineWatch(engine, options, ask_restart=asked.append, restart_model=restart_model)
     task = asyncio.create_task(watch.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             yield watch
     finally:
         task.cancel()
@@ -113,7 +113,7 @@ async def watching(
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -140,11 +140,11 @@ async def test_daemon_that_nothing_ends_is_left_after_seconds(place: Place, monk
     with monkeypatch.context() as patch:
         patch.setattr(f"{__name__}.reap", lambda *_, **__: None)
         patch.setattr(asyncio.subprocess.Process, "kill", lambda _: None)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await daemon.stop()
         os.kill(pid, 0)
     with contextlib.suppress(ProcessLookupError):  # once it has ended
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 os.kill(pid, signal.SIGKILL)
                 await asyncio.sleep(0.01)
@@ -155,7 +155,7 @@ async def test_daemon_in_the_background_that_does_not_get_there_is_given_up(plac
     program = tmp_path / "hangs"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(MpsError, match="does not return within"):
             await start_background(MpsOptions(place.pipes, start_s=0.1), str(program), os.environ, 1)
 

@@ -77,7 +77,7 @@ async def running(fakes: Fakes) -> AsyncIterator[MpsSupervisor]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.001)
 

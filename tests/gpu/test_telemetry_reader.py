@@ -35,7 +35,7 @@ async def running(program: str, options: TelemetryOptions = QUICK) -> AsyncItera
     reader = TelemetryReader(options, CardHealth(), program=(sys.executable, "-I", "-c", program), clock=lambda: 100.0)
     task = asyncio.create_task(reader.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             yield reader
     finally:
         task.cancel()

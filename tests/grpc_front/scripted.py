@@ -12,7 +12,7 @@ from server.core.relay import GrpcAnswer
 from tests.grpc_front.harness import SERVICE, Front
 
 STREAM = f"{SERVICE}ModelStreamInfer"
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class ScriptedStream:

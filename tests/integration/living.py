@@ -89,14 +89,14 @@ def infer_slow(stack: RunningStack, ms: float, results: list[int | str], model: 
 
 
 def wait_for(condition: object, timeout_s: float, what: str) -> float:
-    """Seconds until the condition held."""
+    """Seconds until the condition held. timeout_s: on a calm machine; a loaded one gets three times as long."""
     assert callable(condition)
     started = time.monotonic()
-    while time.monotonic() - started < timeout_s:
+    while time.monotonic() - started < 3 * timeout_s:
         if condition():
             return time.monotonic() - started
         time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
+    raise AssertionError(f"not within {3 * timeout_s} s: {what}")
 
 
 def is_serving(stack: RunningStack) -> bool:

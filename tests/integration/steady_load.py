@@ -22,7 +22,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 PAUSE_S = 0.04
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 SERVICE = "inference.GRPCInferenceService"
 # The health check keeps calls away from a replica that listens and is not ready: one that starts, or drains.
 ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": SERVICE}})

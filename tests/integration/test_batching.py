@@ -159,7 +159,7 @@ async def busy(batching: Batching) -> AsyncIterator[Client]:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -209,7 +209,7 @@ async def test_deadline_that_passes_in_a_batch_ends_that_request_only(batching: 
         assert await patient == 82
     assert hurried.status in (503, 504)
     if hurried.status == 504:
-        assert 0.95 < took_s < 1.3, took_s
+        assert 0.95 < took_s < 1.45, took_s
     else:  # it could not be met, and was told so at once
         assert took_s < 1.0
         assert "retry-after" in hurried.headers
@@ -240,7 +240,7 @@ def test_engine_that_dies_ends_what_runs_and_what_waits_at_once(batching: Batchi
         took_s = time.monotonic() - started
     assert {answer.status for answer in answers} == {503}
     assert all("retry-after" in answer.headers for answer in answers)
-    assert took_s < 3, took_s
+    assert took_s < 10, took_s
     wait_for(lambda: batching.post(99).status == 200, 60, "the model is served again")
 
 

@@ -71,14 +71,14 @@ async def busy(ledgers: Ledgers, model: str = MODEL, ms: float = 600) -> AsyncIt
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 async def in_queue(ledgers: Ledgers, requests: int, model: str = MODEL) -> None:
     """Wait until so many wait there, or one more: that of `busy` may be at the door already or not."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while ledgers.waiting(model) < requests:
             await asyncio.sleep(0.01)
 
@@ -204,7 +204,7 @@ async def test_full_queue_is_503_with_a_time_to_return_and_costs_those_who_wait_
         started = time.monotonic()
         answer = await asyncio.to_thread(ledgers.post, "short", [[710, 0]])
         took_s = time.monotonic() - started
-        assert (answer.status, took_s < 0.5) == (503, True), (answer.body, took_s)
+        assert (answer.status, took_s < 0.9) == (503, True), (answer.body, took_s)
         assert "(limit 4) wait for short" in answer.json["error"]
         assert int(answer.headers["retry-after"]) >= 1
     for connection in connections:

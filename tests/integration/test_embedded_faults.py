@@ -96,8 +96,7 @@ def test_embedded_gateway_that_dies_serves_again_in_seconds(tmp_path: Path) -> N
         decoders = old.children(recursive=True)
         old.send_signal(signal.SIGSEGV)
         wait_for(lambda: "broken" in outcomes, 5, "a connection broke")
-        took_s = wait_for(lambda: is_serving(stack), 15, "a new gateway serves")
-        assert took_s < 10
+        wait_for(lambda: is_serving(stack), 10, "a new gateway serves")  # 4 s on a calm machine
         assert gateway_of(stack).pid != old.pid
         wait_for(lambda: not any(child.is_running() for child in decoders), 5, "old decoders are gone")
         assert "penstock_gateway_restarts_total 1.0" in own_metrics(stack)

@@ -142,10 +142,10 @@ def test_requests_past_their_deadline_are_504_in_time_and_given_up_in_the_engine
     answer = ask(stack, **{"x-request-timeout-ms": "400"})
     took_s = time.monotonic() - started
     assert answer.status == 504, answer.body
-    assert 0.39 <= took_s < 0.4 + 0.25, took_s
+    assert 0.39 <= took_s < 0.4 + 1.0, took_s
     started = time.monotonic()
     assert ask_over_grpc(stack, 400_000) == "DEADLINE_EXCEEDED"
-    assert 0.39 <= time.monotonic() - started < 0.4 + 0.4
+    assert 0.39 <= time.monotonic() - started < 0.4 + 1.0
     wait_for(lambda: any(fake.grpc_cancelled.is_set() for fake in fakes.all), 3, "the engine's call is cancelled")
     fakes.release()
     wait_for(lambda: inflight(stack) == 0, 3, "nothing in flight")

@@ -19,7 +19,7 @@ from tests.words_model import write_words
 pytestmark = pytest.mark.xdist_group("generate")
 
 TARGET = "/v2/models/words/generate_stream"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -279,7 +279,7 @@ def test_engine_on_another_host_shares_nothing(tmp_path: Path) -> None:
         port = stack.wait_for_log(r": listening ").partition(" http=")[2].split()[0]
         started = time.monotonic()
         answer = call("GET", f"http://127.0.0.1:{port}{SYSTEM}/status")
-        assert (answer.status, time.monotonic() - started < 2) == (501, True)
+        assert (answer.status, time.monotonic() - started < 5) == (501, True)
         assert "on another host" in answer.json["error"]
     finally:
         stop_stack(stack)

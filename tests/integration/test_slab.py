@@ -131,7 +131,7 @@ def test_inputs_by_place_and_inputs_by_bytes_in_one_request(slab_stack: RunningS
                 slab, size_bytes=8 << 20, relay=backend, reader=backend, generation=lambda: 1
             )
             keeping = asyncio.create_task(registration.run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while slab.lease(1) is None:
                     await asyncio.sleep(0.01)
             await assert_pairs(backend, slab)

@@ -182,7 +182,7 @@ async def test_streams_are_added_until_they_come_late(program: VideoProgram, url
 async def test_search_that_is_stopped_leaves_no_stream(program: VideoProgram, url: str, tmp_path: Path) -> None:
     """Ctrl-C takes out what was added, and the run says that it was stopped."""
     search = asyncio.create_task(run_streams(order(url, tmp_path, seconds=60.0), Told()))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not program.began:
             await asyncio.sleep(0.01)
     search.cancel()

@@ -17,7 +17,7 @@ from server.local.core_keeper import SETTLE_LOOKS, CoreKeeper, kept_off_interrup
 from tests.local.own_sys import OwnSys
 
 ALL = sorted(os.sched_getaffinity(0))
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 # A process with a second thread, a child that runs anywhere, and one that has chosen the first core.
 FAMILY = """
 import os, subprocess, sys, threading

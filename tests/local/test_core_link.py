@@ -129,7 +129,7 @@ async def paired(folder: Path) -> AsyncIterator[Pair]:
     link = CoreLink(folder, Hello(1), max_asks=4)
     running = asyncio.create_task(link.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await link.first_up.wait()
             yield Pair(link, watch, engine, server, core)
     finally:
@@ -194,7 +194,7 @@ async def test_change_that_is_spread_is_known_to_the_fronts_when_it_is_said_to_b
             pair.watch.models[f"other {number}"] = KnownModel(f"other {number}", True, config=CONFIG)
             await pair.server.spread()
             assert f"other {number}" in pair.link.models
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await pair.server.spread()
 
 

@@ -44,7 +44,7 @@ class Rig:
 
     @staticmethod
     async def until(is_so: object) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not is_so():  # type: ignore[operator]
                 await asyncio.sleep(0.001)
 
@@ -64,7 +64,7 @@ async def rig_in(folder: Path) -> AsyncIterator[Rig]:
     link = CoreLink(folder, Hello(1), max_asks=64)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await link.first_up.wait()
             yield Rig(link, engine, queues, server)
     finally:

@@ -50,7 +50,7 @@ async def core_that(farewell: Farewell, folder: Path) -> AsyncIterator[tuple[Cor
     link = CoreLink(folder, Hello(1), max_asks=4)
     running = asyncio.create_task(link.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await link.first_up.wait()
             yield link, asked
     finally:

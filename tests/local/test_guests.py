@@ -86,7 +86,7 @@ async def core_in(folder: Path) -> AsyncIterator[Core]:
     server.guests = GuestCalls(FakePlane(engine), engine, metrics, lambda error: error.reason, lender)
     core = Core(folder, server, engine, slab, [asyncio.create_task(server.run())], metrics, watch)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield core
     finally:
         for task in core.running:

@@ -189,7 +189,7 @@ async def test_large_tensor_of_a_front_reaches_the_core_through_the_slab(tmp_pat
     link = CoreLink(tmp_path, Hello(1), max_asks=4, slab=front)
     tasks = [asyncio.create_task(server.run()), asyncio.create_task(link.run())]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not front.generation:
                 await asyncio.sleep(0.005)
             response = await link.infer(InferRequest("owned", (LARGE, SMALL)), client="c")

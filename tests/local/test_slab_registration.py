@@ -85,7 +85,7 @@ class Bench:
             await task
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not is_so():
                 await asyncio.sleep(0.002)
 

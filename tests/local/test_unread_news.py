@@ -39,7 +39,7 @@ async def test_front_that_reads_nothing_is_not_told_the_same_again_and_again(tmp
     core = asyncio.create_task(server.run())
     front = socket.socket(socket.AF_UNIX)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (tmp_path / SOCKET_NAME).exists():
                 await asyncio.sleep(0.005)
             front.connect(str(tmp_path / SOCKET_NAME))

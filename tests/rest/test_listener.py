@@ -44,7 +44,7 @@ async def listening(
     listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             writer.write(sent)
             await app.entered.wait()
             yield listener, reader, writer

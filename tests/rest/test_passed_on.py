@@ -40,7 +40,7 @@ async def before_a_core_that_says(answer: bytes, run_dir: Path) -> AsyncIterator
         way=WayToCore(core, has_engine=False),
     )
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             yield front
     finally:
         await core.aclose()

@@ -85,7 +85,7 @@ async def serving(limits: ConnectionLimits, size_bytes: int = 0) -> AsyncIterato
     served = Served(Echo(size_bytes), limits)
     served.listener.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield served
     finally:
         await served.listener.stop(0.0)
@@ -214,7 +214,7 @@ async def test_client_that_leaves_a_pipeline_is_seen_by_the_request_that_runs() 
     listener.start()
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(GET % 1 + GET % 2 + GET % 3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not begun:
             await asyncio.sleep(0.01)
         writer.close()

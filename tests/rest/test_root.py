@@ -36,7 +36,7 @@ async def test_large_answer_counts_whole_until_its_reader_has_taken_it() -> None
     root = Root(Response(bytes(size_bytes)), plane, FakeRecorder())
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     answering = asyncio.create_task(root(scope, never, send))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await has_body.wait()
         await asyncio.sleep(0)
         assert admission.statistics().size_bytes == size_bytes

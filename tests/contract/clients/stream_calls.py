@@ -9,7 +9,7 @@ import numpy as np
 from tests.contract.clients.asking import Asker, Told, plain, told_by_result
 from tests.contract.clients.infer_calls import F6
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 Request = dict[str, Any]
 Requests = Callable[[Asker], list[Request]]
 

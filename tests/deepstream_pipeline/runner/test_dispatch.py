@@ -13,7 +13,7 @@ from deepstream_pipeline.runner.dispatch import Dispatcher, DispatchOptions
 from deepstream_pipeline.types import DropPolicy
 from tests.deepstream_pipeline.runner.fakes import FakeEngine, Slots, a_dispatcher, a_way
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def numbers(dispatcher: Dispatcher, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from deepstream_pipeline.runner.outlet import EndOfSource, Outlet, OutletOptions
 from deepstream_pipeline.types import Frame, FrameResult, no_tracks
 from tests.deepstream_pipeline.runner.fakes import KeptSink
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def result(number: int) -> FrameResult:

@@ -26,7 +26,7 @@ from deepstream_pipeline.sources.watch import TAKEN_OUT
 from deepstream_pipeline.types import PreparedFrame, SourceConfig, SourceState
 from tests.deepstream_pipeline.runner.fakes import NETWORK, FakeEngine, Following, KeptSink, Slots
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 CAMERA = SourceConfig("rtsp://camera/a", "a", camera_name="Door")
 
 

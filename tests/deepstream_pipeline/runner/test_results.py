@@ -8,7 +8,7 @@ from deepstream_pipeline.runner.results import Results, ResultsParts
 from deepstream_pipeline.runner.way import Outcome
 from tests.deepstream_pipeline.runner.fakes import NETWORK
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Failing:
