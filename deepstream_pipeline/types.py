@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -105,7 +106,7 @@ class Frame:
     moment on the wall clock. width, height: of the source, in pixels. image: (H, W, 3) uint8, RGB, at the source's
     size; None where nobody draws or crops. segment: rises where what is seen begins anew (opened again, looped, another
     resolution, a cut): a tracker's identities do not cross it. is_corrupt: decoded from damaged packets. digest: of the
-    picture's content, equal for equal pictures.
+    picture's content, equal for equal pictures. sample_aspect_ratio: of a pixel as a player shows it, width by height.
     """
 
     source_id: str
@@ -119,6 +120,7 @@ class Frame:
     segment: int = 0
     is_corrupt: bool = False
     digest: int = 0
+    sample_aspect_ratio: Fraction = Fraction(1)
 
     def __post_init__(self) -> None:
         image = self.image

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from deepstream_pipeline.decode.codec import Codec, Decoded, MakeCodec, PacketRe
 from deepstream_pipeline.decode.damage import Damage, Verdict
 from deepstream_pipeline.decode.failures import failure_of
 from deepstream_pipeline.decode.opening import DecodeOptions, open_container, pictures_of, set_threads
+from deepstream_pipeline.decode.pictures import orientation_of
 from deepstream_pipeline.decode.software import SoftwareCodec
 from deepstream_pipeline.decode.timeline import Timeline
 from deepstream_pipeline.decode.uri import UriKind, is_live, kind_of, redacted
@@ -40,7 +41,7 @@ _VIDEO_OF = r"Stream #0:{index}\D.*?Video: (\w+)"
 class StreamFacts:
     """What a stream is. width, height: upright. fps: as it says of itself, 0 where it does not. frames_total,
     duration_s: of what has an end, where they are known: a file, or what an RTSP server plays of one. decoder: CPU or
-    NVDEC."""
+    NVDEC. sample_aspect_ratio: width by height of a pixel of the upright picture."""
 
     width: int
     height: int
@@ -50,6 +51,7 @@ class StreamFacts:
     frames_total: int | None = None
     duration_s: float | None = None
     decoder: DecoderKind = DecoderKind.CPU
+    sample_aspect_ratio: Fraction = Fraction(1)
 
 
 class Picture(NamedTuple):
@@ -221,13 +223,16 @@ class Decoder:
     def _is_changed(self, decoded: Decoded) -> bool:
         """Whether it is of another size than the one before; told in facts then."""
         is_first, self._is_first = self._is_first, False
-        if (decoded.width, decoded.height) == (self.facts.width, self.facts.height):
+        if not is_first and (decoded.width, decoded.height) == (self.facts.width, self.facts.height):
             return False
-        self.facts = self._facts(decoded.width, decoded.height)
+        frame = decoded.frame
+        orientation = frame.orientation if isinstance(frame, DevicePicture) else orientation_of(frame)
+        self.facts = self._facts(decoded.width, decoded.height, is_transposed=orientation.is_transposed)
         self._refuse_large()
         return not is_first
 
-    def _facts(self, width: int, height: int) -> StreamFacts:
+    def _facts(self, width: int, height: int, *, is_transposed: bool = False) -> StreamFacts:
+        shape = self._stream.sample_aspect_ratio or Fraction(1)
         rate: Fraction | None = self._stream.average_rate or self._stream.guessed_rate
         duration = self._container.duration
         return StreamFacts(
@@ -239,6 +244,7 @@ class Decoder:
             frames_total=(self._stream.frames or None) if self._kind is UriKind.FILE else None,
             duration_s=duration / av.time_base if duration and duration > 0 else None,
             decoder=self._codec.kind,
+            sample_aspect_ratio=1 / shape if is_transposed else shape,
         )
 
     def _refuse_large(self) -> None:
@@ -272,7 +278,7 @@ class Decoder:
         set_threads(context, self._options.threads, is_live=self._is_live)
         before = self._flushed()
         self._retired, self._context, self._codec = self._codec, context, self._codecs(self._stream, context)
-        self.facts = self._facts(self.facts.width, self.facts.height)
+        self.facts = replace(self.facts, codec=context.name, decoder=self._codec.kind)
         self._damage.begin()
         self._is_new = True
         if not before:  # its decoder's place may be the only one that a full card has for the other

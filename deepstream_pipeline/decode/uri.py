@@ -9,7 +9,7 @@ from deepstream_pipeline.errors import SourceNotAllowed
 MAX_URI_CHARACTERS = 4096
 
 # Files over HTTP, which end; whatever else HTTP gives (MJPEG, HLS, a camera's own address) is taken for a camera.
-_FILE_SUFFIXES = (
+FILE_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".3gp", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".flv"),
     *(".h264", ".264", ".h265", ".265", ".hevc", ".ivf", ".obu", ".asf", ".wmv", ".ogv", ".ogg", ".mxf", ".dav"),
 )
@@ -22,6 +22,7 @@ _SECRET_PARAMETER = re.compile(
     r"(?i)([?&;](?:user|username|usr|login|pass|password|passwd|pwd|token|access_token|auth|key|api_?key|secret"
     r"|sig|signature)=)[^&;#]*"
 )
+_ESCAPES = "in a user or password write # as %23, / as %2F, ? as %3F, @ as %40"
 _SCHEMES = "a path, file:, rtsp:, rtsps:, http:, https: or /dev/videoN"
 
 
@@ -59,7 +60,7 @@ def is_live(uri: str) -> bool:
     """
     kind = kind_of(uri)
     if kind is UriKind.HTTP:
-        return not urlsplit(uri).path.lower().endswith(_FILE_SUFFIXES)
+        return not urlsplit(uri).path.lower().endswith(FILE_SUFFIXES)
     return kind is not UriKind.FILE
 
 
@@ -83,8 +84,8 @@ def redacted(uri: str) -> str:
     the last @ is taken for user and password.
     """
     found = _ADDRESS.fullmatch(uri)
-    if found and not _PLAIN_HOST.match(found[2]):
-        _, at, after = found[2].rpartition("@")
+    before, at, after = found[2].rpartition("@") if found else ("", "", "")
+    if found and ("#" in before or not _PLAIN_HOST.match(found[2])):
         uri = f"{found[1]}{_HIDDEN}@{after}" if at else f"{found[1]}{_HIDDEN}"
     return _SECRET_PARAMETER.sub(rf"\g<1>{_HIDDEN}", uri)
 
@@ -109,6 +110,9 @@ def _refuse_address(uri: str) -> None:
         parts = urlsplit(uri)
         host, _ = parts.hostname, parts.port
     except ValueError:  # its text holds a part of the address
-        raise SourceNotAllowed(f"{redacted(uri)} is no address: its host or port cannot be read") from None
+        hint = f"; {_ESCAPES}" if "@" in uri else ""
+        raise SourceNotAllowed(f"{redacted(uri)} is no address: its host or port cannot be read{hint}") from None
+    if "@" in parts.fragment:
+        raise SourceNotAllowed(f"{redacted(uri)} has # before @; {_ESCAPES}")
     if not host:
         raise SourceNotAllowed(f"{redacted(uri)} names no host; write {parts.scheme}://HOST/PATH")

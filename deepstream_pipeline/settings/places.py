@@ -6,15 +6,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from deepstream_pipeline.decode.uri import UriKind, kind_of, path_of
+from deepstream_pipeline.decode.uri import FILE_SUFFIXES, UriKind, kind_of, path_of
 from deepstream_pipeline.errors import SourceNotAllowed
 from deepstream_pipeline.settings.complaints import shown
 
 SCHEMES = ("rtsp", "rtsps", "http", "https", "file")
-VIDEO_SUFFIXES = {
-    *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts"),
-    *(".flv", ".3gp", ".wmv", ".ogv", ".h264", ".264", ".h265", ".265", ".hevc", ".mjpeg", ".mjpg"),
-}
+VIDEO_SUFFIXES = {*FILE_SUFFIXES, ".mjpeg", ".mjpg"}
 MAX_FILES = 10_000
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
 _ALLOWED = "a video file, a folder of them, rtsp://, rtsps://, http://, https://, file:// or /dev/videoN is needed"
@@ -33,7 +30,7 @@ def places(uri: str, folder: Path) -> tuple[str, ...]:
     if scheme and (scheme[2] or scheme[1].lower() in SCHEMES):
         return (_address(uri, scheme[1].lower()),)
     try:
-        return _files(uri, folder / Path(uri).expanduser())
+        return _files(uri, folder)
     except (OSError, ValueError, RuntimeError) as error:  # a name too long, a NUL, an unknown ~user
         reason = getattr(error, "strerror", None) or "no path"
         raise PlaceRefused(f"{shown(uri)} cannot be looked up ({reason}); {_ALLOWED}") from None
@@ -54,13 +51,16 @@ def _address(uri: str, scheme: str) -> str:
     return uri
 
 
-def _files(uri: str, path: Path) -> tuple[str, ...]:
+def _files(uri: str, folder: Path) -> tuple[str, ...]:
+    own = Path(uri).expanduser()
+    path = folder / own
     if path.is_dir():
         return _some(sorted(path.iterdir()), f"the folder {shown(uri)} has no video file")
     if path.exists():
         return (_written(path),)
     if glob.has_magic(uri):
-        return _some(map(Path, sorted(glob.glob(str(path)))), f"no video file is named like {shown(uri)}")
+        pattern = Path(glob.escape(str(folder))) / own  # the folder's own name is no pattern
+        return _some(map(Path, sorted(glob.glob(str(pattern)))), f"no video file is named like {shown(uri)}")
     if re.fullmatch(r"/dev/video\d+", str(path)):
         raise PlaceRefused(f"this machine has no {path}; `ls /dev/video*` shows its cameras")
     raise PlaceRefused(f"there is no file {shown(uri)}{_close_name(path)}")

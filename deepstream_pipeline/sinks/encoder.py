@@ -27,6 +27,7 @@ Packets: TypeAlias = "list[Packet[VideoStream]]"
 
 TIME_BASE = Fraction(1, 90_000)
 KEY_EVERY_S = 2.0
+SQUARE = Fraction(1)  # as wide as high
 _TICKS_PER_S = 90_000
 _GOP_FRAMES = 600  # at most, where there is no picture for long
 
@@ -77,9 +78,10 @@ def even(width: int, height: int) -> tuple[int, int]:
     return width + width % 2, height + height % 2
 
 
-def set_up(context: VideoCodecContext, size: tuple[int, int]) -> None:
-    """Tell a fresh encoder its size (even), and how colours and times are meant."""
+def set_up(context: VideoCodecContext, size: tuple[int, int], sample_aspect_ratio: Fraction = SQUARE) -> None:
+    """Tell a fresh encoder its size (even), the shape of its pixels, and how colours and times are meant."""
     context.width, context.height = size
+    context.sample_aspect_ratio = sample_aspect_ratio
     context.pix_fmt = "yuv420p"
     context.time_base = TIME_BASE
     context.framerate = Fraction(30)  # a hint for its rate control: the times of the frames are what counts
@@ -127,10 +129,16 @@ class Encoder:
             raise EncoderRefused(error.strerror or type(error).__name__) from error
 
 
-def stream_encoder(container: OutputContainer, size: tuple[int, int], quality: Quality, codec: H264) -> Encoder:
+def stream_encoder(
+    container: OutputContainer,
+    size: tuple[int, int],
+    quality: Quality,
+    codec: H264,
+    sample_aspect_ratio: Fraction = SQUARE,
+) -> Encoder:
     """The encoder of a container's one stream, of even sides. Raises EncoderRefused: the container is spoilt then."""
     stream: VideoStream = container.add_stream(codec.value, options=quality.options(codec))
-    set_up(stream.codec_context, size)
+    set_up(stream.codec_context, size, sample_aspect_ratio)
     return Encoder(codec, stream, Pictures(size, key_every_s=quality.key_every_s))
 
 

@@ -128,9 +128,13 @@ class LiveStream:
     def write(self, picture: ByteArray, frame: Frame, now: float) -> None:
         """Encode a picture; where it begins a segment, the one before it is written."""
         coder = self._coder
-        if coder is not None and not coder.takes(frame, self._options.segment_s):
-            self._end_coder(now)
-            self._has_gap = True
+        if coder is not None:
+            is_next = coder.takes(frame, self._options.segment_s)
+            if is_next:
+                self._playlist.fit(frame.pts_s - coder.last.pts_s)
+            if not (is_next and self._playlist.has_room(coder.duration_s(frame))):
+                self._end_coder(now)
+                self._has_gap = True
         try:
             segment = self._coder_for(frame).write(picture, frame)
         except EncoderRefused as refused:
@@ -158,7 +162,8 @@ class LiveStream:
             self._store(made, now)
 
     def _store(self, made: "_Made", now: float) -> None:
-        segment = Segment(self._number, made.duration_s, made.time, self._has_gap)
+        duration_s = min(made.duration_s, float(self._playlist.target_s))
+        segment = Segment(self._number, duration_s, made.time, self._has_gap)
         self._number += 1
         self._has_gap = not self._keep(now, lambda: self._publish(segment, made.content))
 
@@ -214,21 +219,28 @@ class _Coder:
     """Pictures of one size in, whole segments out. Raises EncoderRefused."""
 
     def __init__(self, frame: Frame, options: HlsOptions, codec: H264) -> None:
-        self._shape = (frame.width, frame.height)
+        self._shape = (frame.width, frame.height, frame.sample_aspect_ratio)
         self._block = _Block()
         quality = Quality(options.crf, is_live=True, key_every_s=options.segment_s)
         self._container: OutputContainer = av.open(self._block, "w", format="mpegts", container_options=_MUXER)
         try:
-            self._encoder = stream_encoder(self._container, even(*self._shape), quality, codec)
+            self._encoder = stream_encoder(
+                self._container, even(frame.width, frame.height), quality, codec, frame.sample_aspect_ratio
+            )
         except EncoderRefused:
             self._container.close()
             raise
-        self._first, self._last = frame, frame
+        self._first, self.last = frame, frame
 
     def takes(self, frame: Frame, segment_s: float) -> bool:
         """Whether the frame goes on from the last one."""
-        gap_s = frame.pts_s - self._last.pts_s
-        return (frame.width, frame.height) == self._shape and 0 < gap_s <= max(5.0, 3 * segment_s)
+        gap_s = frame.pts_s - self.last.pts_s
+        shape = (frame.width, frame.height, frame.sample_aspect_ratio)
+        return shape == self._shape and 0 < gap_s <= _longest_gap_s(segment_s)
+
+    def duration_s(self, frame: Frame) -> float:
+        """How long the segment lasts that this frame ends or goes on with."""
+        return frame.pts_s - self._first.pts_s
 
     def write(self, picture: ByteArray, frame: Frame) -> _Made | None:
         """Take the picture in. The segment before it, where it begins one."""
@@ -238,15 +250,20 @@ class _Coder:
             made = _Made(self._block.take(), frame.pts_s - self._first.pts_s, iso_time(self._first.captured_unix_s))
             self._first = frame
         self._container.mux(packets)
-        self._last = frame
+        self.last = frame
         return made
 
     def close(self) -> _Made:
         """The last segment; without content where nothing was encoded."""
         self._container.mux(self._encoder.flush())
         self._container.close()
-        duration_s = self._last.pts_s - self._first.pts_s + self._encoder.pictures.step_s
+        duration_s = self.last.pts_s - self._first.pts_s + self._encoder.pictures.step_s
         return _Made(self._block.take(), duration_s, iso_time(self._first.captured_unix_s))
+
+
+def _longest_gap_s(segment_s: float) -> float:
+    """Between two frames of one segment; after a longer one the stream goes on behind a discontinuity."""
+    return max(5.0, 3 * segment_s)
 
 
 class _Block:

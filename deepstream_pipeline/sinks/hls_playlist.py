@@ -4,8 +4,6 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-KEPT_BEHIND = 3  # segments that the playlist names no more, and a viewer may still be reading
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -24,24 +22,43 @@ class Segment:
 
 
 class Playlist:
-    """The newest segments."""
+    """The newest segments.
+
+    The target duration is fixed when the first segment is added. A segment that left the list stays on disk for its own
+    duration and that of the longest list that named it (RFC 8216, 6.2.2).
+    """
 
     def __init__(self, *, segment_s: float, list_size: int) -> None:
-        self._target_s = math.ceil(segment_s)
+        self._segment_s = segment_s
         self._list_size = max(1, list_size)
         self._segments: deque[Segment] = deque()
-        self._behind: deque[Segment] = deque()
+        self._behind: deque[tuple[Segment, float]] = deque()  # with the moment from which it may be deleted
         self._gaps_behind = 0
+        self._published_s = self._longest_list_s = 0.0
+        self.target_s = math.ceil(segment_s)
+
+    def fit(self, step_s: float) -> None:
+        """Allow for frames so many seconds apart, which make longer segments. No effect after the first segment."""
+        if not self._published_s:
+            self.target_s = max(self.target_s, round(self._segment_s + step_s))
+
+    def has_room(self, duration_s: float) -> bool:
+        """Whether a segment may last so long."""
+        return round(duration_s) <= self.target_s
 
     def add(self, segment: Segment) -> list[str]:
-        """Names of files that nobody needs any more."""
+        """Names of files that may be deleted."""
         self._segments.append(segment)
-        self._target_s = max(self._target_s, round(segment.duration_s))
-        while len(self._segments) > self._list_size:
-            gone = self._segments.popleft()
-            self._gaps_behind += gone.has_gap
-            self._behind.append(gone)
-        return [self._behind.popleft().name for _ in range(len(self._behind) - KEPT_BEHIND)]
+        self._published_s += segment.duration_s
+        gone = [self._segments.popleft() for _ in range(len(self._segments) - self._list_size)]
+        self._longest_list_s = max(self._longest_list_s, sum(one.duration_s for one in self._segments))
+        for one in gone:
+            self._gaps_behind += one.has_gap
+            self._behind.append((one, self._published_s + one.duration_s + self._longest_list_s))
+        deletable = []
+        while self._behind and self._behind[0][1] <= self._published_s:
+            deletable.append(self._behind.popleft()[0].name)
+        return deletable
 
     def text(self, *, is_over: bool = False) -> str:
         """The playlist's file."""
@@ -49,7 +66,7 @@ class Playlist:
         lines = [
             "#EXTM3U",
             "#EXT-X-VERSION:6",
-            f"#EXT-X-TARGETDURATION:{self._target_s}",
+            f"#EXT-X-TARGETDURATION:{self.target_s}",
             f"#EXT-X-MEDIA-SEQUENCE:{first}",
             f"#EXT-X-DISCONTINUITY-SEQUENCE:{self._gaps_behind}",
             "#EXT-X-INDEPENDENT-SEGMENTS",

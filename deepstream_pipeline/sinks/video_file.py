@@ -1,7 +1,8 @@
 """annotated.mp4: what was seen, drawn, as H.264.
 
 It is written in fragments, so that what a killed run or a full disk leaves behind plays, and made a plain MP4 when it
-is finished. A time in it is pts_s less that of its first frame. Another resolution, or FRAMES_A_FILE frames, begin
+is finished. Its pixels have the shape of the source's (sample
+aspect ratio). A time in it is pts_s less that of its first frame. Another resolution, or FRAMES_A_FILE frames, begin
 annotated-2.mp4 and so on; a file that an earlier run left is kept once, as annotated.previous.mp4.
 """
 
@@ -10,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -18,7 +20,7 @@ from av.container import OutputContainer
 from av.error import FFmpegError
 
 from deepstream_pipeline.errors import SinkFailed
-from deepstream_pipeline.sinks.encoder import H264, EncoderKind, EncoderRefused, Quality, even, stream_encoder
+from deepstream_pipeline.sinks.encoder import H264, SQUARE, EncoderKind, EncoderRefused, Quality, even, stream_encoder
 from deepstream_pipeline.sinks.encoders import Encoders
 from deepstream_pipeline.sinks.folders import SourceFolders, made_folder
 from deepstream_pipeline.sinks.osd import Osd
@@ -121,15 +123,16 @@ class AnnotatedSink:
             self._file_for(result).write(picture, result.frame.pts_s)
 
     def _file_for(self, result: FrameResult) -> "VideoFile":
-        source_id, size = result.frame.source_id, (result.frame.width, result.frame.height)
+        frame, source_id = result.frame, result.frame.source_id
+        size = (frame.width, frame.height)
         file = self._files.get(source_id)
-        if file is not None and file.is_for(size):
+        if file is not None and file.is_for(size, frame.sample_aspect_ratio):
             return file
         self._finish(source_id)
         folder = self._folders.of(source_id)
         folder.mkdir(parents=True, exist_ok=True)
         path = _free_path(folder, self._began_unix_s)
-        file = self._encoders.open(lambda codec: VideoFile(path, size, self._quality, codec))
+        file = self._encoders.open(lambda codec: VideoFile(path, size, self._quality, codec, frame.sample_aspect_ratio))
         self._files[source_id] = file
         return file
 
@@ -156,15 +159,22 @@ class AnnotatedSink:
 class VideoFile:
     """One MP4 in the making. Raises OSError, FFmpegError and EncoderRefused; then only `abandon` may be called."""
 
-    def __init__(self, path: Path, size: tuple[int, int], quality: Quality, codec: H264 = H264.X264) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: tuple[int, int],
+        quality: Quality,
+        codec: H264 = H264.X264,
+        sample_aspect_ratio: Fraction = SQUARE,
+    ) -> None:
         self.path = path
-        self._size = size
+        self._shape = (size, sample_aspect_ratio)
         self._frames = 0
         self._file = _Output(path)
         try:
             container = av.open(self._file, "w", format="mp4", container_options={"movflags": _MOVFLAGS})
             self._container: OutputContainer = container
-            self._encoder = stream_encoder(container, even(*size), quality, codec)
+            self._encoder = stream_encoder(container, even(*size), quality, codec, sample_aspect_ratio)
         except EncoderRefused:
             self.discard()
             raise
@@ -172,9 +182,9 @@ class VideoFile:
             self._file.close()
             raise
 
-    def is_for(self, size: tuple[int, int]) -> bool:
-        """Whether pictures of that size go on in this file."""
-        return size == self._size and self._frames < FRAMES_A_FILE
+    def is_for(self, size: tuple[int, int], sample_aspect_ratio: Fraction = SQUARE) -> bool:
+        """Whether such pictures go on in this file."""
+        return (size, sample_aspect_ratio) == self._shape and self._frames < FRAMES_A_FILE
 
     def write(self, picture: ByteArray, pts_s: float) -> None:
         """Encode and add a picture."""

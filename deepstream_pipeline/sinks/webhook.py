@@ -8,7 +8,8 @@ What cannot be delivered goes to a dead-letter file, a line each: {"time", "reas
   messages share one budget of second tries: a few a minute and one for each five messages sent. When it is spent, a
   message has one try only.
 * Any other status: dead letter at once. Redirects are not followed.
-The header Idempotency-Key names the message (a list: its first message and its length), the same on every try.
+The header Idempotency-Key names the message (a list: its first message and its length), the same on every try: a list
+that failed is sent again as it was, without the messages that came after it.
 """
 
 import os
@@ -164,6 +165,11 @@ class WebhookLink:
         """One POST."""
         if not messages:
             return Outcome()
+        outcome = self._sent(messages)
+        self.max_messages = len(messages) if outcome.left else self._options.batch
+        return outcome
+
+    def _sent(self, messages: Sequence[Message]) -> Outcome:
         errors = self._urllib3.exceptions
         try:
             answer = self._post(messages)

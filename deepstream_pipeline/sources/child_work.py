@@ -227,6 +227,7 @@ class Work:
                 segment=self._segment,
                 is_corrupt=picture.is_corrupt,
                 digest=digest,
+                sample_aspect=decoder.facts.sample_aspect_ratio.as_integer_ratio(),
                 is_on_device=slots.is_on_device and bool(written.row_shape),
             )
         )

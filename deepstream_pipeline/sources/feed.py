@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from deepstream_pipeline.sources.ring import Ring, image_offset
 from deepstream_pipeline.sources.timeline import Timeline
 from deepstream_pipeline.types import ByteArray, DeviceRow, Frame, PreparedFrame, RowArray
 
+_LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio: FFmpeg has integers of 32 bits
 _CLOCKS_S = 1.0  # processes of one machine share the clock
 
 
@@ -63,6 +65,8 @@ class Feed:
                 raise ValueError(f"slot {ready.slot}, which is not the process'")
             if ready.width < 1 or ready.height < 1 or ready.width * ready.height > max_pixels:
                 raise ValueError(f"a picture of {ready.width}x{ready.height}")
+            if not all(0 < side <= _LONGEST_SIDE for side in ready.sample_aspect):
+                raise ValueError(f"a sample aspect ratio of {ready.sample_aspect}")
             if ready.captured_at > now + _CLOCKS_S:
                 raise ValueError("a frame of the future")
             row = self._row(ready)
@@ -83,6 +87,7 @@ class Feed:
             ready.segment,
             ready.is_corrupt,
             ready.digest,
+            Fraction(*ready.sample_aspect),
         )
         return PreparedFrame(frame, row, _Slot(ready.slot, self._give_back))
 

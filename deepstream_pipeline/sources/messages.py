@@ -123,7 +123,7 @@ class FrameReady(Record, frozen=True, kw_only=True):
 
     row_shape: of the network's input, at the slot's begin; empty where the frame is not to be inferred. has_image: the
     picture at the source's size lies behind the row, at ring.image_offset(row bytes), 0 bytes of one on the device.
-    is_on_device: the row lies in the device ring's slot of that number.
+    is_on_device: the row lies in the device ring's slot of that number. sample_aspect: of a pixel, width and height.
     """
 
     slot: int
@@ -139,6 +139,7 @@ class FrameReady(Record, frozen=True, kw_only=True):
     is_corrupt: bool
     digest: int
     is_on_device: bool = False
+    sample_aspect: tuple[int, int] = (1, 1)
 
 
 class Lost(Record, frozen=True):

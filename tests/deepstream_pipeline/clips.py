@@ -56,6 +56,7 @@ def write_clip(
     b_frames: int = 0,
     options: dict[str, str] | None = None,
     pixel_format: str = "",
+    sample_aspect_ratio: Fraction = Fraction(1),
 ) -> Path:
     """The path, to which a clip was written; its suffix (.mp4, .avi, .mkv, .ts, .flv, .h264 …) says in which format.
 
@@ -67,6 +68,7 @@ def write_clip(
         stream.width, stream.height = size
         stream.pix_fmt = pixel_format or _PIXEL_FORMATS.get(codec, "yuv420p")
         stream.codec_context.gop_size = gop
+        stream.codec_context.sample_aspect_ratio = sample_aspect_ratio
         stream.codec_context.thread_count = 1
         for number in range(first, first + frames):
             frame = av.VideoFrame.from_ndarray(picture(number, *size), format="rgb24")

@@ -6,6 +6,7 @@ The same promises for FFmpeg, for the stand-in of NVDEC, and on a card for NVDEC
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -200,13 +201,17 @@ class DecoderContract:
     def test_picture_with_a_display_matrix_is_shown_upright(
         self, kind: Kind, tmp_path: Path, matrix: DisplayMatrix
     ) -> None:
-        """Rotated and mirrored clips: each picture is what the matrix makes of the stored one, and so is its size."""
-        plain = plain_clip(tmp_path / "plain.mp4", frames=3)
+        """Rotated and mirrored clips: each picture is what the matrix makes of the stored one, and so is its size.
+
+        Pixels that are twice as wide as high are twice as high as wide in a picture turned by a quarter.
+        """
+        plain = plain_clip(tmp_path / "plain.mp4", frames=3, sample_aspect_ratio=Fraction(2))
         with av.open(str(plain)) as container:
             expected = [displayed(Painter().rgb(frame), matrix) for frame in container.decode(video=0)]
         decoder, painter = kind.opened(with_display_matrix(tmp_path / "shown.mp4", plain, matrix)), Painter()
         shown = [kind.rgb(one, painter) for packet in decoder.packets() for one in decoder.decode(packet)]
         assert (decoder.facts.height, decoder.facts.width) == expected[0].shape[:2]
+        assert decoder.facts.sample_aspect_ratio == (2 if matrix[0] else Fraction(1, 2))
         decoder.close()
         assert np.array_equal(shown, expected)
 

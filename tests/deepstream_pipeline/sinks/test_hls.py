@@ -1,5 +1,6 @@
 """A live HLS playlist, in files."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_hls_live_playlist_slides_and_names_only_whole_segments(tmp_path: Path) 
             assert all((tmp_path / "hls" / name).stat().st_size % 188 == 0 for name in named)
             seen += [name for name in named if name not in seen]
     assert len(seen) == 10
-    assert len(list((tmp_path / "hls").glob("segment-*"))) <= 6
+    assert len(list((tmp_path / "hls").glob("segment-*"))) <= 3 + 4
     last = read_video(tmp_path / "hls" / seen[-1])
     assert [number_of(picture) for picture in last.pictures] == list(range(90, 100))
     sink.close()
@@ -117,11 +118,44 @@ def test_hls_playlist_counts_what_slid_out_of_it() -> None:
     """Sequence numbers tell players what is gone: segments, and discontinuities among them."""
     playlist = Playlist(segment_s=2.0, list_size=2)
     gone = [playlist.add(Segment(number, 2.0, "t", has_gap=number == 11)) for number in range(10, 17)]
-    assert gone == [[], [], [], [], [], ["segment-10.ts"], ["segment-11.ts"]]
+    assert gone == [[], [], [], [], [], ["segment-10.ts"], ["segment-11.ts"]]  # 2 left the list when 12 came
     lines = playlist.text().splitlines()
     assert lines[2:5] == ["#EXT-X-TARGETDURATION:2", "#EXT-X-MEDIA-SEQUENCE:15", "#EXT-X-DISCONTINUITY-SEQUENCE:1"]
     assert lines[-1] == "segment-16.ts"
     assert playlist.text(is_over=True).splitlines()[-1] == "#EXT-X-ENDLIST"
+
+
+def test_hls_segment_stays_on_disk_for_a_playlist_after_it_left() -> None:
+    """A player that has the old list reads its last segment: RFC 8216's own time, whatever the segments last."""
+    playlist = Playlist(segment_s=2.0, list_size=3)
+    published_s, left_at_s, durations = 0.0, {}, {}
+    for number in range(40):
+        durations[f"segment-{number}.ts"] = duration_s = (0.5, 2.0, 1.0)[number % 3]
+        published_s += duration_s
+        deleted = playlist.add(Segment(number, duration_s, "t"))
+        left_at_s[f"segment-{number - 3}.ts"] = published_s
+        for name in deleted:
+            assert published_s - left_at_s[name] >= 3.5 + durations[name]
+    assert len(left_at_s) > 30
+
+
+@pytest.mark.parametrize("steps_s", [(0.1,), (0.4,), (1.6,), (0.1, 0.1, 0.1, 1.3), (0.1,) * 40 + (2.4,) * 5])
+def test_hls_target_duration_never_changes_and_holds(tmp_path: Path, steps_s: tuple[float, ...]) -> None:
+    """While a playlist is live its target stays, and no segment is longer, however far apart the frames come."""
+    sink = sink_in(tmp_path)
+    index = tmp_path / "hls" / "index.m3u8"
+    targets, pts_s = set(), 0.0
+    for number, step_s in zip(range(150), itertools.cycle(steps_s), strict=False):
+        result = numbered(number)
+        pts_s += step_s
+        sink.write(replace(result, frame=replace(result.frame, pts_s=pts_s)))
+        if index.exists():
+            text = index.read_text()
+            (target,) = re.findall(r"#EXT-X-TARGETDURATION:(\d+)\n", text)
+            targets.add(int(target))
+            assert all(round(float(one)) <= int(target) for one in re.findall(r"#EXTINF:([\d.]+)", text))
+    sink.close()
+    assert len(targets) == 1
 
 
 def test_hls_viewer_that_reads_slowly_or_goes_does_not_matter(tmp_path: Path) -> None:

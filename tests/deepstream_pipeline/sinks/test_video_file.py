@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import pytest
 
 from deepstream_pipeline.errors import SinkFailed
@@ -49,6 +51,21 @@ def test_annotated_video_has_every_frame_at_its_time(tmp_path: Path) -> None:
     assert read.times == pytest.approx(times, abs=0.0001)
     assert (read.codec, read.pixel_format, read.sizes, read.frames) == ("h264", "yuv420p", {(160, 96)}, 8)
     assert read.duration_s == pytest.approx(4.1, abs=0.01)
+
+
+@pytest.mark.parametrize("shape", [Fraction(1), Fraction(2), Fraction(64, 45)])
+def test_annotated_video_has_the_shape_of_its_sources_pixels(tmp_path: Path, shape: Fraction) -> None:
+    """A player shows it as wide as the source; another shape begins another file."""
+    sink = sink_in(tmp_path)
+    for number, one in enumerate((shape, shape, Fraction(3))):
+        told = numbered(number)
+        sink.write(replace(told, frame=replace(told.frame, sample_aspect_ratio=one)))
+    sink.close()
+    shown = []
+    for name in ("annotated.mp4", "annotated-2.mp4"):
+        with av.open(str(tmp_path / name)) as file:
+            shown.append(file.streams.video[0].sample_aspect_ratio)
+    assert shown == [shape, 3]
 
 
 def test_annotated_video_shows_what_is_drawn_in_its_colours(tmp_path: Path) -> None:

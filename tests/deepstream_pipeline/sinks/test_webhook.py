@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.sinks.broker import BrokerSink, What
-from deepstream_pipeline.sinks.spool import Message
+from deepstream_pipeline.sinks.spool import Message, Spool
 from deepstream_pipeline.sinks.webhook import (
     BUDGET,
     DeadLetters,
@@ -136,6 +136,22 @@ def test_webhook_with_a_batch_posts_lists(receiver: Receiver, url: str) -> None:
     assert [line["frame_num"] for one in lists for line in one] == list(range(30))
     assert len(lists) < 30
     assert max(len(one) for one in lists) == 8
+
+
+def test_webhook_sends_a_list_that_failed_again_as_it_was(receiver: Receiver, url: str) -> None:
+    """The same messages under the same Idempotency-Key, though others came meanwhile; they go with the next list."""
+    link, spool = WebhookLink(options(url, batch=8)), Spool(100, 1 << 20)
+    receiver.status = {0: [500, 503, 200]}
+    for number in range(12):
+        spool.put(Message("cam", f"m{number}", "objects", b'{"frame_num":%d}' % number))
+        if number % 3 == 2:
+            outcome = link.send(spool.take(link.max_messages, link.max_bytes))
+            spool.done(outcome.delivered)
+            spool.put_back(outcome.left)
+    link.close()
+    keys = [headers["Idempotency-Key"] for headers, _ in receiver.requests]
+    assert keys == ["m0+3", "m0+3", "m0+3", "m3+8"]
+    assert len({body for _, body in receiver.requests[:3]}) == 1
 
 
 def test_webhook_answered_500_for_a_while_tries_again_and_keeps_the_order(receiver: Receiver, url: str) -> None:
