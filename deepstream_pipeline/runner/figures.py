@@ -22,7 +22,7 @@ def statistics_of(way: SourceWay) -> SourceStatistics:
         fps=snapshot.fps if snapshot is not None else 0.0,
         frames=snapshot.frames if snapshot is not None else 0,
         frames_total=opened.frames_total if opened is not None else None,
-        inferred=way.inferred,
+        inferred=way.inferred - way.unreadable,
         drops=dict(Counter(way.drops)),
         restarts=snapshot.restarts if snapshot is not None else 0,
         width=opened.width if opened is not None else 0,

@@ -11,7 +11,7 @@ from deepstream_pipeline.runner.gauges import Gauges
 from deepstream_pipeline.runner.recorder import Recorder
 from deepstream_pipeline.runner.way import SourceWay
 from deepstream_pipeline.sources.messages import Beat, Opened, Recorded
-from deepstream_pipeline.sources.watch import TAKEN_OUT
+from deepstream_pipeline.sources.watch import TAKEN_OUT, WAITS_FOR_CARD
 from deepstream_pipeline.types import DropReason, PreparedFrame, SourceState
 
 log = structlog.get_logger(component="video")
@@ -51,7 +51,7 @@ class Heard:
 
     def on_state(self, source_id: str, state: SourceState, reason: str) -> None:
         self._parts.metrics.state(source_id, state)
-        if state is SourceState.CONNECTING:
+        if state is SourceState.CONNECTING and reason in ("", WAITS_FOR_CARD):
             return
         if state is SourceState.PAUSED:  # by a person: whether it was in trouble before holds on
             log.info("source", source=source_id, state=state.value)

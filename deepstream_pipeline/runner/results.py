@@ -150,6 +150,7 @@ class Results:
             return detections_of(network, answer, outcome.index, frame.width, frame.height), ()
         except InferFailed as error:
             log.warning("an answer cannot be read", source=frame.source_id, reason=error.message)
+            outcome.way.unreadable += 1
             self._parts.dispatcher.count_drop(outcome.way, DropReason.INFER_FAILED)
             return None, ()
 

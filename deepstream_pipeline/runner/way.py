@@ -47,6 +47,7 @@ class SourceWay:
     first_at: float | None = None
     last_at: float = 0.0
     inferred: int = 0
+    unreadable: int = 0
     last: FrameResult | None = None
     snapshot: SourceSnapshot | None = None
     is_over: bool = False

@@ -97,7 +97,7 @@ def run(
     sink: SinkFlag = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
     shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
-    gateway: Annotated[str, typer.Option(metavar="URL", help="infer at a gateway elsewhere, by gRPC")] = "",
+    gateway: Annotated[str, typer.Option(metavar="URL", help="infer there; or PENSTOCK_GATEWAY_URL")] = "",
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,

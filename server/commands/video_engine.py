@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+import structlog
+
 from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.infer.place import EnginePlace
+from deepstream_pipeline.settings.networks import gateway_fault
 from deepstream_pipeline.settings.records import EngineChoice, EngineSettings, VideoSettings
 from deepstream_pipeline.types import DecoderKind
 from server.catalogue.catalogue import read_catalogue
@@ -29,8 +32,10 @@ from server.gpu.mps.options import MpsOptions
 from server.local.running import RunningStack, running_stacks
 
 BOND = "server.commands.video_bond"
+GATEWAY_VARIABLE = "PENSTOCK_GATEWAY_URL"
 START_TIMEOUT_S, STOP_TIMEOUT_S, HURRY_S = 180.0, 45.0, 5.0
 _LOOK_S = 0.1
+log = structlog.get_logger(component="video")
 _DRIVER = Path("/dev/nvidiactl")
 _LINES_SHOWN = 12
 _FREE_PORTS = [
@@ -68,13 +73,20 @@ def engine_for(
     """The engine, with the models in it, until the block ends. note: told what takes long. shares_memory: of one of our
     own, with its clients. Raises EngineUnavailable."""
     api_key = environ.get(settings.api_key_variable, "")
-    if settings.gateway:
-        place = EnginePlace(None, settings.gateway, settings.grpc or grpc_beside(settings.gateway), api_key)
+    gateway = settings.gateway or (environ.get(GATEWAY_VARIABLE, "") if settings.choice is EngineChoice.AUTO else "")
+    if gateway:
+        if fault := gateway_fault(gateway):
+            raise EngineUnavailable(f"{GATEWAY_VARIABLE}: {fault}")
+        place = EnginePlace(None, gateway, settings.grpc or grpc_beside(gateway), api_key)
         require_models(Gateway(place.http_url, api_key), models)
         yield place
         return
-    stack = joinable(running_stacks()) if settings.choice is EngineChoice.AUTO else None
+    stacks = running_stacks() if settings.choice is EngineChoice.AUTO else ()
+    stack = joinable(stacks)
     if stack is not None:
+        others = ", ".join(one.http_url for one in stacks if one is not stack and joinable([one]))
+        if others:
+            log.warning("several stacks run here", used=stack.http_url, others=others, choose_by="--gateway URL")
         require_models(Gateway(stack.http_url, api_key), models)
         yield place_of(stack, api_key)
         return
@@ -141,7 +153,8 @@ def require_models(gateway: Gateway, models: Sequence[str]) -> None:
             raise ModelUnknown(unknown_model(name, ready, f"at {gateway.url}"))
         why = f" ({reasons[name]})" if reasons[name] else ""
         raise EngineUnavailable(
-            f"{name} is not loaded at {gateway.url}{why}: load it with `penstock models load {name}`"
+            f"{name} is not loaded at {gateway.url}{why}: "
+            f"load it with `penstock models load {name} --url {gateway.url}`"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from deepstream_pipeline.infer.hand_over import HandOver
 from deepstream_pipeline.infer.place import EnginePlace
@@ -51,7 +52,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 MISSING = {
-    "street": "street is not loaded at {url} (no such file): load it with `penstock models load street`",
+    "street": "street is not loaded at {url} (no such file): load it with `penstock models load street --url {url}`",
     "fastestdet": "there is no model 'fastestdet' at {url}: fetch it with `penstock models pull fastestdet`",
     "peoples": "there is no model 'peoples' at {url}: did you mean people?",
 }
@@ -110,6 +111,36 @@ def test_stack_that_runs_here_is_joined(stand_in: StandIn, monkeypatch: pytest.M
     monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
     with engine_for(EngineSettings(), ["people"], {}, print) as place:
         assert place == EnginePlace(tmp_path, stand_in.url, "127.0.0.1:1")
+
+
+def test_of_several_stacks_the_one_that_is_used_is_named(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A warning names the newest, which is used, the others and the flag that chooses."""
+    stand_in.index = [PEOPLE]
+    stacks = [RunningStack(tmp_path, url, "127.0.0.1:1", os.getpid()) for url in (stand_in.url, "http://127.0.0.1:9")]
+    monkeypatch.setattr(video_engine, "running_stacks", lambda: stacks)
+    with capture_logs() as lines, engine_for(EngineSettings(), ["people"], {}, print) as place:
+        assert place.http_url == stand_in.url
+    assert [(line["used"], line["others"]) for line in lines] == [(stand_in.url, "http://127.0.0.1:9")]
+    assert "--gateway" in lines[0]["choose_by"]
+
+
+def test_variable_chooses_the_gateway_where_nothing_else_does(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PENSTOCK_GATEWAY_URL goes before the stacks of this host, and behind the flag and the file."""
+    stand_in.index = [PEOPLE]
+    stack = RunningStack(tmp_path, "http://127.0.0.1:9", "127.0.0.1:1", os.getpid())
+    monkeypatch.setattr(video_engine, "running_stacks", lambda: (stack,))
+    with engine_for(EngineSettings(), ["people"], {"PENSTOCK_GATEWAY_URL": stand_in.url}, print) as place:
+        assert (place.http_url, place.run_dir) == (stand_in.url, None)
+    named = EngineSettings(gateway=stand_in.url)
+    with engine_for(named, ["people"], {"PENSTOCK_GATEWAY_URL": "http://127.0.0.1:9"}, print) as place:
+        assert place.http_url == stand_in.url
+    wrong = engine_for(EngineSettings(), ["people"], {"PENSTOCK_GATEWAY_URL": "here"}, print)
+    with pytest.raises(EngineUnavailable, match="PENSTOCK_GATEWAY_URL: a gateway's address is needed"), wrong:
+        pass
 
 
 def test_guest_on_the_engines_card_is_a_client_of_its_mps_daemon() -> None:

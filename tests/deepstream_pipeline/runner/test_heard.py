@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from deepstream_pipeline.metrics import VideoMetrics
 from deepstream_pipeline.runner.heard import Heard, HeardParts
-from deepstream_pipeline.sources.watch import TAKEN_OUT
+from deepstream_pipeline.sources.watch import TAKEN_OUT, WAITS_FOR_CARD
 from deepstream_pipeline.types import SourceState
 
 CONNECTING, RUNNING, PAUSED = SourceState.CONNECTING, SourceState.RUNNING, SourceState.PAUSED
@@ -17,6 +17,8 @@ COURSES = {
     "paused and resumed": ([RUNNING, PAUSED, CONNECTING, RUNNING], ["info"] * 3),
     "lost, paused, back": ([RUNNING, LOST, PAUSED, CONNECTING, RUNNING], ["info", "warning", "info", "warning"]),
     "lost and back": ([RUNNING, LOST, RUNNING, RUNNING], ["info", "warning", "warning", "info"]),
+    "never opened": ([(CONNECTING, "cannot be reached"), RUNNING], ["warning", "warning"]),
+    "waits for its turn": ([(CONNECTING, WAITS_FOR_CARD), RUNNING], ["info"]),
     "over": ([RUNNING, ENDED], ["info", "info"]),
     "lost and removed": ([RUNNING, LOST, TAKEN_OUT, RUNNING], ["info", "warning", "info", "info"]),
 }
@@ -30,7 +32,7 @@ def test_state_that_a_person_asked_for_is_no_warning(course: str) -> None:
     heard = Heard(HeardParts(nobody, VideoMetrics(), nobody, None, lambda _: None, lambda _: None, lambda: False))
     with capture_logs() as lines:
         for state in states:
-            told = (ENDED, TAKEN_OUT) if state == TAKEN_OUT else (state, "")
+            told = (ENDED, TAKEN_OUT) if state == TAKEN_OUT else (state, "") if isinstance(state, str) else state
             heard.on_state("a", SourceState(told[0]), told[1])
     assert [line["log_level"] for line in lines] == levels
     assert {line["source"] for line in lines} == {"a"}

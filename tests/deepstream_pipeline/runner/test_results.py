@@ -1,12 +1,20 @@
 """The thread of the results: what ends it, and what does not."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from deepstream_pipeline.errors import InferFailed
 from deepstream_pipeline.metrics import VideoMetrics
+from deepstream_pipeline.runner import results as results_module
+from deepstream_pipeline.runner.figures import statistics_of
 from deepstream_pipeline.runner.results import Results, ResultsParts
 from deepstream_pipeline.runner.way import Outcome
-from tests.deepstream_pipeline.runner.fakes import NETWORK
+from deepstream_pipeline.types import no_detections
+from server.commands.video_summary import is_failed
+from tests.deepstream_pipeline.runner.fakes import NETWORK, FakeEngine, Slots, a_dispatcher, a_way
 
 WAIT_S = 30.0
 
@@ -37,3 +45,30 @@ def test_thread_of_the_results_outlives_a_bug() -> None:
     assert results.is_alive
     assert results.close(WAIT_S)
     assert not results.is_running
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_answers_that_cannot_be_read_are_no_inferred_frames(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
+    """A run that gets nothing else has failed, though the engine answered every frame."""
+
+    def detections_of(*_: object) -> object:
+        if not is_readable:
+            raise InferFailed("output 'boxes' is missing")
+        return no_detections()
+
+    monkeypatch.setattr(results_module, "detections_of", detections_of)
+    way, engine, over = a_way("film"), FakeEngine(), threading.Event()
+    dispatcher = a_dispatcher(engine, way)
+    parts = ResultsParts(
+        dispatcher, NETWORK, (), None, VideoMetrics(),
+        is_live=lambda: False, is_drawn=lambda _: False, on_result=lambda _: over.set(), on_over=lambda _: None,
+    )  # fmt: skip
+    results = Results(parts)
+    results.start()
+    dispatcher.on_frame(Slots().prepared("film", 0))
+    engine.asked[0].answer()
+    assert over.wait(WAIT_S)
+    assert results.close(WAIT_S)
+    statistics = replace(statistics_of(way), frames=1)
+    assert statistics.inferred == (1 if is_readable else 0)
+    assert is_failed(statistics) is not is_readable
