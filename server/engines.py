@@ -18,6 +18,7 @@ from server.access.certificates import Certificates
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
 from server.access.quotas import Board, Quotas
+from server.backends.disk_loads import DiskLoads
 from server.backends.engine_headers import EngineHeaders, read_header_file
 from server.backends.own_triton import OwnTriton
 from server.backends.replicas import Replicas
@@ -112,7 +113,7 @@ def compose_engine(settings: Settings, run_dir: Path) -> Engine:
         return _embedded_engine(settings)
     budget = RetryBudget()
     addresses = engine_addresses(settings, run_dir)
-    engines = {address.http_url: _triton(settings, address, budget) for address in addresses}
+    engines = {address.http_url: _triton(settings, address, budget, run_dir) for address in addresses}
     place = ", ".join(f"{address.http_url} (gRPC {address.grpc_address})" for address in addresses)
     if len(engines) > 1:
         replicas = Replicas(engines, budget=budget)
@@ -122,9 +123,17 @@ def compose_engine(settings: Settings, run_dir: Path) -> Engine:
     return Engine(triton, triton, place, slab, budget)
 
 
-def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget) -> TritonBackend:
-    kind = TritonBackend if settings.engine_is_external else OwnTriton
-    return kind(
+def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run_dir: Path) -> TritonBackend:
+    if not settings.engine_is_external:
+        return OwnTriton(
+            http_url=address.http_url,
+            grpc_address=address.grpc_address,
+            metrics_url=address.metrics_url,
+            max_connections=settings.max_inflight_requests,
+            budget=budget,
+            disk=DiskLoads(settings.repositories, run_dir / "labels"),
+        )
+    return TritonBackend(
         http_url=address.http_url,
         grpc_address=address.grpc_address,
         metrics_url=address.metrics_url,

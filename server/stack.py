@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from server.backends.disk_loads import DiskLoads
 from server.backends.lost_instances import InstanceRenewal, InstanceSight
 from server.backends.own_triton import OwnTriton
 from server.backends.patience import Patience
@@ -262,6 +263,7 @@ class Stack:
                 grpc_address=listeners.grpc_address,
                 max_connections=1,
                 patience=Patience(keepalive_timeout_s=RENEWAL_SILENCE_S),
+                disk=DiskLoads(repositories, self._run_dir.path / "labels"),
             ),
             engine_pid=self._running_engine,
             restart=self._engine.restart,

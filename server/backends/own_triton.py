@@ -1,14 +1,65 @@
 """A Triton of our own, where nobody but us decides who may load."""
 
-from server.backends.quiet_loads import as_http, quiet_load
+import asyncio
+
+from tritonclient.grpc import service_pb2
+
+from server.backends.disk_loads import DiskLoads
+from server.backends.patience import Patience
+from server.backends.quiet_loads import LOAD, as_http, quiet_load
+from server.backends.retry_budget import RetryBudget
 from server.backends.triton import TritonBackend
-from server.core.relay import HttpAnswer, HttpCall
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
 
 
 class OwnTriton(TritonBackend):
-    """Its models are loaded aside, however the load came. Somebody else's may guard its two ports in different ways."""
+    """Its models are loaded aside, however the load came. Somebody else's may guard its two ports in different ways.
+
+    A plain load serves what lies on disk. disk: our repositories; None where every load is left to Triton.
+    """
+
+    def __init__(  # noqa: PLR0913 - TritonBackend's, and the disk
+        self,
+        *,
+        http_url: str,
+        grpc_address: str,
+        max_connections: int,
+        metrics_url: str | None = None,
+        patience: Patience | None = None,
+        budget: RetryBudget | None = None,
+        disk: DiskLoads | None = None,
+    ) -> None:
+        super().__init__(
+            http_url=http_url,
+            grpc_address=grpc_address,
+            max_connections=max_connections,
+            metrics_url=metrics_url,
+            patience=patience,
+            budget=budget,
+        )
+        self._disk = disk
+        self._overridden: set[str] = set()
 
     async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         if (load := quiet_load(call)) is not None:
             return as_http(await self.grpc(load, deadline=deadline))
         return await super().http(call, deadline=deadline)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        if call.method == LOAD:
+            question = service_pb2.RepositoryModelLoadRequest.FromString(call.message)
+            if "config" in question.parameters:
+                self._overridden.add(question.model_name)
+            elif not question.parameters:
+                question = await self._load_question(question.model_name)
+                call = GrpcCall(call.method, question.SerializeToString(), call.metadata)
+        return await super().grpc(call, deadline=deadline)
+
+    async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":
+        question = await super()._load_question(model_name)
+        if self._disk is None:
+            return question
+        is_overridden = model_name in self._overridden
+        if config := await asyncio.to_thread(self._disk.config_for, model_name, is_overridden=is_overridden):
+            question.parameters["config"].string_param = config
+        return question

@@ -178,7 +178,7 @@ class TritonBackend:
         return decode_index(await self._ask("RepositoryIndex", b""))
 
     async def load(self, model_name: str) -> None:
-        question = service_pb2.RepositoryModelLoadRequest(model_name=model_name)
+        question = await self._load_question(model_name)
         try:
             await self._ask("RepositoryModelLoad", question.SerializeToString(), patience_s=self._patience.load_s)
         except (BackendUnavailable, DeadlineExceeded):
@@ -187,6 +187,9 @@ class TritonBackend:
             raise ModelNotReady(
                 f"model {model_name!r} cannot be loaded: {_load_reason(str(error), model_name)}"
             ) from error
+
+    async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":
+        return service_pb2.RepositoryModelLoadRequest(model_name=model_name)
 
     async def unload(self, model_name: str) -> None:
         question = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)

@@ -1,0 +1,85 @@
+"""What a plain load asks our Triton for, where Triton 2.51 by itself would serve something else than lies on disk.
+
+* After a load with a config of its own, a plain load leaves that config in place.
+* A folder `2.bak` is taken for version 2, and the model then has no file.
+* A label file's byte order mark and carriage returns become part of the labels.
+In these cases the load carries the config that lies on disk, with the versions that it serves and with clean labels.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2
+
+from server.backends.embedded.repository import ModelFolder, chosen_versions, read_config, scan
+from server.core.errors import InvalidRequest
+from server.core.model_files import is_version
+
+MAX_LABEL_BYTES = 16 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class DiskLoads:
+    """The models in our repositories. label_folder: of this stack; cleaned label files are written there."""
+
+    def __init__(self, repositories: Sequence[Path], label_folder: Path) -> None:
+        self._repositories = repositories
+        self._label_folder = label_folder
+
+    def config_for(self, model_name: str, *, is_overridden: bool) -> str:
+        """The config, as JSON, that a plain load must carry; empty where Triton reads the disk right by itself.
+
+        is_overridden: whether the model was loaded with another config before. A config that cannot be read is left
+        for Triton to refuse.
+        """
+        folder = scan(self._repositories).get(model_name)
+        if folder is None:
+            return ""
+        try:
+            config = read_config(folder)
+        except InvalidRequest:
+            return ""
+        is_corrected = self._clean_labels(folder, config)
+        versions = chosen_versions(folder, config)
+        if versions and _has_lookalike(folder.path):
+            config.version_policy.specific.versions[:] = versions
+            is_corrected = True
+        if not (is_corrected or is_overridden):
+            return ""
+        config.name = config.name or model_name
+        return json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None)
+
+    def _clean_labels(self, folder: ModelFolder, config: model_config_pb2.ModelConfig) -> bool:
+        """Points the config to clean copies of its label files, relative to the model's folder as Triton wants it."""
+        is_corrected = False
+        for output in config.output:
+            if not output.label_filename:
+                continue
+            labels = _read(folder.path / output.label_filename)
+            if not labels.startswith(_BYTE_ORDER_MARK) and b"\r" not in labels:
+                continue
+            copy = self._label_folder / folder.name / f"{output.name}.txt"
+            copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            copy.write_bytes(b"\n".join(labels.removeprefix(_BYTE_ORDER_MARK).splitlines()) + b"\n")
+            output.label_filename = os.path.relpath(copy.resolve(), folder.path.resolve())
+            is_corrected = True
+        return is_corrected
+
+
+def _has_lookalike(path: Path) -> bool:
+    """Whether a folder is no version, but begins with digits, which is all that Triton reads of a name."""
+    return any(
+        not is_version(entry.name) and entry.name[:1].isdecimal() and entry.is_dir() for entry in os.scandir(path)
+    )
+
+
+def _read(path: Path) -> bytes:
+    """Empty where it cannot be read or is too large: Triton says so."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_LABEL_BYTES + 1)
+    except OSError:
+        return b""
+    return content if len(content) <= MAX_LABEL_BYTES else b""
