@@ -23,6 +23,7 @@ from server.backends.engine_headers import EngineHeaders, read_header_file
 from server.backends.own_triton import OwnTriton
 from server.backends.replicas import Replicas
 from server.backends.retry_budget import RetryBudget
+from server.backends.row_checks import RowChecks, try_rows
 from server.backends.segments import open_segment, shared_memory_shortage
 from server.backends.triton import TritonBackend
 from server.backends.triton_http import origin_of
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 log = get_logger("gateway")
 
 METADATA_TIMEOUT_S = 2.0
+MERGING_BACKENDS = ("onnxruntime", "torch")  # of ours: they merge what Triton's dynamic batcher hands them
 METRICS_PORT_CONNECTIONS = 64
 MOST_LOADS_AT_ONCE = 8  # models; Triton loads each in a thread of its own
 
@@ -119,7 +121,8 @@ def compose_engine(settings: Settings, run_dir: Path) -> Engine:
         replicas = Replicas(engines, budget=budget)
         return Engine(replicas, replicas, place, budget=budget, replicas=replicas)
     (triton,) = engines.values()
-    slab = _new_slab() if settings.slab_bytes and _is_on_this_host(settings) else None
+    has_slab = settings.slab_bytes and _is_on_this_host(settings)
+    slab = SharedSlab(asyncio.get_running_loop().call_later) if has_slab else None
     return Engine(triton, triton, place, slab, budget)
 
 
@@ -169,10 +172,6 @@ def compose_registration(settings: Settings, engine: Engine, watch: EngineWatch)
     )
 
 
-def _new_slab() -> SharedSlab:
-    return SharedSlab(asyncio.get_running_loop().call_later)
-
-
 def _is_on_this_host(settings: Settings) -> bool:
     return all(is_loopback(urlsplit(url).hostname or "") for url in settings.engine_urls)
 
@@ -184,7 +183,7 @@ def _embedded_engine(settings: Settings) -> Engine:
 
     repositories = tuple(path for path in settings.repositories if path.is_dir())
     engine = EmbeddedEngine(repositories, max_waiting=settings.max_inflight_requests)
-    slab = _new_slab() if settings.slab_bytes else None
+    slab = SharedSlab(asyncio.get_running_loop().call_later) if settings.slab_bytes else None
     if slab is not None:
         slab.renew(nameless_memory(with_guest_room(settings.slab_bytes)))
     return Engine(engine, EmbeddedRelay(engine, max_body_bytes=settings.max_body_bytes), "embedded", slab)
@@ -236,17 +235,20 @@ def declared_options(settings: Settings) -> DeclaredOptions:
         settings.batching,
         engine_batches=not settings.engine_is_embedded,
         execution_timeout_s=settings.execution_timeout_s,
+        merging_backends=MERGING_BACKENDS if settings.engine_has_process else (),
     )
 
 
-def watch_options(settings: Settings, options: DeclaredOptions) -> WatchOptions:
+def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine) -> WatchOptions:
     """What the watch needs to know."""
+    rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories)
     return WatchOptions(
         wanted=settings.models,
         loads=not settings.engine_is_external or settings.models is not None,
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
         execution_timeout_s=lambda config: options.of(config).execution_timeout_s,
+        try_model=partial(try_rows, rows, wants=options.wants_trial, tried=options.tried),
         loads_at_once=1 if settings.engine_is_embedded else min(MOST_LOADS_AT_ONCE, len(os.sched_getaffinity(0))),
     )
 

@@ -107,7 +107,7 @@ class Gateway:
         self.options = declared_options(settings)
         self.watch = EngineWatch(
             self.engine.backend,
-            watch_options(settings, self.options),
+            watch_options(settings, self.options, self.engine),
             ask_restart=self._ask_restart,
             restart_model=model_restarter(settings, self.engine, control),
             refuse=partial(judged, self.options),

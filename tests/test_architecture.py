@@ -27,9 +27,10 @@ IN_TRITONS_ENVIRONMENT = (
     "server/backends/triton_backends/",
     "server/backends/ort_serving/",
     "server/backends/torch_serving/",
+    "server/backends/row_trial.py",
 )
 TRITONS_ENVIRONMENT = {
-    *("numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving"),
+    *("numpy", "onnxruntime", "cv2", "triton_python_backend_utils", "ort_serving", "row_trial"),
     *("torch", "torchvision", "torch_serving"),  # of `make gpu`: only the backend torch has them
 }
 UNDER_TWO_NAMES = "server/backends/(ort|torch)_serving/"  # beside Triton's model.py, too: its imports are relative

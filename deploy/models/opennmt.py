@@ -97,6 +97,7 @@ parameters {{ key: "weights" value {{ string_value: "random" }} }}
 
 # Every sentence takes the same {order.size.target_length} steps, so sentences of any length go together.
 parameters {{ key: "batch_owner" value {{ string_value: "gateway" }} }}
+parameters {{ key: "rows_follow_batch" value {{ string_value: "1" }} }}
 parameters {{ key: "slo_p99_ms" value {{ string_value: "{_GPU_SLO_MS if is_torch else _CPU_SLO_MS}" }} }}
 {precision if is_torch else ""}"""
 

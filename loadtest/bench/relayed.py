@@ -37,7 +37,7 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-SCORES = np.random.default_rng(0).random((256, 1000), np.float32)
+SCORES = np.tile(np.random.default_rng(0).random(1000, np.float32), (256, 1))
 
 
 class TritonPythonModel:

@@ -1,20 +1,14 @@
 """The canary: a real inference, of zeros or a grey picture, that tells whether a living engine can work. Sans-IO."""
 
-import base64
 import math
 
+from server.backends.row_trial import GREY_JPEG
 from server.core.infer import InferRequest
 from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Datatype, Tensor, tensor_from_bytes
 
 CANARY_ID = "penstock-canary"
 MAX_CANARY_BYTES = 16 << 20
-GREY_JPEG = base64.b64decode(  # 16 x 16 pixels in colour, baseline, 4:2:0
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAKBueIx4ZKCMgoy0qqC+8P//8Nzc8P//////////////////////////////////////////////////"
-    "////////2wBDAaq0tPDS8P//////////////////////////////////////////////////////////////////////////////wAARCAAQABAD"
-    "ASIAAhEBAxEB/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/xAAUAQEAAAAAAAAAAAAAAAAAAAAA/8QAFBEBAAAA"
-    "AAAAAAAAAAAAAAAAAP/aAAwDAQACEQMRAD8AAA//2Q=="
-)
 
 
 def canary_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:

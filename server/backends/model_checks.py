@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from server.backends.canary import canary_request
@@ -13,6 +13,7 @@ from server.core.model import ModelConfig
 from server.logs import get_logger
 
 log = get_logger("engine")
+TRIALS_S = 10.0  # that a start, or who loads a model, waits for trials
 OWN_STALL_S = 1.0  # an event loop that stood still for so long read its answers too late
 
 
@@ -21,7 +22,8 @@ class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
     restart_model: restarts what executes the model, for the reason given; None for an engine of others.
-    restart_engine: for the reason given.
+    restart_engine: for the reason given. try_model: tries what must be known of a model that was just loaded; it is
+    called again where it raises of the InferenceError tree.
     """
 
     interval_s: float
@@ -29,6 +31,7 @@ class CheckOptions:
     execution_timeout_s: Callable[[ModelConfig], float]
     restart_model: Callable[[str, str], None] | None
     restart_engine: Callable[[str], None]
+    try_model: Callable[[ModelConfig], Awaitable[None]] | None = None
 
 
 class ModelChecks:
@@ -52,16 +55,22 @@ class ModelChecks:
         self._since: dict[str, float] = {}
         self.hangs: dict[str, int] = {}  # by model, since the start
         self._canaries: set[asyncio.Task[bool | None]] = set()
+        self._untried: set[str] = set()
+        self._trials: dict[str, asyncio.Task[None]] = {}
 
     def loaded(self, model_name: str) -> None:
         """The model was loaded, or loaded again."""
         self._health.loaded(model_name, time.monotonic())
         self._since.pop(model_name, None)
+        self._end_trial(model_name)
+        if self._options.try_model is not None:
+            self._untried.add(model_name)
 
     def forget(self, model_name: str) -> None:
         """The model is not loaded any more."""
         self._health.forget(model_name)
         self._since.pop(model_name, None)
+        self._end_trial(model_name)
 
     def reset(self) -> None:
         """The engine is down. Nothing is known of the next one's models."""
@@ -69,6 +78,8 @@ class ModelChecks:
         self._since.clear()
         for canary in self._canaries:
             canary.cancel()
+        for name in (*self._untried, *self._trials):
+            self._end_trial(name)
 
     def unavailable(self, model_name: str) -> Unavailable | None:
         """Why the model cannot serve; None while it can."""
@@ -98,7 +109,8 @@ class ModelChecks:
         return self._health.call_late(model_name, waited_s, now)
 
     def run_due(self) -> None:
-        """Starts the canaries that are due; returns at once."""
+        """Starts the canaries and trials that are due; returns at once."""
+        self._start_trials()
         self._start(self._health.due(time.monotonic()))
 
     async def run_all(self, model_names: Sequence[str], patience_s: float) -> list[bool | None]:
@@ -116,7 +128,37 @@ class ModelChecks:
         done, pending = await asyncio.wait(tasks, timeout=patience_s)
         if pending and not any(_outcome(task) for task in done):
             done, pending = await asyncio.wait(tasks)
+        await self.try_all()
         return [_outcome(task) for task in tasks]
+
+    async def try_all(self) -> None:
+        """Waits for the trials of models that were loaded; what is not tried within TRIALS_S is not waited for."""
+        self._start_trials()
+        if self._trials:
+            await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
+
+    def _start_trials(self) -> None:
+        """Of models that were not tried since they were loaded, but for those that may hang."""
+        for name in self._untried - set(self._trials):
+            if not self._health.may_hang(name) and (config := self._config_of(name)) is not None:
+                self._untried.discard(name)
+                self._trials[name] = asyncio.create_task(self._try(name, config))
+
+    async def _try(self, model_name: str, config: ModelConfig) -> None:
+        """The root of a trial's task."""
+        assert self._options.try_model is not None
+        try:
+            await self._options.try_model(config)
+        except InferenceError:  # it could not be asked: at the next look
+            self._untried.add(model_name)
+        except Exception:
+            log.exception("a trial failed unexpectedly", model=model_name)
+        del self._trials[model_name]  # a task that is cancelled is not there any more
+
+    def _end_trial(self, model_name: str) -> None:
+        self._untried.discard(model_name)
+        if (trial := self._trials.pop(model_name, None)) is not None:
+            trial.cancel()
 
     def _start(self, model_names: Iterable[str]) -> list["asyncio.Task[bool | None]"]:
         tasks = [asyncio.create_task(self._probe(name)) for name in model_names]

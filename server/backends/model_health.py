@@ -95,6 +95,11 @@ class ModelHealth:
         record = self._records.get(model_name)
         return record.unavailable if record is not None else None
 
+    def may_hang(self, model_name: str) -> bool:
+        """Whether it is unavailable, or its canary still runs."""
+        record = self._records.get(model_name)
+        return record is not None and (record.unavailable is not None or record.running_since is not None)
+
     def mark(self, model_name: str, cause: Cause, reason: str, now: float) -> None:
         """The model is unavailable from now on, unless it is so already for another cause."""
         record = self._records.setdefault(model_name, _Record(checked_at=now))

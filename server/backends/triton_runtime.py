@@ -11,6 +11,7 @@ from pathlib import Path
 MIN_GLIBC = (2, 35)
 _OUR_BACKENDS = Path(__file__).resolve().parent / "triton_backends"
 _BESIDE_OUR_MODEL_PY = {"onnxruntime": "ort_serving", "torch": "torch_serving"}
+_BESIDE_EACH = "row_trial.py"
 _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
 # One thread an instance and library: instances are what a model scales by, and each would else take every core.
@@ -247,6 +248,7 @@ def _lay_out_backends(wheel: WheelFiles, run_dir: Path) -> Path:
             shutil.copytree(ours, laid_out, ignore=no_bytecode)
             beside = _BESIDE_OUR_MODEL_PY[ours.name]
             shutil.copytree(_OUR_BACKENDS.parent / beside, laid_out / beside, ignore=no_bytecode)
+            shutil.copyfile(_OUR_BACKENDS.parent / _BESIDE_EACH, laid_out / _BESIDE_EACH)
     return backends
 
 

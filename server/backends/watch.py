@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from server.backends.circuit import Circuit, CircuitOptions
@@ -31,6 +31,7 @@ class WatchOptions:
     loads_at_once: models; each has an interpreter to start in Triton, which is seconds of one core.
     Intervals in seconds. silence_cut_s, silence_restart_s: see server.backends.silence. late_calls: in a row, until a
     probe is sent that has doubt_s to be answered; where it is not, the engine is down (see server.backends.circuit).
+    try_model: see CheckOptions.
     """
 
     wanted: tuple[str, ...] | None = None
@@ -45,6 +46,7 @@ class WatchOptions:
     late_calls: int = 5
     doubt_s: float = 1.0
     loads_at_once: int = 1
+    try_model: Callable[[ModelConfig], Awaitable[None]] | None = None
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class EngineWatch:
                 options.execution_timeout_s,
                 restart_model,
                 self._restart_sick,
+                options.try_model,
             ),
             self._config_of,
             self._show,
@@ -177,6 +180,7 @@ class EngineWatch:
         self._removed.discard(model_name)
         self._checks.forget(model_name)
         await self._learn(model_name)
+        await self._checks.try_all()
 
     def note_unloaded(self, model_name: str) -> None:
         """A client had the engine unload a model: it is not wanted any more."""

@@ -52,7 +52,7 @@ class ModelBatcher:
         """The request in the queue; who gives it up calls `leave`. Raises of the InferenceError tree."""
         now = time.monotonic()
         member = Member(
-            key=key_of(request),
+            key=None if self.options.unmerged else key_of(request),
             rows=rows_of(request),
             size_bytes=sum([tensor.data.nbytes for tensor in request.inputs]),
             arrived_at=now,

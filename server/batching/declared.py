@@ -1,7 +1,7 @@
 """What a model's config.pbtxt and the operator's settings say of its batches, read and checked."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -25,11 +25,13 @@ MAX_BATCH_SIZE = "max_batch_size"
 MAX_QUEUE_DELAY = "max_queue_delay_us"
 MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
+ROWS_FOLLOW_BATCH = "rows_follow_batch"  # read by server.backends.row_trial; of config.pbtxt alone
 NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
 CLOSE = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
 
 Said = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
 NOTHING_SAID: Said = {}
+UNTRIED = "the trial with a batch of two rows has not ended yet"
 SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least so many times its slo_p99_ms
 
 
@@ -74,8 +76,9 @@ def check_said(model_name: str, said: Said) -> None:
 
 def misspelt(config: "ModelConfig") -> dict[str, str]:
     """Parameters of the config that nobody reads and that look like one of the options: which one is meant."""
-    others = [name for name in config.parameters if name not in NAMES]
-    close = {name: get_close_matches(name.lower(), NAMES, n=1, cutoff=CLOSE) for name in others}
+    known = (*NAMES, ROWS_FOLLOW_BATCH)
+    others = [name for name in config.parameters if name not in known]
+    close = {name: get_close_matches(name.lower(), known, n=1, cutoff=CLOSE) for name in others}
     return {name: meant for name, found in close.items() for meant in found}
 
 
@@ -88,14 +91,17 @@ class DeclaredOptions:
         *,
         engine_batches: bool = True,
         execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
+        merging_backends: Collection[str] | None = None,
     ) -> None:
         """said: what the operator said, by model. engine_batches: whether a config's batcher is acted on at all.
 
-        execution_timeout_s: of a model that says nothing of it.
+        execution_timeout_s: of a model that says nothing of it. merging_backends: those of ours that merge what Triton
+        hands them; None where nobody tries whether a model's rows follow its batch, and requests are merged untried.
         """
         self._said = said if said is not None else {}
         self._engine_batches = engine_batches
         self._execution_timeout_s = execution_timeout_s
+        self._merging_backends = merging_backends
         self._read: dict[str, tuple[ModelConfig, BatchOptions]] = {}
 
     def of(self, config: "ModelConfig") -> BatchOptions:
@@ -107,8 +113,24 @@ class DeclaredOptions:
         options = read_options(config, said, execution_timeout_s=self._execution_timeout_s)
         if options.owner is Owner.TRITON and not self._engine_batches:
             options = replace(options, owner=Owner.OFF)
+        if self._is_merged_by_us(config, options):
+            options = replace(options, unmerged=UNTRIED)
         self._read[config.name] = (config, options)
         return options
+
+    def wants_trial(self, config: "ModelConfig") -> bool:
+        """Whether its requests are merged if a trial of it passes. Raises InvalidRequest as read_options does."""
+        return self._is_merged_by_us(config, self.of(config))
+
+    def tried(self, config: "ModelConfig", unmerged: str) -> None:
+        """The trial's outcome: why the model's requests are not merged; empty where they are."""
+        self._read[config.name] = (config, replace(self.of(config), unmerged=unmerged))
+
+    def _is_merged_by_us(self, config: "ModelConfig", options: BatchOptions) -> bool:
+        if self._merging_backends is None or options.max_batch_size < 2:
+            return False
+        is_of_backend = options.owner is Owner.TRITON and config.backend in self._merging_backends
+        return options.owner is Owner.GATEWAY or (is_of_backend and config.has_dynamic_batching)
 
     def refusal(self, config: "ModelConfig") -> str:
         """Why the model cannot be served as it is declared; empty where it can."""

@@ -49,6 +49,7 @@ class ModelExplained(msgspec.Struct, frozen=True):
     queue, closed_by, dropped: of a model whose batches the gateway forms; null and empty else. batches, fit: of the
     gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton.
     misspelt: parameters of the config that nobody reads, by the option that was meant.
+    unmerged: why each request has a call of its own; empty where requests may share one.
     """
 
     model: str
@@ -61,6 +62,7 @@ class ModelExplained(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     proposed_config: str
     misspelt: dict[str, str] = {}
+    unmerged: str = ""
 
 
 def explain_queue(model_name: str, options: BatchOptions, statistics: QueueStatistics | None) -> ModelExplained:
@@ -97,6 +99,7 @@ def _page(model_name: str, options: BatchOptions, fit: Fit | None, batches_by_ro
         closed_by={},
         dropped={},
         proposed_config=propose(fit, options).text,
+        unmerged=options.unmerged,
     )
 
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from server.batching.page import ModelExplained
 from server.catalogue.catalogue import CatalogueEntry
 from server.catalogue.installed import RANDOM_WEIGHTS, InstalledModel, read_folder
 from server.commands.gateway import IndexRow
@@ -28,6 +29,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     reason: why it is not served. owner: who forms batches: gateway, triton, off, or empty where that is not known.
     licence: the catalogue's for its own model, else MODEL.md's; empty where that says none. size_bytes: of the files of
     the versions that are served, of the highest where none is; of the catalogue's file before it is pulled.
+    unmerged: why each request runs alone where batches are formed, as the gateway says; else empty.
     weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
     """
 
@@ -40,6 +42,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     licence: str = ""
     size_bytes: int | None = None
     weights: str = ""
+    unmerged: str = ""
 
 
 def model_rows(
@@ -49,12 +52,12 @@ def model_rows(
     catalogue: Mapping[str, CatalogueEntry],
     index: Sequence[IndexRow] | None,
     is_batching: bool = True,
-    owners: Mapping[str, Owner] | None = None,
+    batches: Mapping[str, ModelExplained] | None = None,
 ) -> list[ModelRow]:
     """One row a model and place.
 
-    index: None where no gateway answers. is_batching: whether the engine that runs forms batches. owners: of the
-    batches of models that are served, as the gateway says, which is believed rather than a file.
+    index: None where no gateway answers. is_batching: whether the engine that runs forms batches. batches: of models
+    that are served, as the gateway explains them, which is believed rather than a file.
     """
     states = _States(index)
     rows = [_installed_row(model, home_repository, states, catalogue.get(model.name)) for model in installed]
@@ -70,8 +73,7 @@ def model_rows(
         if name not in here and name not in states.names
     ]
     rows = rows if is_batching else [_without_batches(row) for row in rows]
-    served = owners or {}
-    return [msgspec.structs.replace(row, owner=served.get(row.name, row.owner)) for row in rows]
+    return [_explained(row, batches[row.name]) if batches and row.name in batches else row for row in rows]
 
 
 def model_table(rows: Sequence[ModelRow]) -> Table:
@@ -89,8 +91,9 @@ def model_table(rows: Sequence[ModelRow]) -> Table:
 
 
 def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
-    """Why a model is not served, and which has no real weights: a line each."""
+    """Why a model is not served, or its requests are not merged, and which has no real weights: a line each."""
     reasons = [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
+    reasons += [f"{row.name}: each request runs alone: {row.unmerged}" for row in rows if row.unmerged]
     return reasons + [f"{row.name}: {RANDOM_TEXT}" for row in rows if row.weights == RANDOM_WEIGHTS]
 
 
@@ -151,6 +154,10 @@ def _served_bytes(model: InstalledModel, ready_versions: tuple[str, ...]) -> int
     """None for a folder without a version."""
     served = [version for version in ready_versions if version in model.sizes_bytes] or model.versions[-1:]
     return sum(model.sizes_bytes[version] for version in served) if served else None
+
+
+def _explained(row: ModelRow, page: ModelExplained) -> ModelRow:
+    return msgspec.structs.replace(row, owner=page.owner, unmerged=page.unmerged)
 
 
 def _without_batches(row: ModelRow) -> ModelRow:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from server.batching.page import ModelExplained
 from server.catalogue.catalogue import CatalogueEntry, find_entry, read_catalogue
 from server.catalogue.errors import CatalogueError
 from server.catalogue.placing import repository_of
@@ -24,7 +25,6 @@ from server.commands.model_check import check
 from server.commands.model_rows import model_rows, model_table, reason_lines
 from server.commands.optimize import optimize
 from server.commands.terminal import fail, stoppable, table_console
-from server.core.batching import Owner
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -51,7 +51,7 @@ def list_models(
         catalogue=read_catalogue(),
         index=index,
         is_batching=index is None or _is_batching(gateway),
-        owners=_owners(gateway, index or ()),
+        batches=_explained(gateway, index or ()),
     )
     if as_json:
         sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
@@ -132,13 +132,13 @@ def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:
         return None
 
 
-def _owners(gateway: Gateway, index: Sequence[IndexRow]) -> dict[str, Owner]:
-    """Who forms the batches of what is served; nothing of a server that does not say."""
-    owners = {}
+def _explained(gateway: Gateway, index: Sequence[IndexRow]) -> dict[str, ModelExplained]:
+    """How the batches of what is served are formed; nothing of a server that does not say."""
+    pages = {}
     with contextlib.suppress(GatewayError):
         for name in {row.name for row in index if row.state == "READY"}:
-            owners[name] = gateway.explain_model(name).owner
-    return owners
+            pages[name] = gateway.explain_model(name)
+    return pages
 
 
 def _is_batching(gateway: Gateway) -> bool:

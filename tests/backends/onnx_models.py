@@ -173,6 +173,49 @@ def running_total() -> onnx.ModelProto:
     return _model(nodes, inputs, [("y", TensorProto.FLOAT, ("N", 1))], initializers=[hundred])
 
 
+def nms_inside() -> onnx.ModelProto:
+    """images [n, 2, 32, 32] → found [rows, 4]: a row (picture in the batch, cell, score, mark) for each bright cell of
+    channel 0 of any picture, by NonMaxSuppression; mark is the mean of that picture's channel 1."""
+    cells = np.array([[y, x, y + 8, x + 8] for y in range(0, 32, 8) for x in range(0, 32, 8)], np.float32)
+    numbers = {
+        "flat": [0, 1, 16],
+        "four": [16, 4],
+        "most": [16],
+        "zero": [0],
+        "one": [1],
+        "two": [2],
+        "axes": [1, 2, 3],
+    }
+    constants = {name: np.array(values, np.int64) for name, values in numbers.items()}
+    constants |= {"boxes1": cells[None], "half": np.array([0.5], np.float32), "columns": np.array([0, 2], np.int64)}
+    node = helper.make_node
+    nodes = [
+        node("Slice", ["images", "zero", "one", "one"], ["objects"]),
+        node("Slice", ["images", "one", "two", "one"], ["marks"]),
+        node("MaxPool", ["objects"], ["pooled"], kernel_shape=[8, 8], strides=[8, 8]),
+        node("Reshape", ["pooled", "flat"], ["scores"]),
+        node("Shape", ["images"], ["count"], end=1),
+        node("Concat", ["count", "four"], ["wanted"], axis=0),
+        node("Expand", ["boxes1", "wanted"], ["boxes"]),
+        node("NonMaxSuppression", ["boxes", "scores", "most", "half", "half"], ["selected"]),
+        node("GatherND", ["scores", "selected"], ["score1"]),
+        node("Unsqueeze", ["score1", "one"], ["score"]),
+        node("Gather", ["selected", "columns"], ["where"], axis=1),
+        node("Cast", ["where"], ["where_f"], to=TensorProto.FLOAT),
+        node("ReduceMean", ["marks"], ["mark1"], axes=[1, 2, 3], keepdims=0),
+        node("Gather", ["selected", "zero"], ["picture"], axis=1),
+        node("GatherND", ["mark1", "picture"], ["mark2"]),
+        node("Unsqueeze", ["mark2", "one"], ["mark"]),
+        node("Concat", ["where_f", "score", "mark"], ["found"], axis=1),
+    ]
+    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    inputs, outputs = (
+        [_value("images", TensorProto.FLOAT, ("n", 2, 32, 32))],
+        [("found", TensorProto.FLOAT, ("rows", 4))],
+    )
+    return _model(nodes, inputs, outputs, initializers=initializers)
+
+
 def sequence_output() -> onnx.ModelProto:
     """x [N, 3] → y, a sequence of tensors, which Triton cannot carry."""
     output = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, ["N", 3])

@@ -214,6 +214,15 @@ def test_requests_of_unlike_widths_leave_the_answers_in_flight_alone(
     assert desk.wait(2) == [("first", [[STUCK * 2]]), ("beside", [[10.0], [10.0], [10.0]])]
 
 
+def test_requests_that_may_not_be_merged_run_one_by_one(runner: PlayedRunner) -> None:
+    """Each gets its own answer, of a run of its own rows."""
+    instance = Instance(spec(), runner)
+    instance.merge_nothing()
+    answers = instance.answer([Ask((rows(1.0, 2.0),)), Ask((rows(3.0),))])
+    assert [answer[0].tolist() for answer in answers if isinstance(answer, tuple)] == [[[2.0], [4.0]], [[6.0]]]
+    assert len(runner.begun) == 2
+
+
 def test_close_answers_what_is_in_flight_and_ends_the_thread(runner: PlayedRunner, desk: Desk) -> None:
     """No request is left without an answer when its model is unloaded, though the thread has not taken it up yet."""
     entered = threading.Event()

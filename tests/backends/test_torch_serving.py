@@ -14,12 +14,14 @@ from server.backends.torch_serving.errors import LoadError, RequestError
 
 torch = pytest.importorskip("torch", reason="torch is in none of the project's environments: `make gpu` adds it")
 
+from server.backends.row_trial import FULL_PRECISION, InputSpec, row_trial, run_trial  # noqa: E402
 from server.backends.torch_serving import comparison, trial  # noqa: E402  after the skip
 from server.backends.torch_serving.comparison import fused_where_right  # noqa: E402
 from server.backends.torch_serving.fusing import fold_normalisation, fuse_for_cudnn  # noqa: E402
 from server.backends.torch_serving.instance import Ask, Instance  # noqa: E402
 from server.backends.torch_serving.program import load_program, placed, prepared_module, read_program  # noqa: E402
 from server.backends.torch_serving.runners import EagerRunner  # noqa: E402
+from server.backends.torch_serving.trial_rows import array_runner  # noqa: E402
 from tests.backends import torch_programs  # noqa: E402
 from tests.backends.torch_programs import CLASSES, OfPixels, images, save, small_resnet  # noqa: E402
 
@@ -232,6 +234,30 @@ def test_requests_of_unlike_shapes_keep_their_answers(saved: Path) -> None:
     asks = [Ask((torch.ones(rows, columns),)) for rows, columns in ((2, 3), (1, 5), (1, 3))]
     answers = [outcome[0].flatten().tolist() for outcome in Instance(spec, cast(Any, Sums())).answer(asks)]  # type: ignore[index]
     assert answers == [[3.0, 3.0], [5.0], [3.0]]
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_rows_of_an_instance_are_tried(saved: Path, mixes: bool) -> None:
+    """A program whose rows follow its batch passes; one that mixes them fails, and its requests then run alone."""
+    spec = engine_spec(config(), is_gpu=False)
+    runner = EagerRunner(load_program(saved, spec, CPU).program, spec, CPU)
+    run = runner.begin
+
+    def mixed(columns: Any, rows: int) -> Any:
+        answered = run(columns, rows).outputs()[0]
+        return SimpleNamespace(outputs=lambda: (answered.flip(0),))
+
+    if mixes:
+        runner.begin = mixed  # type: ignore[method-assign]
+    instance = Instance(spec, runner)
+    trial = row_trial([InputSpec(one.name, one.data_type, one.dims) for one in spec.inputs], FULL_PRECISION)
+    why = run_trial(trial, array_runner(instance, spec))
+    assert why == ("row 1 of output 'logits' is another in a batch of 2 than alone" if mixes else "")
+    if mixes:
+        instance.merge_nothing()
+        asks = [Ask((images(1, seed=number),)) for number in range(3)]
+        for number, outcome in enumerate(instance.answer(asks)):
+            torch.testing.assert_close(outcome[0], expected(images(1, seed=number)), rtol=1e-4, atol=1e-5)
 
 
 def test_bad_picture_is_its_own_requests_error(saved: Path) -> None:

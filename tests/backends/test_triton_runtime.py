@@ -90,8 +90,10 @@ def test_prepare_lays_the_backends_out_as_files_of_its_own(tmp_path: Path, envir
         "python/triton_python_backend_stub",
         "onnxruntime/model.py",
         "onnxruntime/ort_serving/session.py",
+        "onnxruntime/row_trial.py",
         "torch/model.py",
         "torch/torch_serving/program.py",
+        "torch/row_trial.py",
     } <= names
     assert not any("__pycache__" in name for name in names)
     assert not any(path.is_symlink() for path in backends.rglob("*"))

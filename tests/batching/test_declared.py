@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from server.batching.declared import NAMES, DeclaredOptions, check_said, default_owner, misspelt, read_options
+from server.batching.declared import NAMES, UNTRIED, DeclaredOptions, check_said, default_owner, misspelt, read_options
 from server.batching.options import DEFAULT_MAX_QUEUE_BYTES, DEFAULT_MAX_QUEUE_SIZE, BatchOptions
 from server.core.batching import Owner
 from server.core.errors import InvalidRequest
@@ -186,6 +186,22 @@ def test_engine_that_forms_no_batches_owns_none() -> None:
     config = dataclasses.replace(MODEL, has_dynamic_batching=True)
     assert DeclaredOptions(engine_batches=False).of(config).owner is Owner.OFF
     assert DeclaredOptions().of(config).owner is Owner.TRITON
+
+
+def test_requests_are_merged_after_a_trial_and_only_those_that_we_merge_are_tried() -> None:
+    """The gateway's batches, and those that our own backends merge under Triton; each config anew."""
+    declared = DeclaredOptions(merging_backends=("onnxruntime",))
+    owned = dataclasses.replace(MODEL, parameters={"batch_owner": "gateway"})
+    tritons = dataclasses.replace(MODEL, has_dynamic_batching=True, backend="onnxruntime")
+    others = (MODEL, dataclasses.replace(tritons, backend="python"), dataclasses.replace(owned, max_batch_size=1))
+    assert [declared.wants_trial(config) for config in (owned, tritons, *others)] == [True, True, False, False, False]
+    assert declared.of(owned).unmerged == UNTRIED
+    declared.tried(owned, "its rows go astray")
+    assert declared.of(owned).unmerged == "its rows go astray"
+    declared.tried(owned, "")
+    assert declared.of(owned).unmerged == ""
+    assert declared.of(dataclasses.replace(owned)).unmerged == UNTRIED
+    assert DeclaredOptions().of(owned).unmerged == ""
 
 
 def test_refusal_is_empty_for_a_model_that_can_be_served() -> None:

@@ -153,5 +153,12 @@ def _is_same(model: Dims, configured: Dims, *, is_exact: bool) -> bool:
     return all(a == b or (a == -1 and not is_exact) for a, b in zip(model, configured, strict=True))
 
 
+def input_specs(config: Config) -> list[tuple[str, str, Dims]]:
+    """Of each input its name, KServe v2's name of its type, and its dims as the model sees them, without the batch."""
+    entries = config.get("input", [])
+    types = [entry["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES") for entry in entries]
+    return [(entry["name"], kind, _model_dims(entry)) for entry, kind in zip(entries, types, strict=True)]
+
+
 def _text(dims: Dims) -> str:
     return f"[{','.join(map(str, dims))}]"

@@ -66,12 +66,17 @@ def model_path(version_dir: Path, config: Config) -> Path:
 
 def open_for_reading(path: Path, config: Config) -> ort.InferenceSession:
     """A session that only its tensors are asked of: nothing optimized, one thread."""
+    return open_session(path, new_options(config), ["CPUExecutionProvider"])
+
+
+def new_options(config: Config) -> ort.SessionOptions:
+    """Nothing optimized, one thread, the configuration's own operators."""
     options = ort.SessionOptions()
     _register_operators(options, config)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = SEVERITY_ERROR
-    return open_session(path, options, ["CPUExecutionProvider"])
+    return options
 
 
 def open_session(path: Path, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:

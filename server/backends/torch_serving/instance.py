@@ -55,6 +55,11 @@ class Instance:
         self._spec = spec
         self._runner = runner
         self._reader = reader
+        self._merges = True
+
+    def merge_nothing(self) -> None:
+        """Requests share no run from now on, of a model with a batch dimension."""
+        self._merges = False
 
     def answer(self, asks: Sequence[Ask]) -> list[Outcome]:
         """One outcome a request, in order. Host memory that the next call overwrites."""
@@ -90,6 +95,8 @@ class Instance:
             shapes: list[tuple[tuple[int, ...], ...]] = [((len(ask.pictures),),) for ask in asks]
         else:
             shapes = [tuple(tuple(tensor.shape) for tensor in ask.tensors) for ask in asks]
+        if not self._merges and self._spec.max_batch_size:
+            return [Group((place,), (shape[0][0],)) for place, shape in enumerate(shapes)]
         return groups(shapes, self._spec.max_batch_size)
 
     def _begin(self, asks: Sequence[Ask], group: Group) -> _Run:

@@ -13,11 +13,22 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import row_trial
 import triton_python_backend_utils as pb_utils
 from ort_serving.batch import Ask, BatchRunner, Outcome
-from ort_serving.config import Config, complete, needs_completion, validate
+from ort_serving.batch_axis import lost_batch
+from ort_serving.config import Config, complete, input_specs, needs_completion, validate
 from ort_serving.errors import LoadError, RequestError
-from ort_serving.session import OrtModel, describe, model_path, open_for_reading, open_session, place, session_options
+from ort_serving.session import (
+    OrtModel,
+    describe,
+    model_path,
+    open_for_reading,
+    open_session,
+    parameter,
+    place,
+    session_options,
+)
 from ort_serving.signature import read_signature
 from ort_serving.threads import thread_budget
 
@@ -65,7 +76,16 @@ class TritonPythonModel:
             pb_utils.Logger.log_warn(f"model '{self._name}': {warning}")
         instance = f"instance={args['model_instance_name']} version={args['model_version']} kind={kind}"
         pb_utils.Logger.log_info(f"onnxruntime backend ready {instance} {describe(config, options, budget)}")
-        return BatchRunner(OrtModel(session, signature, config).run, is_batching=config["max_batch_size"] > 0)
+        model = OrtModel(session, signature, config)
+        return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
+
+    def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
+        """Whether requests that Triton hands over together may share a run; the log says why not."""
+        if config["max_batch_size"] < 2 or "dynamic_batching" not in config:
+            return False  # they come one by one
+        if why := _why_not_merged(model, path, config):
+            pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
+        return not why
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response per request, in order."""
@@ -106,6 +126,29 @@ def refuse_numpy_2(version: str) -> None:
             f"Triton's Python backend returns empty outputs with numpy {version}: "
             f"install numpy 1.26.4 into {sys.prefix} (`make clean up` builds that environment anew)"
         )
+
+
+def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
+    """By the configuration, by a trial, by the graph; empty where rows follow the batch."""
+    try:
+        says = row_trial.declared(parameter(config, row_trial.PARAMETER))
+    except ValueError as error:
+        return str(error)
+    if says is False:
+        return row_trial.DENIED
+    outputs = tuple(entry["name"] for entry in config["output"])
+
+    def run(inputs: dict[str, Any]) -> row_trial.Answer:
+        try:
+            return dict(zip(outputs, model.run(outputs, inputs), strict=True))
+        except RequestError as error:
+            return str(error)
+
+    inputs = [row_trial.InputSpec(*spec) for spec in input_specs(config)]
+    data_types = [entry["data_type"].removeprefix("TYPE_") for entry in (*config["input"], *config["output"])]
+    tolerance = row_trial.tolerance_of(data_types, is_reduced=row_trial.computes_in_8_bits(path))
+    why = row_trial.run_trial(row_trial.row_trial(inputs, tolerance), run)
+    return why or ("" if says else lost_batch(path, config))
 
 
 def _ask(request: Any) -> Ask:

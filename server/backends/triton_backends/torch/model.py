@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import row_trial
 import triton_python_backend_utils as pb_utils
-from torch_serving.config import Config, EngineSpec, engine_spec
+from torch_serving.config import Config, EngineSpec, Precision, engine_spec
 from torch_serving.errors import LoadError, RequestError
-from torch_serving.instance import Ask, Outcome
+from torch_serving.instance import Ask, Instance, Outcome
 from torch_serving.pipeline import Pipeline
 
 
@@ -60,6 +61,9 @@ class TritonPythonModel:
         placement = device.Placement(is_gpu, int(args["model_instance_device_id"]), config)
         opened = device.open_instance(folder, self._spec, placement)
         self._instance = opened.instance
+        if why := _why_not_merged(opened.instance, self._spec, config, is_gpu=is_gpu):
+            opened.instance.merge_nothing()
+            pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
         self._pipeline = (
             Pipeline(opened.instance, self._deliver, report=self._log, enter=opened.enter_thread)
             if self._spec.batches_in_flight > 1
@@ -136,6 +140,27 @@ class TritonPythonModel:
 
     def _log(self, error: Exception) -> None:
         pb_utils.Logger.log_error(f"model '{self._name}': {error!r}")
+
+
+def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_gpu: bool) -> str:
+    """By the configuration and a trial; empty where requests may share a run, or come one by one anyway."""
+    if spec.max_batch_size < 2 or "dynamic_batching" not in config:
+        return ""
+    try:
+        said = ((config.get("parameters") or {}).get(row_trial.PARAMETER) or {}).get("string_value", "")
+        if row_trial.declared(said) is False:
+            return row_trial.DENIED
+    except ValueError as error:
+        return str(error)
+    from torch_serving.trial_rows import array_runner  # it imports torch
+
+    is_reduced = spec.precision is not Precision.FP32 or is_gpu
+    tolerance = row_trial.tolerance_of([one.data_type for one in (*spec.inputs, *spec.outputs)], is_reduced=is_reduced)
+    inputs = [row_trial.InputSpec(one.name, one.data_type, one.dims) for one in spec.inputs]
+    if spec.pictures is not None:
+        inputs = [row_trial.InputSpec(spec.inputs[0].name, "BYTES", (1,))]
+    trial = row_trial.row_trial(inputs, tolerance, takes_pictures=spec.pictures is not None)
+    return row_trial.run_trial(trial, array_runner(instance, spec))
 
 
 def refuse_numpy_2(spec: EngineSpec, version: str) -> None:

@@ -1,0 +1,167 @@
+"""Clients that ask at once get their own rows, whatever the rows of the model do, of the embedded engine and Triton.
+
+`nms` answers a row for each bright cell, so its rows do not follow the batch. `marked` answers a row for each picture.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from server.commands import models as models_command
+from tests.backends import onnx_models
+from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.integration.embedded_stack import start_embedded
+from tests.integration.web import call, post_json
+
+pytestmark = pytest.mark.xdist_group("own-rows")
+
+MOST = 8  # clients at once
+CONFIG = """backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "images" data_type: TYPE_FP32 dims: [ 2, 32, 32 ] } ]
+output [ { name: "found" data_type: TYPE_FP32 dims: [ OUTPUT ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+BY_GATEWAY = """parameters { key: "batch_owner" value { string_value: "gateway" } }
+parameters { key: "max_queue_delay_us" value { string_value: "2000" } }
+"""
+BY_TRITON = "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
+COMPLETED = 'backend: "onnxruntime"\ninstance_group [ { kind: KIND_CPU count: 1 } ]\n'
+FOLLOWS = 'parameters { key: "rows_follow_batch" value { string_value: "1" } }\n'
+WHY = "output 'found' has the shape [16, 4] for one row of input"
+
+
+def marked() -> Any:
+    """images → found [n, 2]: the mean of each picture's two channels."""
+    node = helper.make_node("ReduceMean", ["images"], ["found"], axes=[2, 3], keepdims=0)
+    images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 2, 32, 32])
+    found = helper.make_tensor_value_info("found", TensorProto.FLOAT, ["n", 2])
+    graph = helper.make_graph([node], "marked", [images], [found])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def write_models(repository: Path, *, has_triton: bool) -> None:
+    """nms and marked, as they are batched by the gateway; and by Triton where there is one."""
+    configs = {"": BY_GATEWAY, **({"_triton": BY_TRITON} if has_triton else {})}
+    for ending, words in configs.items():
+        nms, means = CONFIG.replace("OUTPUT", "4") + words, CONFIG.replace("OUTPUT", "2") + words
+        onnx_models.save(onnx_models.nms_inside(), repository, f"nms{ending}", config=nms)
+        onnx_models.save(marked(), repository, f"marked{ending}", config=means)
+    onnx_models.save(onnx_models.nms_inside(), repository, "nms_says", config=nms + FOLLOWS)
+    if has_triton:
+        onnx_models.save(onnx_models.nms_inside(), repository, "nms_completed", config=COMPLETED)
+        in_pairs = CONFIG.replace("OUTPUT", "4") + BY_TRITON.replace("2000", "100000")
+        onnx_models.save(onnx_models.nms_inside(), repository, "nms_in_pairs", config=in_pairs)
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    folder = tmp_path_factory.mktemp("own-rows")
+    write_models(folder / "models", has_triton=False)
+    stack = start_embedded(folder)
+    yield stack
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
+    folder = tmp_path_factory.mktemp("own-rows")
+    write_models(folder / "models", has_triton=True)
+    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"))
+    yield stack
+    assert stop_stack(stack) == 0, "".join(stack.log[-30:])
+
+
+def picture(objects: int, mark: float) -> Any:
+    """So many bright cells, and the client's mark in the second channel."""
+    tensor = np.zeros((1, 2, 32, 32), np.float32)
+    for cell in range(objects):
+        tensor[0, 0, cell // 4 * 8 : cell // 4 * 8 + 8, cell % 4 * 8 : cell % 4 * 8 + 8] = 0.9
+    tensor[0, 1] = mark
+    return tensor
+
+
+def infer(stack: RunningStack, model: str, tensor: Any) -> Any:
+    data = {"name": "images", "shape": list(tensor.shape), "datatype": "FP32", "data": tensor.ravel().tolist()}
+    answer = post_json(f"{stack.http_url}/v2/models/{model}/infer", {"inputs": [data]})
+    assert answer.status == 200, answer.body
+    (output,) = answer.json["outputs"]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def explained(stack: RunningStack, model: str) -> dict[str, Any]:
+    page: dict[str, Any] = call("GET", f"{stack.http_url}/v2/models/{model}/explain").json
+    return page
+
+
+def assert_own(model: str, objects: int, mark: float, found: Any) -> None:
+    if model.startswith("marked"):
+        np.testing.assert_allclose(found, [[0.9 * objects / 16, mark]], atol=1e-3)
+    else:
+        assert found.shape == (objects, 4)
+        np.testing.assert_allclose(found[:, 3], mark, atol=1e-3)
+
+
+def ask_crowds(stack: RunningStack, models: tuple[str, ...], cases: int) -> None:
+    """Random crowds, each of one of the models; every client's answer is its own."""
+    random = np.random.default_rng(20261127)
+    with ThreadPoolExecutor(MOST) as pool:
+        for _ in range(cases):
+            model, crowd = str(random.choice(models)), random.integers(0, 5, random.integers(2, MOST + 1))
+            marks = random.permutation(MOST)[: len(crowd)] / 10 + 0.1
+            asked: list[Callable[[], Any]] = [
+                pool.submit(infer, stack, model, picture(int(objects), float(mark))).result
+                for objects, mark in zip(crowd, marks, strict=True)
+            ]
+            for objects, mark, answer in zip(crowd, marks, asked, strict=True):
+                assert_own(model, int(objects), float(mark), answer())
+
+
+def test_crowds_at_the_embedded_engine_get_their_own_rows(embedded: RunningStack) -> None:
+    """200 crowds; the model whose rows follow is merged, the other never."""
+    ask_crowds(embedded, ("nms", "nms_says", "marked"), 200)
+    assert max(row["rows"] for row in explained(embedded, "marked")["batches"]) > 1
+    for model in ("nms", "nms_says"):
+        assert {row["rows"] for row in explained(embedded, model)["batches"]} == {1}
+
+
+def test_crowds_at_triton_get_their_own_rows(triton: RunningStack) -> None:
+    """100 crowds, of models that the gateway, Triton and a completed config batch."""
+    ask_crowds(triton, ("nms", "nms_triton", "nms_completed", "nms_says", "marked", "marked_triton"), 100)
+    assert max(row["rows"] for row in explained(triton, "marked")["batches"]) > 1
+    assert max(row["rows"] for row in explained(triton, "marked_triton")["batches"]) > 1
+    assert {row["rows"] for row in explained(triton, "nms")["batches"]} == {1}
+
+
+def test_rows_that_add_up_by_chance_are_nobody_elses(triton: RunningStack) -> None:
+    """Two objects and none make two rows for two clients, which no count of rows tells from one for each."""
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(10):
+            asked = [pool.submit(infer, triton, "nms_in_pairs", picture(*one)) for one in ((2, 0.3), (0, 0.7))]
+            for (objects, mark), answer in zip(((2, 0.3), (0, 0.7)), asked, strict=True):
+                assert_own("nms", objects, mark, answer.result())
+
+
+@pytest.mark.parametrize("model", ["nms", "nms_says", "nms_triton", "nms_completed", "marked", "marked_triton"])
+def test_model_that_is_not_merged_says_why(triton: RunningStack, model: str) -> None:
+    """`explain` over HTTP, and both commands, say it of such a model and of no other; nothing fails."""
+    why = WHY if model.startswith("nms") else ""
+    assert explained(triton, model).get("unmerged", "") == why
+    told = CliRunner().invoke(models_command.app, ["explain", model, "--url", triton.http_url])
+    listed = CliRunner().invoke(models_command.app, ["list", "--url", triton.http_url])
+    assert (told.exit_code, listed.exit_code) == (0, 0)
+    assert (f"no, each request runs alone: {WHY}" in told.output) == bool(why)
+    assert (f"{model}: each request runs alone: {WHY}" in listed.output) == bool(why)
+
+
+def test_requests_of_many_rows_to_a_model_that_is_not_merged_are_answered(triton: RunningStack) -> None:
+    """One client's rows are one execution, and the answer is the model's own."""
+    pictures = np.concatenate([picture(2, 0.5), picture(1, 0.5)])
+    for model in ("nms", "nms_triton", "nms_completed"):
+        assert infer(triton, model, pictures).shape == (3, 4)
