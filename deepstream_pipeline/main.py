@@ -13,6 +13,7 @@ import structlog
 from deepstream_pipeline.analytics.reading import rules_from
 from deepstream_pipeline.analytics.rules import Rules
 from deepstream_pipeline.analytics.source import SourceAnalytics, new_analytics
+from deepstream_pipeline.api.audit import Audit
 from deepstream_pipeline.api.listening import check_address
 from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.api.server import ApiServer
@@ -58,9 +59,17 @@ class _Models:
 class Program:
     """`prepare`, `start`, `wait`, `stop`. Raises PipelineError, with a text for a person, where it cannot start."""
 
-    def __init__(self, settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        settings: VideoSettings,
+        place: EnginePlace,
+        *,
+        tls: ssl.SSLContext | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        """tls, audit: of the control API."""
         self._settings = settings
-        self._tls = tls
+        self._tls, self._audit = tls, audit
         self._card = open_card(settings.gpu, _decoders(settings))
         self._engine = Engine(place, device=self._card.device)
         self._metrics = VideoMetrics()
@@ -168,7 +177,7 @@ class Program:
 
     def _api_options(self) -> ApiOptions:
         api = self._settings.api
-        return ApiOptions.of(api.host, api.port, os.environ, tls=self._tls)
+        return ApiOptions.of(api.host, api.port, os.environ, tls=self._tls, audit=self._audit)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Of every source; empty before the start."""

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from server.access.audit import AuditLog, AuditLogError
 from server.access.certificates import Certificates, TlsFileError
 from server.access.keys import KeyRefused, KeyRing, key_of_hashed
 from server.access.rules import AccessFileError, AccessRules, NoKeysYet, read_access_file
@@ -44,7 +45,7 @@ class EngineChoice:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises CannotStart where strangers could do everything or nobody anything, or keys or TLS files are unusable."""
+    """Raises CannotStart where strangers could do everything or nobody anything, or a file is unusable."""
     if settings.is_exposed:
         raise CannotStart(
             f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
@@ -60,7 +61,8 @@ def check_access(settings: Settings) -> None:
         rules = _rules_at_start(settings.access_file) if settings.access_file is not None else AccessRules()
         KeyRing((*map(key_of_hashed, settings.api_keys), *rules.keys))
         Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    except (AccessFileError, KeyRefused, TlsFileError) as error:
+        AuditLog(settings.audit_log).close()
+    except (AccessFileError, AuditLogError, KeyRefused, TlsFileError) as error:
         raise CannotStart(str(error)) from error
 
 

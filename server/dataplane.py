@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import quote
 
+from server.access.audit import AuditLog
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
@@ -47,6 +48,7 @@ from server.tracing.trace import Tracer
 __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
+_Memory = SharedMemory | NoSharedMemory
 STATISTICS_S = 5.0
 _END_OF_STATUS = {200: True, 500: False}  # of a relayed call; any other status is no failure of the model's
 _END_OF_CODE = {0: True, 2: False, 13: False}  # OK; UNKNOWN, INTERNAL
@@ -73,14 +75,9 @@ class DataPlane:
         loads: set by the composer where clients may load more than ONNX models.
         spread: set where others serve the same models; returns when they know of a load or an unload.
         """
-        self._relay = relay
-        self._watch = watch
-        self._images = images
-        self.admission = admission
+        self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
         self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
-        self._metrics = metrics
-        self.options = DeclaredOptions()
-        self.loads = LoadPolicy()
+        self.options, self.loads = DeclaredOptions(), LoadPolicy()
         self.required_models: tuple[str, ...] | None = None
         self.batches: BatchFlow | None = None
         self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
@@ -135,9 +132,13 @@ class DataPlane:
         """Say not ready from now on, and go on serving."""
         self._is_stopping = True
 
-    def share(self, memory: SharedMemory | NoSharedMemory) -> None:
+    def share(self, memory: _Memory) -> None:
         """Let clients share memory with the engine, or tell them why they cannot; said once, before any request."""
         self._passage.memory = memory
+
+    def audit_to(self, audit: AuditLog) -> None:
+        """Write admin actions to this log; called once, before any request."""
+        self._passage.audit = audit
 
     @property
     def why_no_shared_memory(self) -> str:
@@ -150,11 +151,11 @@ class DataPlane:
         return BLOCKED_EXTENSIONS if self._passage.memory.refusal else frozenset()
 
     @asynccontextmanager
-    async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[SharedMemory | NoSharedMemory]:
-        """The engine's regions, for one call about them. Raises NotSupported where none are kept."""
+    async def shared_memory(self, verb: Verb, caller: Caller, region: str = "") -> AsyncIterator[_Memory]:
+        """The engine's regions, for one call about that one, or all. Raises NotSupported where none are kept."""
         if self._passage.memory.refusal:
             raise NotSupported(self._passage.memory.refusal)
-        with self._passage.through(verb, InferHead(""), caller, 0, None):
+        with self._passage.through(verb, InferHead(region), caller, 0, None):
             yield self._passage.memory
 
     def model_label(self, model_name: str) -> str:
@@ -166,11 +167,11 @@ class DataPlane:
     ) -> HttpAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
-        with self._passage.through(verb, head, caller, len(call.body), until):
+        with self._passage.through(verb, head, caller, len(call.body), until) as way:
             if verb is Verb.LOAD:
                 await self.loads.check_http(call)
             answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
-            await self._note(verb, head.model_name, _END_OF_STATUS.get(answer.status))
+            await self._note(verb, head.model_name, way.answered(_END_OF_STATUS.get(answer.status)))
             return answer if verb is not Verb.INFER or not asks_http(call) else told_http(answer, self.not_formed(head))
 
     async def relay_grpc(
@@ -178,11 +179,11 @@ class DataPlane:
     ) -> GrpcAnswer:
         """The engine's answer as it is, its errors too. Raises of the InferenceError tree where there is none."""
         until = self._until(verb, head, deadline)
-        with self._passage.through(verb, head, caller, len(call.message), until):
+        with self._passage.through(verb, head, caller, len(call.message), until) as way:
             if verb is Verb.LOAD:
                 await self.loads.check_grpc(call)
             answer = await self._timed(verb, head, self._grpc(verb, head, call, caller, until))
-            await self._note(verb, head.model_name, _END_OF_CODE.get(answer.code))
+            await self._note(verb, head.model_name, way.answered(_END_OF_CODE.get(answer.code)))
             return answer if verb is not Verb.INFER or not asks_grpc(call) else told_grpc(answer, self.not_formed(head))
 
     def image_input(self, model_name: str) -> ImageInput | None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from tritonclient.grpc import service_pb2
 
 from server import VERSION
+from server.access.audit import NO_AUDIT, AuditLog
 from server.access.certificates import Certificates
 from server.access.door import AccessOptions, Door
 from server.access.keys import key_of_hashed
@@ -253,13 +254,13 @@ def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine) 
     )
 
 
-def compose_door(settings: Settings, board: Board | None = None) -> Door | None:
+def compose_door(settings: Settings, board: Board | None = None, audit: AuditLog = NO_AUDIT) -> Door | None:
     """Who may do what; None where everybody may do everything. board: of a process that keeps quotas with others."""
     if not settings.restricts_access:
         return None
     keys = tuple(map(key_of_hashed, settings.api_keys))
     quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes, board=board)
-    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas)
+    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas, audit=audit)
 
 
 def compose_gate(settings: Settings, door: Door | None) -> Gate:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from server.access.audit import AuditLog
 from server.access.certificates import Certificates
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET, CoreRelay
@@ -95,7 +96,7 @@ class Front:
         self.admission = Admission(limits, SharedCounts(self.page, seat.index))
         board = QuotaTable(seat.run_dir / TABLE_NAME, seat.index)
         board.clear(seat.index)
-        self.door = compose_door(settings, board)
+        self.door = compose_door(settings, board, AuditLog(settings.audit_log))
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = self._compose_plane(settings)

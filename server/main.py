@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvloop
 
+from server.access.audit import AuditLog
 from server.access.certificates import Certificates
 from server.admission import Admission, AdmissionLimits
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
@@ -124,7 +125,8 @@ class Gateway:
         self.batching = BatcherPool(
             self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
         )
-        self.door = compose_door(settings, None if run_dir is None else core_board(run_dir))
+        audit = AuditLog(settings.audit_log)
+        self.door = compose_door(settings, None if run_dir is None else core_board(run_dir), audit)
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self.tracer = compose_tracer(settings.otlp_endpoint)
         self.plane = DataPlane(
@@ -148,6 +150,7 @@ class Gateway:
         )
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.plane.share(self.memory)
+        self.plane.audit_to(audit)
         self.registration = compose_registration(settings, self.engine, self.watch)
         self.core = self._compose_core(place.run_dir)
         self._read_metrics()

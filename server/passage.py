@@ -5,8 +5,10 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
+from typing import Self
 from urllib.parse import unquote
 
+from server.access.audit import NO_AUDIT, OK, AuditLog
 from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
@@ -45,21 +47,20 @@ class Passage:
     def __init__(
         self, *, watch: EngineView, admission: Admission, metrics: Metrics, quotas: Quotas | None = None
     ) -> None:
-        """quotas: of callers that have one; None where none is kept. memory: set by who composes."""
+        """quotas: of callers that have one; None where none is kept. memory, audit: set by who composes."""
         self._metrics = metrics
         self.admission = admission
         self.memory: SharedMemory | NoSharedMemory = NoSharedMemory()
+        self.audit: AuditLog = NO_AUDIT
         self._watch = watch
         self._quotas = quotas
         self._waiting: set[asyncio.Task[object]] = set()
         self._cut_for: dict[asyncio.Task[object], str] = {}
         watch.when_silent(self._cut)
 
-    def through(
-        self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None
-    ) -> AbstractContextManager[None]:
+    def through(self, verb: Verb, head: InferHead, caller: Caller, size_bytes: int, until: float | None) -> "_OtherWay":
         """One call to the engine. size_bytes: what it weighs in admission. until: its deadline, monotonic seconds."""
-        way = _InferenceWay if verb is Verb.INFER else _OtherWay
+        way = _InferenceWay if verb is Verb.INFER else _OtherWay if verb is Verb.READ else _AdminWay
         return way(self, verb, head, caller, (size_bytes, until))
 
     @contextmanager
@@ -203,12 +204,49 @@ class _OtherWay:
         self._passage, self._verb, self._head, self._caller = passage, verb, head, caller
         self._size_bytes, self._until = terms
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._passage._admit(self._verb, self._head, self._caller)
+        return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         if isinstance(error, BackendUnavailable | OutOfMemory):
             self._passage._watch.suspect()
+
+    def answered(self, is_done: bool | None) -> bool | None:
+        """What the engine's answer said, as it was given. is_done: False if it failed, None if it refused the call."""
+        return is_done
+
+
+class _AdminWay(_OtherWay):
+    """An admin action, on its way through: however it ends, the audit log gets one line of it."""
+
+    __slots__ = ("_outcome",)
+
+    def __enter__(self) -> Self:
+        self._outcome = OK
+        try:
+            return super().__enter__()
+        except InferenceError as error:
+            self._record(error.reason)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, InferenceError):
+            self._outcome = error.reason
+        elif error is not None:
+            self._outcome = "cancelled" if isinstance(error, asyncio.CancelledError) else InferenceError.reason
+        self._record(self._outcome)
+        super().__exit__(kind, error, trace)
+
+    def answered(self, is_done: bool | None) -> bool | None:
+        self._outcome = OK if is_done else BackendFailed.reason
+        return is_done
+
+    def _record(self, outcome: str) -> None:
+        caller = self._caller
+        self._passage.audit.record(caller.key_name, caller.address, self._verb, self._head.model_name, outcome)
 
 
 class _InferenceWay(_OtherWay):
@@ -216,7 +254,7 @@ class _InferenceWay(_OtherWay):
 
     __slots__ = ("_began", "_held", "_task")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         passage, head, until = self._passage, self._head, self._until
         passage._admit(self._verb, head, self._caller)
         passage.require_served(head.model_name)
@@ -235,6 +273,7 @@ class _InferenceWay(_OtherWay):
         except BaseException as error:
             self._end(error)
             raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -95,6 +95,8 @@ class Settings(BaseSettings):
     api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only
     anonymous: tuple[Role, ...] | None = None
 
+    audit_log: Path | None = None  # JSON lines of admin actions and refused authentications
+
     tls_cert: Path | None = None  # PEM files; they are read again when they change
     tls_key: Path | None = None
     tls_client_ca: Path | None = None

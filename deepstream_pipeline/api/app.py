@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepstream_pipeline.api import deepstream, streams
 from deepstream_pipeline.api.answers import Refusal, error_answer, status_of
+from deepstream_pipeline.api.audit import Audited
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.api.door import Door
 from deepstream_pipeline.api.faults import named_faults
@@ -73,7 +74,10 @@ def create_app(
     )
     app.include_router(page_router(control, calls))
     _add_errors(app)
-    return ApiApp(_Guarded(Door(app, options)), (calls, watching, asking))
+    guarded: ASGIApp = _Guarded(Door(app, options))
+    if options.audit is not None:
+        guarded = Audited(guarded, options.audit)
+    return ApiApp(guarded, (calls, watching, asking))
 
 
 def _add_errors(app: FastAPI) -> None:

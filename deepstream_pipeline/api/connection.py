@@ -6,9 +6,12 @@ A head or a body that dribbles, a reader that does not read, a head without end:
 import asyncio
 import json
 import logging
-from typing import Any
+import ssl
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deepstream_pipeline.api.audit import CERTIFICATE
 
 MAX_HEAD_BYTES = 64 * 1024
 _quiet = logging.getLogger("penstock.video.api")  # clients' faults are answered, not logged
@@ -53,6 +56,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
+        if tls is not None and (certificate := tls.getpeercert(binary_form=True)):
+            cast(dict[str, Any], self.scope)[CERTIFICATE] = certificate
         self._is_in_head, self._head_bytes = True, 0
         self._await_client()
 

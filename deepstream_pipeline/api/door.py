@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepstream_pipeline.api.answers import Refusal, error_answer
+from deepstream_pipeline.api.audit import HAS_KEY
 from deepstream_pipeline.api.options import ApiOptions, is_loopback
 
 OPEN_PATHS = ("/health/live", "/health/ready")  # for probes, which have no key
@@ -130,6 +131,7 @@ class Door:
         asked = Asked(scope["method"], scope["path"], scope["headers"])
         try:
             check(asked, self._options)
+            scope[HAS_KEY] = bool(self._options.api_key) and asked.path not in OPEN_PATHS
             body = await _read(receive, self._options.max_body_bytes) if asked.is_changing else b""
         except Refusal as refusal:
             await error_answer(refusal.status, refusal.text, is_last=True)(scope, receive, send_more)

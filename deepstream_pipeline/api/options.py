@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Self
 
+from deepstream_pipeline.api.audit import Audit
 from deepstream_pipeline.errors import PipelineError
 
 KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
@@ -30,7 +31,7 @@ class ApiOptions:
     may add files and devices of this machine; None for whether only this machine can call. allowed_hosts: names, beside
     those of this machine, that a browser may know it by. max_viewers: of moving previews, all sources together.
     call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture that
-    a viewer is sent. tls: None for plain HTTP.
+    a viewer is sent. tls: None for plain HTTP. audit: None for no audit log.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +45,7 @@ class ApiOptions:
     call_timeout_s: float = 10.0
     client_timeout_s: float = 10.0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    audit: Audit | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.is_local and not self.api_key:
@@ -55,9 +57,17 @@ class ApiOptions:
             raise ApiRefused("the control API's key cannot be sent in a header; use letters and digits, without blanks")
 
     @classmethod
-    def of(cls, host: str, port: int, environ: Mapping[str, str], *, tls: ssl.SSLContext | None = None) -> Self:
+    def of(
+        cls,
+        host: str,
+        port: int,
+        environ: Mapping[str, str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        audit: Audit | None = None,
+    ) -> Self:
         """There, with the key that the environment holds. Raises ApiRefused."""
-        return cls(host, port, environ.get(KEY_VARIABLE, ""), tls=tls)
+        return cls(host, port, environ.get(KEY_VARIABLE, ""), tls=tls, audit=audit)
 
     @property
     def is_local(self) -> bool:

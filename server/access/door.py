@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from server.access.audit import NO_AUDIT, AuditLog
 from server.access.keys import ApiKey, KeyRefused, KeyRing
 from server.access.quotas import Quotas, with_share
 from server.access.rules import (
@@ -18,7 +19,7 @@ from server.access.rules import (
     read_access_file,
 )
 from server.core.caller import Caller, Quota, Role
-from server.core.errors import AccessUnavailable, PermissionDenied, Unauthenticated
+from server.core.errors import AccessUnavailable, InferenceError, PermissionDenied, Unauthenticated
 from server.logs import get_logger
 
 if TYPE_CHECKING:  # they import cryptography, which API keys do not need
@@ -46,8 +47,16 @@ class AccessOptions:
 class Door:
     """Lets callers in by their key or token. The keys of its file are read again when the file changes."""
 
-    def __init__(self, options: AccessOptions, quotas: Quotas, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: AccessOptions,
+        quotas: Quotas,
+        *,
+        audit: AuditLog = NO_AUDIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.quotas = quotas
+        self._audit = audit
         self.failed_reads = 0
         self._options = options
         self.now = clock
@@ -101,6 +110,15 @@ class Door:
         self.quotas.look(caller, self.now())
         return caller
 
+    def note_refused(self, error: InferenceError, address: str, target: str, *, certificate: str = "") -> None:
+        """Writes a refused authentication to the audit log; other errors are none.
+
+        target: the method and path. certificate: as in `admit`.
+        """
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            client = error.client or (CERTIFICATE_PREFIX + certificate if certificate else "")
+            self._audit.record(client, address, "access", target, error.reason)
+
     async def run(self) -> None:
         """Reads the file again whenever it has changed; for ever."""
         while self._options.file is not None:
@@ -140,7 +158,8 @@ class Door:
         if caller.key_name:
             roles = ", ".join(sorted(caller.roles)) or "none"
             return PermissionDenied(
-                f"{caller.key_name!r} has not the role {role}, which this needs (it has: {roles}); use another key"
+                f"{caller.key_name!r} has not the role {role}, which this needs (it has: {roles}); use another key",
+                client=caller.key_name,
             )
         if self._verifier is None and self._ring is not None and not self.key_count:
             return PermissionDenied(

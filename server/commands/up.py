@@ -169,6 +169,9 @@ def up(
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
     anonymous: Roles = None,
+    audit_log: Annotated[
+        Path | None, typer.Option(help="file of JSON lines: admin actions, refused authentications [none]")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain: TLS on every port [none]")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="its key, PEM without a password")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="PEM: clients need a certificate it signed")] = None,

@@ -9,13 +9,16 @@ from typing import Annotated
 
 import typer
 
+from deepstream_pipeline.api.audit import Audit
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.settings.complaints import SettingsRefused
 from deepstream_pipeline.settings.flags import Flags
 from deepstream_pipeline.settings.reading import read_settings
 from deepstream_pipeline.settings.records import EngineChoice, VideoSettings
 from deepstream_pipeline.types import DecoderKind
-from server.access.certificates import Certificates, TlsFileError
+from server.access.audit import AuditLog, AuditLogError
+from server.access.certificates import Certificates, TlsFileError, subject_of
+from server.access.door import CERTIFICATE_PREFIX
 from server.commands.terminal import fail
 from server.commands.up import allow_open_files
 from server.commands.video_check import check
@@ -79,10 +82,17 @@ TlsKey = Annotated[Path | None, typer.Option(envvar="PENSTOCK_TLS_KEY", help="it
 TlsClientCa = Annotated[
     Path | None, typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM: clients need a certificate it signed")
 ]
+AuditFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="PENSTOCK_AUDIT_LOG", help="file of JSON lines: changes over the control API, refused keys [none]"
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
 ]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="no progress while it runs: warnings and errors alone")]
 
 
 @app.command("run", short_help="Read videos, infer, track, apply rules, write results.")
@@ -104,15 +114,14 @@ def run(
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
+    audit_log: AuditFile = None,
     loop: Annotated[bool, typer.Option("--loop", help="begin files anew at their end, until Ctrl-C")] = False,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="play files at their own speed, as cameras that drop what is late")
     ] = False,
     decoder: Decoder = None,
     as_json: AsJson = False,
-    no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="no progress while it runs: warnings and errors alone")
-    ] = False,
+    no_progress: NoProgress = False,
     log_format: Annotated[LogFormat, typer.Option(help="of log lines on standard error")] = LogFormat.TEXT,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error", show_default=False)] = None,
 ) -> None:
@@ -144,18 +153,21 @@ def run(
         decoder=decoder,
     )
     how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
-    raise typer.Exit(_run(config, flags, how, control_api_tls(tls_cert, tls_key, tls_client_ca)))
+    tls, audit = control_api_tls(tls_cert, tls_key, tls_client_ca), control_api_audit(audit_log)
+    raise typer.Exit(_run(config, flags, how, tls, audit))
 
 
 app.command("check", short_help="Tell what a settings file would run, or all that is wrong with it.")(check)
 app.command("replay", short_help="Hold recorded tracks against other rules.")(replay)
 
 
-def program_of(settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None) -> RunningProgram:
-    """The program; what decodes and draws is imported only now. tls: of the control API."""
+def program_of(
+    settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None, audit: Audit | None = None
+) -> RunningProgram:
+    """The program; what decodes and draws is imported only now. tls, audit: of the control API."""
     from deepstream_pipeline.main import Program
 
-    return Program(settings, place, tls=tls)
+    return Program(settings, place, tls=tls, audit=audit)
 
 
 def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
@@ -168,6 +180,16 @@ def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path 
     return certificates.context if certificates is not None else None
 
 
+def control_api_audit(file: Path | None) -> Audit | None:
+    """Where the control API writes its audit log; None without one. Exit code 2 for a file that cannot be opened."""
+    if file is None:
+        return None
+    try:
+        return Audit(AuditLog(file).record, lambda certificate: CERTIFICATE_PREFIX + subject_of(certificate))
+    except AuditLogError as error:
+        fail(str(error), code=2)
+
+
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How a run speaks. log_level: empty for what fits."""
@@ -178,7 +200,7 @@ class Manner:
     log_level: str
 
 
-def _run(config: Path | None, flags: Flags, how: Manner, tls: ssl.SSLContext | None) -> int:
+def _run(config: Path | None, flags: Flags, how: Manner, tls: ssl.SSLContext | None, audit: Audit | None) -> int:
     """The exit code."""
     try:
         settings = read_settings(config, flags)
@@ -194,5 +216,5 @@ def _run(config: Path | None, flags: Flags, how: Manner, tls: ssl.SSLContext | N
     models = tuple(dict.fromkeys((settings.primary.model, *(second.model for second in settings.secondaries))))
     shares = may_share_card(settings)
     engine = partial(engine_for, settings.engine, models, os.environ, watch.note, shares_memory=shares)
-    program = partial(program_of, tls=tls) if tls is not None else program_of
+    program = program_of if tls is None and audit is None else partial(program_of, tls=tls, audit=audit)
     return run_to_its_end(settings, watch, engine=engine, program_of=program, is_json=how.is_json)

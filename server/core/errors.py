@@ -54,6 +54,7 @@ class Unauthenticated(InferenceError):
     """No API key or token, or one that nobody knows. By access. 401 / UNAUTHENTICATED."""
 
     reason = "unauthenticated"
+    client = ""
 
 
 class AccessUnavailable(InferenceError):
@@ -67,9 +68,13 @@ class AccessUnavailable(InferenceError):
 
 
 class PermissionDenied(InferenceError):
-    """The caller is known, but its roles do not allow this. By access. 403 / PERMISSION_DENIED."""
+    """The client's roles do not allow this. By access. 403 / PERMISSION_DENIED. client: its name, if it has one."""
 
     reason = "permission_denied"
+
+    def __init__(self, message: str, *, client: str = "") -> None:
+        super().__init__(message)
+        self.client = client
 
 
 class OriginNotAllowed(PermissionDenied):

@@ -9,7 +9,7 @@ from server.core.errors import PermissionDenied
 class Verb(StrEnum):
     """What a relayed call does, as far as the gateway cares.
 
-    configure: trace and log settings are changed. share: shared memory is registered or unregistered.
+    configure: trace and log settings are changed. share, unshare: shared memory is registered, unregistered.
     """
 
     INFER = "infer"
@@ -18,6 +18,7 @@ class Verb(StrEnum):
     UNLOAD = "unload"
     CONFIGURE = "configure"
     SHARE = "share"
+    UNSHARE = "unshare"
 
 
 ROLE_OF: dict[Verb, Role] = {
@@ -27,6 +28,7 @@ ROLE_OF: dict[Verb, Role] = {
     Verb.UNLOAD: Role.ADMIN,
     Verb.CONFIGURE: Role.ADMIN,
     Verb.SHARE: Role.ADMIN,
+    Verb.UNSHARE: Role.ADMIN,
 }
 
 

@@ -73,7 +73,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         except InferenceError as error:
             self._record.rejected(error.reason)
             log.debug("request refused", reason=error.reason, error=error.message)
-            return _refusing(error)
+            return _refusing(error, self._door, handler_call_details.method)
         return await continuation(handler_call_details)
 
 
@@ -106,6 +106,8 @@ class CertificateGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             except InferenceError as error:
                 self._record.rejected(error.reason)
                 log.debug("request refused", reason=error.reason, error=error.message)
+                method, address = handler_call_details.method, host_of(context.peer())
+                self._door.note_refused(error, address, method, certificate=certificate)
                 await context.abort(*status_of(error))
 
         return _entering(await continuation(handler_call_details), enter)
@@ -177,11 +179,12 @@ def _credentials(metadata: GrpcMetadata) -> Iterator[str]:
     )
 
 
-def _refusing(error: InferenceError) -> Handler:
+def _refusing(error: InferenceError, door: Door, method: str) -> Handler:
     """Ends the call without its message: as a stream's handler it is asked before one is read."""
     code, details, trailing = status_of(error)
 
     async def refuse(_: object, context: "grpc.aio.ServicerContext[object, object]") -> None:
+        door.note_refused(error, host_of(context.peer()), method)
         await context.abort(code, details, trailing)
 
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -76,13 +76,13 @@ METHODS: dict[str, Answer] = {
 
 
 async def _register(plane: DataPlane, wish: Wish, caller: Caller) -> bytes:
-    async with plane.shared_memory(Verb.SHARE, caller) as memory:
+    async with plane.shared_memory(Verb.SHARE, caller, wish.name) as memory:
         await memory.register(wish, caller)
     return b""
 
 
 async def _unregister(plane: DataPlane, kind: Kind, name: str, caller: Caller) -> bytes:
-    async with plane.shared_memory(Verb.SHARE, caller) as memory:
+    async with plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
         if name:
             await memory.unregister(kind, name, caller)
         else:

@@ -12,6 +12,7 @@ from server.access.quotas import Quotas
 from server.core.browser_policy import BrowserPolicy
 from server.core.caller import EVERY_ROLE, NOBODY, Caller, Role
 from server.core.conveyance import CALLER_HEADER, caller_heard
+from server.core.errors import InferenceError
 
 _CALLER = "penstock.caller"
 CLIENT_CERTIFICATE = "penstock.client_certificate"  # of a scope: the subject of the connection's client certificate
@@ -47,13 +48,12 @@ class Gate:
 
         takes_any_type: whether the endpoint reads bodies other than JSON. Raises what the door and the policy do.
         """
-        headers, credentials = scope["headers"], list(_credentials(scope)) if role is not None else []
-        certificate = scope.get(CLIENT_CERTIFICATE, "")
-        has_key = bool(certificate)
+        headers = scope["headers"]
+        has_key = bool(scope.get(CLIENT_CERTIFICATE, ""))
         if self._door is not None:
             scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
             if role is not None:
-                caller = await self._door.admit(credentials, role, or_role=or_role, certificate=certificate)
+                caller = await _admitted(self._door, scope, _credentials(headers), (role, or_role))
                 scope[_CALLER] = replace(caller, address=_address(scope))
                 has_key = bool(caller.key_name)
         if self._policy is not None:
@@ -117,6 +117,17 @@ class Incoming:
             self._size_bytes = 0
 
 
+async def _admitted(door: Door, scope: Scope, credentials: Iterator[str], roles: tuple[Role, Role | None]) -> Caller:
+    """The client. roles: the one that is needed, and the one that does as well. Raises what the door does."""
+    certificate = scope.get(CLIENT_CERTIFICATE, "")
+    try:
+        return await door.admit(credentials, roles[0], or_role=roles[1], certificate=certificate)
+    except InferenceError as error:
+        target = f"{scope['method']} {scope['path']}"
+        door.note_refused(error, _address(scope), target, certificate=certificate)
+        raise
+
+
 def caller_of(request: Request) -> Caller:
     """Whoever sent the request."""
     caller: Caller | None = request.scope.get(_CALLER)
@@ -137,7 +148,7 @@ def _address(scope: Scope) -> str:
     return str(client[0]) if client else ""
 
 
-def _credentials(scope: Scope) -> Iterator[str]:
+def _credentials(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
     return credentials_of(
-        (name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in _CREDENTIAL_NAMES
+        (name.decode(), value.decode("latin-1")) for name, value in headers if name in _CREDENTIAL_NAMES
     )

@@ -83,14 +83,14 @@ class SharedMemoryEndpoints:
             raise InvalidRequest(f"'region name' is necessary to register {self._kind} shared memory region")
         body = await read_body(request, self._limits)
         wish = _system_wish(name, body) if self._kind is Kind.SYSTEM else _cuda_wish(name, body)
-        async with self._plane.shared_memory(Verb.SHARE, caller) as memory:
+        async with self._plane.shared_memory(Verb.SHARE, caller, name) as memory:
             await memory.register(wish, caller)
         return _done()
 
     async def unregister(self, request: Request) -> Response:
         """One region, or where none is named all of the caller's. The body, of which Triton reads nothing, is left."""
         name, caller = _name_of(request), caller_of(request)
-        async with self._plane.shared_memory(Verb.SHARE, caller) as memory:
+        async with self._plane.shared_memory(Verb.UNSHARE, caller, name) as memory:
             unregister = partial(memory.unregister, name=name) if name else memory.unregister_own
             await unregister(self._kind, caller=caller)
         return _done()

@@ -173,3 +173,10 @@ def test_api_that_others_reach_without_a_key_is_wrong_settings(run: Run) -> None
     Path("all.yaml").write_text("api: {host: 0.0.0.0}\n")
     done = run("all.yaml", *CLIP, no_engine=EngineUnavailable("none"))
     assert (done.exit_code, "api: the control API on 0.0.0.0" in done.stderr) == (2, True)
+
+
+def test_audit_log_that_cannot_be_opened_is_told_before_anything_starts(run: Run) -> None:
+    """Exit code 2 and one sentence."""
+    done = run(*CLIP, "--audit-log", "nowhere/audit.jsonl")
+    assert done.exit_code == 2
+    assert "audit_log nowhere/audit.jsonl: cannot be opened (No such file or directory)" in done.stderr

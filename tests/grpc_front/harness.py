@@ -67,7 +67,7 @@ class FakePlane:
     tracer: Tracer | None = None
 
     @asynccontextmanager
-    async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[NoSharedMemory]:
+    async def shared_memory(self, verb: Verb, caller: Caller, region: str = "") -> AsyncIterator[NoSharedMemory]:
         yield NoSharedMemory()
 
     def __init__(self, engine: FakeBackend) -> None:

@@ -1,6 +1,7 @@
 """TLS on every port of a real stack: real clients, a certificate that is replaced under load, client certificates."""
 
 import http.client
+import json
 import os
 import ssl
 import subprocess
@@ -38,7 +39,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     (folder / "access.toml").write_text(ACCESS)
     guarded = Guarded(folder)
     flags = ("--tls-cert", guarded.certificate, "--tls-key", guarded.key, "--tls-client-ca", guarded.ca)
-    words = map(str, (*flags, "--access-file", folder / "access.toml", "--workers", request.param))
+    more = ("--access-file", folder / "access.toml", "--audit-log", guarded.audit, "--workers", request.param)
+    words = map(str, (*flags, *more))
     guarded.stack = start_embedded(folder, *words)
     yield guarded
     assert stop_stack(guarded.stack) == 0
@@ -50,7 +52,7 @@ class Guarded:
     stack: RunningStack
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.audit = folder, folder / "audit.jsonl"
         self.certificate, self.key = OURS.sign(folder, "server")
         self.ca = OURS.file(folder, "client-ca.pem")
         self.trusted = OURS.file(folder, "trusted.pem")
@@ -131,6 +133,22 @@ def test_client_certificate_has_its_subjects_roles_over_http_and_grpc(guarded: G
         wait_for(lambda: bool(streamed), 20, "the stream answers")
         camera.stop_stream()
         assert isinstance(streamed[0], tritonclient.grpc.InferResult)
+
+
+def test_audit_log_names_the_certificates_subject(guarded: Guarded) -> None:
+    """Of a refusal and of an admin action, over HTTP and gRPC."""
+    earlier = len(guarded.audit.read_text().splitlines())
+    load = f"{guarded.stack.http_url}/v2/repository/models/lookup/load"
+    with guarded.grpc("camera") as camera, guarded.grpc("ops") as ops:
+        assert guarded.http("POST", load, "camera")[0] == 403
+        assert refused(lambda: camera.load_model("lookup", client_timeout=20))
+        assert guarded.http("POST", load, "ops")[0] == 200
+        ops.load_model("lookup", client_timeout=20)
+    lines = [json.loads(line) for line in guarded.audit.read_text().splitlines()[earlier:]]
+    assert [(line["client"], line["action"], line["outcome"]) for line in lines] == [
+        *[("certificate:CN=camera,O=acme", "access", "permission_denied")] * 2,
+        *[("certificate:CN=ops,O=acme", "load", "ok")] * 2,
+    ]
 
 
 def test_tritons_http_client_and_the_command_line_show_their_certificates(guarded: Guarded) -> None:
