@@ -263,9 +263,10 @@ def compose_door(settings: Settings, board: Board | None = None, audit: AuditLog
     return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas, audit=audit)
 
 
-def compose_gate(settings: Settings, door: Door | None) -> Gate:
-    """Checks requests of an HTTP port: keys, where there is a door, and what browsers send."""
-    return Gate(door, BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin))
+def compose_gate(settings: Settings, door: Door | None, *, needs_key: bool = False) -> Gate:
+    """Checks requests of an HTTP port: keys, where there is a door, and what browsers send. needs_key: see Gate."""
+    policy = BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin)
+    return Gate(door, policy, needs_key=needs_key)
 
 
 def rest_limits(settings: Settings) -> RestLimits:

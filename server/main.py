@@ -342,8 +342,9 @@ async def _open_doors(
         refused=gateway.metrics.rejected,
         tls=tls if run_dir is None else None,
     )
-    is_up, engine_text = (lambda: gateway.watch.is_up), gateway.engine.backend.metrics
-    pages = create_metrics_app(gateway.metrics.text, engine_text, is_up, gate=compose_gate(settings, None))
+    door = gateway.door if settings.metrics_key_required else None
+    engine_text, metrics_gate = gateway.engine.backend.metrics, compose_gate(settings, door, needs_key=True)
+    pages = create_metrics_app(gateway.metrics.text, engine_text, lambda: gateway.watch.is_up, gate=metrics_gate)
     of_grpc = grpc_limits(settings, ports if run_dir is None else None)
     share, endpoint = None, Endpoint(authority(settings.host, settings.grpc_port), certificates)
     if run_dir is not None:

@@ -24,6 +24,7 @@ from server.settings_checks import (
     listed,
     networks,
     require_addresses,
+    require_keys_for_metrics,
     require_known_user,
     require_loaded,
     require_place,
@@ -47,7 +48,6 @@ LISTS = (
 )
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
-
 
 _FIXES = {
     "int_parsing": "it should be a whole number",
@@ -95,6 +95,7 @@ class Settings(BaseSettings):
     api_keys: tuple[str, ...] = Field((), repr=False)  # NAME:ROLES:SHA-256; the secrets are in the environment only
     anonymous: tuple[Role, ...] | None = None
 
+    metrics_key_required: bool = False  # with the role read
     audit_log: Path | None = None  # JSON lines of admin actions and refused authentications
 
     tls_cert: Path | None = None  # PEM files; they are read again when they change
@@ -190,6 +191,7 @@ class Settings(BaseSettings):
                 "connection; leave one of them out, or give clients keys"
             )
         require_tls_pair(self.tls_cert, self.tls_key, self.tls_client_ca)
+        require_keys_for_metrics(is_required=self.metrics_key_required, has_keys=self.has_keys)
         if self.otlp_endpoint:
             require_tracing(self.otlp_endpoint)
         if self.trace_file is not None:

@@ -102,3 +102,9 @@ def require_loaded(required_models: tuple[str, ...] | None, models: tuple[str, .
     left_out = named.difference(models, {"*"}) if models is not None else set()
     if left_out:
         raise ValueError(f"required_models has {min(left_out)!r}, which models leaves out; name it in both")
+
+
+def require_keys_for_metrics(*, is_required: bool, has_keys: bool) -> None:
+    """Raises ValueError where metrics need a key and there is none."""
+    if is_required and not has_keys:
+        raise ValueError("metrics_key_required needs API keys: give access_file or PENSTOCK_API_KEYS, or leave it out")

@@ -91,18 +91,26 @@ class Door:
         return counts
 
     async def admit(
-        self, credentials: Iterable[str], role: Role, *, or_role: Role | None = None, certificate: str = ""
+        self,
+        credentials: Iterable[str],
+        role: Role,
+        *,
+        or_role: Role | None = None,
+        certificate: str = "",
+        needs_key: bool = False,
     ) -> Caller:
         """The client that presents these keys or tokens, else this certificate, else an anonymous one.
 
         certificate: the subject of its verified client certificate, "" for none.
+        needs_key: whether the roles of anonymous clients do not count.
         or_role: a role that does as well; whoever is let in by it has the other one, too, for what is asked now.
         Raises Unauthenticated, PermissionDenied, QuotaExceeded, and AccessUnavailable where nobody can tell now.
         """
         presented = set(credentials)
         if len(presented) > 1:
             raise Unauthenticated("two different keys are sent; send one")
-        caller = await self._caller(presented.pop()) if presented else self._without_key(certificate)
+        anonymous = frozenset[Role]() if needs_key else self._options.anonymous
+        caller = await self._caller(presented.pop()) if presented else self._without_key(certificate, anonymous)
         if role not in caller.roles:
             if or_role not in caller.roles:
                 raise self._denied(caller, role)
@@ -168,12 +176,12 @@ class Door:
             )
         return Unauthenticated(f"this needs an API key with the role {role}; {_HOW}")
 
-    def _without_key(self, certificate: str) -> Caller:
+    def _without_key(self, certificate: str, anonymous: frozenset[Role]) -> Caller:
         """An anonymous caller, or the holder of a client certificate, which may also do what anonymous ones may."""
         if not certificate:
-            return Caller(roles=self._options.anonymous, quota=self._usual)
+            return Caller(roles=anonymous, quota=self._usual)
         grant = self._certificates.grant_of(certificate) if self._certificates is not None else Grant()
-        roles = grant.roles | self._options.anonymous
+        roles = grant.roles | anonymous
         return Caller(CERTIFICATE_PREFIX + certificate, roles=roles, quota=with_share(grant.quota, self._usual))
 
     def _read(self, file: Path) -> None:

@@ -116,6 +116,10 @@ AllowsModelCode = Annotated[
     ),
 ]
 
+MetricsKey = Annotated[
+    bool | None, typer.Option("--metrics-key-required", help="metrics need a key with the role read [off]")
+]
+
 Proxies = Annotated[
     str | None,
     typer.Option(help="addresses or networks of proxies, with commas: no limit of connections per address [none]"),
@@ -169,6 +173,7 @@ def up(
     home: Annotated[Path | None, typer.Option(help="where pulled models are [~/.penstock]")] = None,
     access_file: Annotated[Path | None, typer.Option(help="TOML file of API keys, their roles and rates")] = None,
     anonymous: Roles = None,
+    metrics_key_required: MetricsKey = None,
     audit_log: Annotated[
         Path | None, typer.Option(help="file of JSON lines: admin actions, refused authentications [none]")
     ] = None,

@@ -26,10 +26,14 @@ class Gate:
     Neither goes on to the engine, whatever it held: a key that is not ours may be one that was meant for us.
     """
 
-    def __init__(self, door: Door | None, policy: BrowserPolicy | None = None) -> None:
-        """door: checks keys; None if clients need none. policy: checks what browsers send; None checks nothing."""
+    def __init__(self, door: Door | None, policy: BrowserPolicy | None = None, *, needs_key: bool = False) -> None:
+        """door: checks keys; None if clients need none. policy: checks what browsers send; None checks nothing.
+
+        needs_key: whether the roles of anonymous clients do not count.
+        """
         self._door = door
         self._policy = policy
+        self._needs_key = needs_key
 
     @property
     def open_to(self) -> frozenset[Role]:
@@ -53,7 +57,7 @@ class Gate:
         if self._door is not None:
             scope["headers"] = [pair for pair in headers if pair[0] not in _CREDENTIAL_NAMES]
             if role is not None:
-                caller = await _admitted(self._door, scope, _credentials(headers), (role, or_role))
+                caller = await self._admitted(self._door, scope, _credentials(headers), (role, or_role))
                 scope[_CALLER] = replace(caller, address=_address(scope))
                 has_key = bool(caller.key_name)
         if self._policy is not None:
@@ -64,6 +68,20 @@ class Gate:
                 is_trusted=has_key or role is None,
                 takes_any_type=takes_any_type,
             )
+
+    async def _admitted(
+        self, door: Door, scope: Scope, credentials: Iterator[str], roles: tuple[Role, Role | None]
+    ) -> Caller:
+        """The client. roles: the one that is needed, and the one that does as well. Raises what the door does."""
+        (role, or_role), certificate = roles, scope.get(CLIENT_CERTIFICATE, "")
+        try:
+            return await door.admit(
+                credentials, role, or_role=or_role, certificate=certificate, needs_key=self._needs_key
+            )
+        except InferenceError as error:
+            target = f"{scope['method']} {scope['path']}"
+            door.note_refused(error, _address(scope), target, certificate=certificate)
+            raise
 
     def incoming(self, scope: Scope, receive: Receive) -> "Incoming | None":
         """The body of an admitted request; None if bodies are not counted."""
@@ -115,17 +133,6 @@ class Incoming:
         if self._size_bytes:
             self._quotas.received(self._caller, self._size_bytes)
             self._size_bytes = 0
-
-
-async def _admitted(door: Door, scope: Scope, credentials: Iterator[str], roles: tuple[Role, Role | None]) -> Caller:
-    """The client. roles: the one that is needed, and the one that does as well. Raises what the door does."""
-    certificate = scope.get(CLIENT_CERTIFICATE, "")
-    try:
-        return await door.admit(credentials, roles[0], or_role=roles[1], certificate=certificate)
-    except InferenceError as error:
-        target = f"{scope['method']} {scope['path']}"
-        door.note_refused(error, _address(scope), target, certificate=certificate)
-        raise
 
 
 def caller_of(request: Request) -> Caller:

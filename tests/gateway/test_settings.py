@@ -65,6 +65,10 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
             {"PENSTOCK_MODELS": "a,b", "PENSTOCK_REQUIRED_MODELS": "a,c"},
             "required_models has 'c', which models leaves out; name it in both",
         ),
+        (
+            {"PENSTOCK_METRICS_KEY_REQUIRED": "true"},
+            "metrics_key_required needs API keys: give access_file or PENSTOCK_API_KEYS, or leave it out",
+        ),
         ({"PENSTOCK_REQUIRED_MODELS": "a,*"}, "required_models has * and names; * alone requires every model"),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],

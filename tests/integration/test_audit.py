@@ -68,6 +68,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     stack = start_embedded(
         folder,
         *("--audit-log", str(file), "--allow-client-shm", "--workers", request.param, "--log-level", "debug"),
+        *("--anonymous", "read", "--metrics-key-required"),
         PENSTOCK_API_KEYS=f"ops:infer+read+admin:{secrets['ops']},viewer:read:{secrets['viewer']}",
     )
     yield Audited(stack, file, secrets)
@@ -159,6 +160,15 @@ def test_change_of_settings_without_the_role_is_one_line(audited: Audited) -> No
     method, request, *_ = GRPC_ACTIONS[-2]
     assert audited.grpc(method, request, key="viewer") == "PERMISSION_DENIED"
     assert audited.new_line() == ("viewer", "configure", "lookup", "permission_denied")
+
+
+def test_metrics_that_require_a_key_refuse_who_may_read_without_one(audited: Audited) -> None:
+    """401 and a line; a key with the role read, sent as Prometheus sends it, shows them."""
+    bearer = {"authorization": f"Bearer {audited.secrets['viewer']}"}
+    assert call("GET", audited.stack.metrics_url).status == 401
+    assert audited.new_line() == (None, "access", "GET /metrics", "unauthenticated")
+    assert b"penstock_build_info" in call("GET", audited.stack.metrics_url, headers=bearer).body
+    assert call("GET", f"{audited.stack.http_url}/v2/models/lookup").status == 200
 
 
 def test_rotated_log_goes_on_in_a_new_file(audited: Audited) -> None:

@@ -4,13 +4,22 @@ import asyncio
 
 import pytest
 from starlette.applications import Starlette
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
+from server.core.caller import Role
 from server.rest.exposition import create_metrics_app
+from server.rest.gate import Gate
+from tests.access.doors import KEYS, STRANGER, door
+from tests.rest.harness import Headers
 
 
 async def page_of(app: Starlette, path: str) -> str:
     """The text of a GET."""
+    return b"".join(message.get("body", b"") for message in await asked(app, path)).decode()
+
+
+async def asked(app: ASGIApp, path: str, headers: Headers = ()) -> list[Message]:
+    """What is sent for a GET."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -19,8 +28,9 @@ async def page_of(app: Starlette, path: str) -> str:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await app({"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}, receive, send)
-    return b"".join(message.get("body", b"") for message in sent).decode()
+    scope = {"type": "http", "method": "GET", "path": path, "headers": list(headers), "query_string": b""}
+    await app(scope, receive, send)
+    return sent
 
 
 @pytest.mark.parametrize(("is_up", "expected"), [(True, "ours\nengine\n"), (False, "ours\n")])
@@ -43,3 +53,28 @@ async def test_metrics_of_an_engine_that_is_down_are_not_waited_for(is_up: bool,
     else:
         await asyncio.wait_for(is_hanging.wait(), 5)
         asking.cancel()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ((), 401),
+        (((b"x-api-key", STRANGER.encode()),), 401),
+        (((b"x-api-key", KEYS[Role.INFER].encode()),), 403),
+        (((b"authorization", f"Bearer {KEYS[Role.READ]}".encode()),), 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/penstock", "/metrics/engine"])
+async def test_metrics_that_require_a_key_are_shown_to_the_role_read_alone(
+    path: str, headers: Headers, status: int
+) -> None:
+    """That anonymous clients may read models opens no metrics."""
+
+    async def engine() -> bytes:
+        return b"engine\n"
+
+    gate = Gate(door(Role.READ), needs_key=True)
+    app = create_metrics_app(lambda: b"ours\n", engine, lambda: True, gate=gate)
+    sent = await asked(app, path, headers)
+    assert sent[0]["status"] == status
+    assert (b"ours" in sent[1]["body"] or b"engine" in sent[1]["body"]) == (status == 200)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.deploy.chart.objects import pods_of, selects
-from tests.deploy.chart.rendering import CHART
-from tests.deploy.chart.value_sets import NAMES, SETS, rendered
+from tests.deploy.chart.rendering import CHART, render
+from tests.deploy.chart.value_sets import NAMES, SETS, merged, rendered
 
 pytestmark = pytest.mark.xdist_group("chart")
 
@@ -128,3 +128,22 @@ def test_service_monitors_find_every_pod_that_has_metrics_once(name: str) -> Non
                 scraped += [each.component for each in pods_of(rendered(name)) if selects(selector, each.labels)]
     has_metrics = {"gateway"} | ({"video"} if SETS[name].get("video", {}).get("enabled") else set())
     assert sorted(scraped) == sorted(has_metrics)
+
+
+def test_monitor_sends_the_key_that_the_gateways_require() -> None:
+    """As a Bearer token from the Secret that is named; without one, none."""
+
+    def authorization(over: dict[str, Any]) -> object:
+        monitors = render(merged(SETS["monitoring"], over)).of_kind("ServiceMonitor")
+        return next(
+            monitor["spec"]["endpoints"][0].get("authorization")
+            for monitor in monitors
+            if monitor["spec"]["endpoints"][0]["port"] == "metrics"
+        )
+
+    over = {
+        "gateway": {"settings": {"metrics_key_required": True}},
+        "monitoring": {"serviceMonitor": {"apiKeySecret": "scrape"}},
+    }
+    assert authorization(over) == {"type": "Bearer", "credentials": {"name": "scrape", "key": "api-key"}}
+    assert authorization({}) is None

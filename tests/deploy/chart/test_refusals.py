@@ -115,6 +115,7 @@ IMPOSSIBLE: list[tuple[str, str, list[str]]] = [
     ("video-shards", "video: {config: {api: {port: 1}}}", ["api", "leave it out"]),
     ("video-shards", "video: {config: {primary-gie: null}}", ["model", "street"]),
     ("video-shards", "video: {apiKeySecret: ''}", ["apiKeySecret", "Secret"]),
+    ("monitoring", "gateway: {settings: {metrics_key_required: true}}", ["serviceMonitor.apiKeySecret", "role read"]),
     (
         "video-shards",
         "video: {existingSecret: '', extraEnv: [{name: CAMERA_USER, value: u}]}",

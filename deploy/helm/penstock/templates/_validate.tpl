@@ -92,6 +92,10 @@
 {{- fail (printf "gateway.extraEnv names %s: settings go into gateway.settings, keys into the Secret of gateway.auth.existingSecret" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- $monitor := .Values.monitoring.serviceMonitor -}}
+{{- if and $monitor.enabled .Values.gateway.settings.metrics_key_required (not $monitor.apiKeySecret) -}}
+{{- fail "gateway.settings.metrics_key_required is true and monitoring.serviceMonitor.apiKeySecret is empty: Prometheus would be refused; name a Secret whose api-key has the role read" -}}
+{{- end -}}
 {{- $slab := int64 (.Values.gateway.settings.slab_bytes | default 0) -}}
 {{- if and (has .Values.topology (list "bundled" "sidecar")) (gt $slab (include "penstock.bytes" .Values.gateway.shmSize | int64)) -}}
 {{- fail (printf "gateway.settings.slab_bytes is %d and gateway.shmSize is %s: the slab lies in that memory; set shmSize higher" $slab .Values.gateway.shmSize) -}}
