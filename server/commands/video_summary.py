@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepstream_pipeline.sources.watch import TAKEN_OUT
-from deepstream_pipeline.types import SourceState, SourceStatistics
+from deepstream_pipeline.types import DropReason, SourceState, SourceStatistics
 from server.commands.terminal import NO_WIDTH_LIMIT, one_line
 from server.commands.video_rows import COLOURS, FAILED, dropped, drops_in_words, duration, record_of
 from server.commands.video_rules import UNKNOWN, RulesOfSource, event_total, events_by_rule, rule_table
@@ -47,8 +47,8 @@ class Summary:
 
 def is_failed(source: SourceStatistics) -> bool:
     """Whether nothing, or not all, came of the source though nobody stopped it."""
-    got_no_answer = bool(source.frames and not source.inferred and source.drops.get("infer_failed"))
-    return source.state in FAILED or got_no_answer
+    has_unanswered = any(source.drops.get(reason) for reason in (DropReason.INFER_FAILED, DropReason.REFUSED))
+    return source.state in FAILED or (has_unanswered and not source.inferred)
 
 
 def say_summary(summary: Summary, console: Console) -> None:

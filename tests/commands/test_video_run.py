@@ -150,6 +150,14 @@ def test_run_that_no_engine_answered_is_exit_code_1(run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("reason", ["infer_failed", "refused"])
+def test_source_of_which_no_frame_was_inferred_has_failed(reason: str) -> None:
+    """FAULTS 86: whether the engine failed each time, gave what cannot be used, or refused."""
+    source = SourceStatistics("cam", "", "clip.mp4", SourceState.ENDED, frames=9, drops={reason: 9})
+    assert exit_code([source], 0) == 1
+    assert exit_code([replace(source, inferred=1)], 0) == 0
+
+
 def test_run_that_cannot_start_is_one_sentence(run: Run) -> None:
     """Of the program's own; for programs in JSON, too."""
     done = run("--source", "clip.mp4", "--model", "m", refusal="m does not say how it sees images")

@@ -80,6 +80,11 @@ def test_settings_mistake_is_refused_with_place_and_fix(environ: dict[str, str],
     assert message in str(refusal.value)
 
 
+def test_settings_leave_variables_of_other_commands_alone() -> None:
+    """PENSTOCK_GATEWAY_URL is read by `penstock video run` only, and keeps no other command from running."""
+    assert read_settings({}, environ={"PENSTOCK_GATEWAY_URL": "http://gpu:8000"}).http_port == 8000
+
+
 def test_settings_unknown_key_in_file_names_its_line(tmp_path: Path) -> None:
     """A typo in the file is shown as path:line with a suggestion."""
     file = tmp_path / "penstock.toml"
