@@ -19,7 +19,10 @@ from tests.conftest import CHECKOUT, RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import NO_TRITON, is_serving, look_up, start_embedded, write_models
 from tests.integration.living import family
 from tests.integration.pictures import frames
-from tests.integration.test_image_endpoint import assert_answers_as_plain_onnxruntime
+from tests.integration.test_image_endpoint import (
+    assert_answers_as_plain_onnxruntime,
+    assert_oriented_is_answered_as_upright,
+)
 from tests.integration.test_models import penstock, state_of
 from tests.integration.web import call
 from tests.tiny_models import CONFIG, IDENTITY, write_model
@@ -60,6 +63,14 @@ def test_embedded_detector_answers_pictures_as_plain_onnxruntime_does(embedded: 
     """Boxes within IoU 0.99 and scores within 1e-3, as through Triton."""
     reference = onnxruntime.InferenceSession(str(shared_dir / "models" / "FastestDet.onnx"))
     assert_answers_as_plain_onnxruntime(embedded, frames(shared_dir / "media" / "vtest.avi"), reference)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_embedded_answers_a_picture_with_an_exif_orientation_in_display_pixels(
+    embedded: RunningStack, shared_dir: Path, orientation: int
+) -> None:
+    """FAULTS 83: the same as by Triton."""
+    assert_oriented_is_answered_as_upright(embedded, frames(shared_dir / "media" / "vtest.avi")[1], orientation)
 
 
 def test_embedded_serves_street_where_there_is_no_triton(tmp_path: Path) -> None:

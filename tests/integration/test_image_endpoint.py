@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,6 +15,8 @@ import tritonclient.http
 from tests.conftest import RunningStack
 from tests.integration.pictures import Picture, fastestdet_boxes, fastestdet_input, frames, iou, jpeg
 from tests.integration.web import call
+from tests.vision import images
+from tests.vision.test_decode import UPRIGHT
 
 pytestmark = pytest.mark.xdist_group("stack")
 INPUT, OUTPUT = "input.1", "758"
@@ -97,6 +100,37 @@ def assert_answers_as_plain_onnxruntime(
         assert_same_boxes(answer.json["results"][0]["detections"], expected)
         boxes += len(expected)
     assert boxes >= 5
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_picture_with_an_exif_orientation_is_answered_in_display_pixels(
+    stack: RunningStack, pictures: tuple[Picture, ...], orientation: int
+) -> None:
+    """FAULTS 83: by Triton, whichever of the eight ways it is stored."""
+    assert_oriented_is_answered_as_upright(stack, pictures[1], orientation)
+
+
+def assert_oriented_is_answered_as_upright(stack: RunningStack, upright: Picture, orientation: int) -> None:
+    """A PNG that is stored otherwise, and says so in EXIF, gets the very answer of the upright one; a JPEG the same
+    boxes, labels and scores, as far as its codec lets it."""
+    stored = np.ascontiguousarray(UPRIGHT[{6: 8, 8: 6}.get(orientation, orientation)](upright[:, :, ::-1]))
+    tiff = images.exif(orientation)
+    url = f"{stack.http_url}/v2/models/fastestdet/image"
+
+    def asked(body: bytes, kind: str) -> list[dict[str, Any]]:
+        answer = call("POST", url, body, {"content-type": f"image/{kind}"})
+        assert answer.status == 200, answer.body
+        detections: list[dict[str, Any]] = answer.json["results"][0]["detections"]
+        return detections
+
+    expected = asked(images.png(upright[:, :, ::-1], color_type=2), "png")
+    assert expected
+    assert asked(images.png(stored, color_type=2, before_pixels=images.png_chunk(b"eXIf", tiff)), "png") == expected
+    found = asked(images.jpeg_with_exif(jpeg(stored[:, :, ::-1]), tiff), "jpeg")
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert iou(tuple(one["xyxy"]), tuple(other["xyxy"])) > 0.9
+        assert one["score"] == pytest.approx(other["score"], abs=0.05)
 
 
 def test_fastestdet_raw_tensors_equal_plain_onnxruntime_by_rest_and_grpc(
