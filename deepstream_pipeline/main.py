@@ -176,8 +176,7 @@ class Program:
         self._api = server
 
     def _api_options(self) -> ApiOptions:
-        api = self._settings.api
-        return ApiOptions.of(api.host, api.port, os.environ, tls=self._tls, audit=self._audit)
+        return ApiOptions.of(self._settings.api, os.environ, tls=self._tls, audit=self._audit)
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
         """Of every source; empty before the start."""

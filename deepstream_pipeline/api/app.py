@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,10 +75,24 @@ def create_app(
     )
     app.include_router(page_router(control, calls))
     _add_errors(app)
-    guarded: ASGIApp = _Guarded(Door(app, options))
+    guarded: ASGIApp = _Guarded(_with_cors(Door(app, options), options))
     if options.audit is not None:
         guarded = Audited(guarded, options.audit)
     return ApiApp(guarded, (calls, watching, asking))
+
+
+def _with_cors(app: ASGIApp, options: ApiOptions) -> ASGIApp:
+    """The app, whose answers the pages of `cors_origins` may read; unchanged without them. No cookies are allowed."""
+    origins = options.browser_policy.cors_origins
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "PUT", "DELETE"),
+        allow_headers=("*",),
+        allow_private_network=True,
+    )
 
 
 def _add_errors(app: FastAPI) -> None:

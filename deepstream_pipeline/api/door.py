@@ -1,7 +1,6 @@
-"""Who and what is let in to the control API, before anything is read: key, Host, Origin, type and size of the body.
+"""Which requests the control API serves, before anything is read: key, Host, Origin, type and size of the body.
 
-A page in somebody's browser can send requests here, from another site or under a name that was made to point here
-(DNS rebinding): what changes something has to come from this API's own page, or from no page.
+What browsers send is judged by the gateway's rules (server.core.browser_policy), as on ports 8000 and 8002.
 """
 
 import base64
@@ -9,22 +8,23 @@ import binascii
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepstream_pipeline.api.answers import Refusal, error_answer
 from deepstream_pipeline.api.audit import HAS_KEY
-from deepstream_pipeline.api.options import ApiOptions, is_loopback
+from deepstream_pipeline.api.options import ApiOptions
+from server.core.browser_policy import host_fault
+from server.core.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMedia
 
 OPEN_PATHS = ("/health/live", "/health/ready")  # for probes, which have no key
-DEEPSTREAM = "/api/v1/"
 _ALWAYS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
+_STATUS = {HostNotAllowed: 421, OriginNotAllowed: 403, UnsupportedMedia: 415}
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -35,6 +35,7 @@ class Asked:
     method: str
     path: str
     headers: Headers
+    http_version: str = "1.1"
 
     def one(self, name: bytes) -> str:
         """A header's value, empty where it is not there. Raises Refusal where it is there twice."""
@@ -48,25 +49,22 @@ class Asked:
         return self.method not in ("GET", "HEAD", "OPTIONS")
 
 
-def check(asked: Asked, options: ApiOptions) -> None:
-    """Raises Refusal for a request that is not let in."""
-    _check_host(asked.one(b"host"), options)
-    if asked.path not in OPEN_PATHS:
+def check(asked: Asked, options: ApiOptions, local_address: str) -> None:
+    """Raises Refusal for a request that is not served. local_address: the connection's, on this machine."""
+    if fault := host_fault(b"", asked.http_version, asked.headers):
+        raise Refusal(400, fault)
+    is_open = asked.path in OPEN_PATHS
+    if not is_open:
         _check_key(asked, options)
-    if asked.is_changing:
-        _check_origin(asked)
-        _check_type(asked)
+    try:
+        options.browser_policy.check(
+            asked.method, asked.headers, local_address=local_address, is_trusted=is_open or bool(options.api_key)
+        )
+    except (HostNotAllowed, OriginNotAllowed, UnsupportedMedia) as error:
+        raise Refusal(_STATUS[type(error)], str(error)) from None
     length = asked.one(b"content-length")
     if length.isdecimal() and int(length) > options.max_body_bytes:
         raise Refusal(413, f"a body of {length} bytes (at most {options.max_body_bytes})")
-
-
-def _check_host(host: str, options: ApiOptions) -> None:
-    if options.api_key:  # a key is asked for: a name that was made to point here gets no further
-        return
-    name = urlsplit(f"//{host}").hostname or "" if host else ""
-    if not is_loopback(name) and name not in {allowed.lower() for allowed in options.allowed_hosts}:
-        raise Refusal(403, "the Host header is not one of this machine's names; use localhost, or allow the name")
 
 
 def _check_key(asked: Asked, options: ApiOptions) -> None:
@@ -91,28 +89,6 @@ def _from_authorization(value: str) -> str:
         return ""
 
 
-def _check_origin(asked: Asked) -> None:
-    origin = asked.one(b"origin")
-    if origin and urlsplit(origin).netloc.lower() != asked.one(b"host").lower():
-        raise Refusal(403, "a page of another site asked for this; its Origin is not this API's")
-    if asked.one(b"sec-fetch-site") not in ("", "same-origin", "none"):
-        raise Refusal(403, "a page of another site asked for this")
-
-
-def _check_type(asked: Asked) -> None:
-    """JSON, or nothing where there is no body; DeepStream's paths are asked by plain `curl -d`, which says a form."""
-    kind = asked.one(b"content-type").partition(";")[0].strip().lower()
-    if kind == "application/json" or (not kind and not _has_body(asked)):
-        return
-    if asked.path.startswith(DEEPSTREAM) and not asked.one(b"origin"):
-        return
-    raise Refusal(415, f"the body's content-type is {kind or 'missing'}; send application/json")
-
-
-def _has_body(asked: Asked) -> bool:
-    return asked.one(b"content-length") not in ("", "0") or bool(asked.one(b"transfer-encoding"))
-
-
 class Door:
     """Lets a request in to the app, with its whole body read and bounded, or refuses it."""
 
@@ -128,9 +104,9 @@ class Door:
                 message["headers"] = [*message["headers"], *_ALWAYS]
             await send(message)
 
-        asked = Asked(scope["method"], scope["path"], scope["headers"])
+        asked = Asked(scope["method"], scope["path"], scope["headers"], scope["http_version"])
         try:
-            check(asked, self._options)
+            check(asked, self._options, str((scope.get("server") or ("",))[0]))
             scope[HAS_KEY] = bool(self._options.api_key) and asked.path not in OPEN_PATHS
             body = await _read(receive, self._options.max_body_bytes) if asked.is_changing else b""
         except Refusal as refusal:
@@ -138,7 +114,7 @@ class Door:
             return
         if body is None:
             return
-        if asked.is_changing and asked.path.startswith(DEEPSTREAM):
+        if asked.is_changing:  # `curl -d` calls its body a form; what browsers send so was refused
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
         await self._app(scope, _Replayed(body, receive) if asked.is_changing else receive, send_more)

@@ -4,10 +4,11 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Self
+from typing import Protocol, Self
 
 from deepstream_pipeline.api.audit import Audit
 from deepstream_pipeline.errors import PipelineError
+from server.core.browser_policy import BrowserPolicy
 
 KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
 _HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
@@ -22,14 +23,30 @@ class ApiRefused(PipelineError):
         super().__init__(f"{message} ({_HOW_TO_CHANGE})")
 
 
+class ListenSettings(Protocol):
+    """What of the program's settings says where it listens, and for which browsers."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """Where the control API listens, and whom it lets in.
 
     host, port: 127.0.0.1 answers this machine alone; port 0 lets the system pick one. api_key: what callers have to
     present, as x-api-key, as Bearer, or as the password of Basic; empty for nobody has to. allow_files: whether callers
-    may add files and devices of this machine; None for whether only this machine can call. allowed_hosts: names, beside
-    those of this machine, that a browser may know it by. max_viewers: of moving previews, all sources together.
+    may add files and devices of this machine; None for whether only this machine can call. allowed_hosts, cors_origins:
+    of BrowserPolicy. max_viewers: of moving previews, all sources together.
     call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture that
     a viewer is sent. tls: None for plain HTTP. audit: None for no audit log.
     """
@@ -39,6 +56,7 @@ class ApiOptions:
     api_key: str = field(default="", repr=False)
     allow_files: bool | None = None
     allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_viewers: int = 16
     max_connections: int = 256
     max_body_bytes: int = 1024 * 1024
@@ -46,8 +64,14 @@ class ApiOptions:
     client_timeout_s: float = 10.0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     audit: Audit | None = field(default=None, repr=False)
+    browser_policy: BrowserPolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        try:
+            policy = BrowserPolicy(self.host, self.allowed_hosts, self.cors_origins)
+        except ValueError as error:
+            raise ApiRefused(f"the control API: {error}") from None
+        object.__setattr__(self, "browser_policy", policy)
         if not self.is_local and not self.api_key:
             raise ApiRefused(
                 f"the control API on {self.host} could be asked by others to open any address; give it an API key, "
@@ -59,15 +83,22 @@ class ApiOptions:
     @classmethod
     def of(
         cls,
-        host: str,
-        port: int,
+        settings: "ListenSettings",
         environ: Mapping[str, str],
         *,
         tls: ssl.SSLContext | None = None,
         audit: Audit | None = None,
     ) -> Self:
-        """There, with the key that the environment holds. Raises ApiRefused."""
-        return cls(host, port, environ.get(KEY_VARIABLE, ""), tls=tls, audit=audit)
+        """As the settings say, with the key that the environment holds. Raises ApiRefused."""
+        return cls(
+            settings.host,
+            settings.port,
+            environ.get(KEY_VARIABLE, ""),
+            allowed_hosts=settings.allowed_hosts,
+            cors_origins=settings.cors_origins,
+            tls=tls,
+            audit=audit,
+        )
 
     @property
     def is_local(self) -> bool:

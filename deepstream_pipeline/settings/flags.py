@@ -38,6 +38,8 @@ class Flags:
     engine: str = ""
     api_port: int | None = None
     has_api: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     is_loop: bool = False
     is_realtime: bool = False
     decoder: DecoderKind | None = None

@@ -194,7 +194,13 @@ def _engine(root: Section, flags: Flags) -> EngineSettings:
 def _api(root: Section, flags: Flags) -> ApiSettings:
     settings = read_api(root.section("api"))
     port = settings.port if flags.api_port is None else flags.api_port
-    return replace(settings, port=port, is_enabled=settings.is_enabled and flags.has_api)
+    return replace(
+        settings,
+        port=port,
+        is_enabled=settings.is_enabled and flags.has_api,
+        allowed_hosts=flags.allowed_hosts,
+        cors_origins=flags.cors_origins,
+    )
 
 
 def _shard(flags: Flags, around: Surroundings, complaints: Complaints) -> Shard:

@@ -89,11 +89,13 @@ class SecondarySettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """The control API. port: 0 for a free one."""
+    """The control API. port: 0 for a free one. allowed_hosts, cors_origins: of BrowserPolicy."""
 
     host: str = API_HOST
     port: int = API_PORT
     is_enabled: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

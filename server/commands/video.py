@@ -75,6 +75,20 @@ Decoder = Annotated[
     DecoderKind | None,
     typer.Option(help="of every source; auto: nvdec, the card's video engine, where it can, else cpu"),
 ]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="name that the control API may be asked by without a key: a name, *.example.com, or *; repeatable",
+    ),
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin", metavar="ORIGIN", help="of pages that may call the control API; repeatable [its own]"
+    ),
+]
 TlsCertificate = Annotated[
     Path | None, typer.Option(envvar="PENSTOCK_TLS_CERT", help="PEM certificate chain: TLS for the control API [none]")
 ]
@@ -111,6 +125,8 @@ def run(
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
+    allowed_host: AllowedHosts = None,
+    cors_origin: CorsOrigins = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -135,23 +151,12 @@ def run(
     wrong; so they are where they name a file, a model or a class that is not there. 130: stopped by Ctrl-C.
     """
     flags = Flags(
-        sources=tuple(source or ()),
-        model=model,
-        out=out,
-        interval=interval,
-        rules=rules,
-        lines=tuple(line or ()),
-        sinks=tuple(sink or ()),
-        batch_size=batch_size,
-        shard=shard,
-        gateway=gateway,
-        engine=engine.value if engine is not None else "",
-        api_port=api_port,
-        has_api=not no_api,
-        is_loop=loop,
-        is_realtime=realtime,
-        decoder=decoder,
-    )
+        sources=tuple(source or ()), model=model, out=out, interval=interval, rules=rules, lines=tuple(line or ()),
+        sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=gateway,
+        engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
+        allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
+        is_loop=loop, is_realtime=realtime, decoder=decoder,
+    )  # fmt: skip
     how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")
     tls, audit = control_api_tls(tls_cert, tls_key, tls_client_ca), control_api_audit(audit_log)
     raise typer.Exit(_run(config, flags, how, tls, audit))

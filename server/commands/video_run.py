@@ -168,7 +168,7 @@ def require_api_address(settings: ApiSettings, environ: Mapping[str, str]) -> No
     if not settings.is_enabled:
         return
     try:
-        options = ApiOptions.of(settings.host, settings.port, environ)
+        options = ApiOptions.of(settings, environ)
     except ApiRefused as error:
         raise SettingsRefused([Complaint("api", error.message)]) from error
     check_address(options)

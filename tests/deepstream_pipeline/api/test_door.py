@@ -72,11 +72,27 @@ def test_key_is_asked_for(headers: dict[str, str], status: int) -> None:
             assert ask(api.url, "GET", path, headers=headers).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil.example:80", "[::2]"])
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::2]"])
 def test_name_that_is_not_this_machines_is_refused(api: ApiServer, host: str) -> None:
-    """A name that somebody made to point here (DNS rebinding) gets nothing."""
-    answer = ask(api.url, "GET", "/v1/streams", headers={"host": host})
-    assert (answer.status, "Host" in answer.error) == (403, True)
+    """FAULTS 87: a name that somebody made to point here (DNS rebinding) gets nothing but health, and the answer names
+    the flag that allows it."""
+    for method in ("GET", "POST"):
+        answer = ask(api.url, method, "/v1/streams", headers={"host": host})
+        assert (answer.status, "--allowed-host" in answer.error) == (421, True)
+    assert ask(api.url, "GET", "/health/live", headers={"host": host}).status == 200
+
+
+def test_host_that_is_none_is_malformed(api: ApiServer) -> None:
+    """400, as RFC 9112 has it."""
+    assert ask(api.url, "GET", "/v1/streams", headers={"host": ""}).status == 400
+
+
+def test_request_with_the_key_may_use_any_name() -> None:
+    """A page that has the name made to point here does not have the key."""
+    with serving(FakePipeline(), ApiOptions(port=0, api_key=KEY)) as api:
+        headers = {"host": "video.example", "x-api-key": KEY}
+        assert ask(api.url, "GET", "/v1/streams", headers=headers).status == 200
+        assert ask(api.url, "GET", "/v1/streams", headers={"host": "video.example"}).status == 401
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8010", "127.0.0.1:1", "[::1]:8010"])
@@ -86,9 +102,30 @@ def test_names_of_this_machine_are_let_in(api: ApiServer, host: str) -> None:
 
 
 def test_name_that_is_allowed_is_let_in() -> None:
-    """As a reverse proxy's."""
-    with serving(FakePipeline(), ApiOptions(port=0, allowed_hosts=("Video.example",))) as api:
-        assert ask(api.url, "GET", "/v1/streams", headers={"host": "video.example"}).status == 200
+    """As a reverse proxy's; also all names below one."""
+    with serving(FakePipeline(), ApiOptions(port=0, allowed_hosts=("Video.example", "*.lan.example"))) as api:
+        for host in ("video.example", "a.lan.example:8010"):
+            assert ask(api.url, "GET", "/v1/streams", headers={"host": host}).status == 200
+
+
+def test_page_of_an_allowed_origin_may_change_and_read(pipeline: FakePipeline) -> None:
+    """--cors-origin: its preflight is answered, and its answers may be read; those of other pages are not."""
+    page, other = {"origin": "https://page.example"}, {"origin": "https://evil.example"}
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    with serving(pipeline, ApiOptions(port=0, cors_origins=(page["origin"],))) as api:
+        before = ask(api.url, "OPTIONS", "/v1/streams", headers={**page, **asks})
+        assert before.headers["access-control-allow-origin"] == page["origin"]
+        added = ask(api.url, "POST", "/v1/streams", DOOR, {**JSON, **page, "sec-fetch-site": "cross-site"})
+        assert (added.status, added.headers["access-control-allow-origin"]) == (201, page["origin"])
+        assert ask(api.url, "OPTIONS", "/v1/streams", headers={**other, **asks}).status == 400
+        assert ask(api.url, "POST", "/v1/streams", DOOR, {**JSON, **other}).status == 403
+
+
+@pytest.mark.parametrize("wrong", [{"allowed_hosts": ("https://a.example",)}, {"cors_origins": ("page.example",)}])
+def test_name_or_origin_that_no_browser_sends_is_refused_at_the_start(wrong: dict[str, tuple[str, ...]]) -> None:
+    """With what to give."""
+    with pytest.raises(ApiRefused, match=r"give a name or IP address|give the page's origin"):
+        ApiOptions(port=0, **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +142,9 @@ def test_name_that_is_allowed_is_let_in() -> None:
 def test_page_of_another_site_changes_nothing(
     api: ApiServer, pipeline: FakePipeline, path: str, headers: dict[str, str]
 ) -> None:
-    """Whatever its body says, and whatever type it has."""
+    """FAULTS 87: whatever its body says, and whatever type it has; the answer names the flag that allows it."""
     answer = ask(api.url, "POST", path, DOOR, {**JSON, **headers})
-    assert (answer.status, "another site" in answer.error) == (403, True)
+    assert (answer.status, "--cors-origin" in answer.error) == (403, True)
     assert pipeline.sources == {}
 
 
@@ -117,12 +154,26 @@ def test_own_page_may_change(api: ApiServer) -> None:
     assert ask(api.url, "POST", "/v1/streams", DOOR, headers).status == 201
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-def test_body_that_is_not_called_json_is_refused(api: ApiServer, pipeline: FakePipeline, kind: str) -> None:
-    """415, and nothing is added."""
-    answer = ask(api.url, "POST", "/v1/streams", DOOR, {"content-type": kind} if kind else {})
+SIMPLE_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+
+
+@pytest.mark.parametrize("mark", ["origin", "referer", "sec-fetch-site"])
+@pytest.mark.parametrize("kind", SIMPLE_TYPES)
+def test_body_that_a_page_can_send_unasked_is_refused(
+    api: ApiServer, pipeline: FakePipeline, kind: str, mark: str
+) -> None:
+    """FAULTS 87: 415, and nothing is added, also from this API's own origin."""
+    marks = {"origin": api.url, "referer": f"{api.url}/", "sec-fetch-site": "same-origin"}
+    answer = ask(api.url, "POST", "/v1/streams", DOOR, {"content-type": kind, mark: marks[mark]})
     assert (answer.status, "application/json" in answer.error) == (415, True)
     assert pipeline.sources == {}
+
+
+@pytest.mark.parametrize("kind", [*SIMPLE_TYPES, "application/json", ""])
+def test_body_that_no_page_sent_is_read_as_json(api: ApiServer, kind: str) -> None:
+    """`curl -d` calls it a form."""
+    answer = ask(api.url, "POST", "/v1/streams", DOOR, {"content-type": kind} if kind else {})
+    assert answer.status == 201
 
 
 HEAD = b"POST /v1/streams HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
