@@ -13,7 +13,7 @@ from server.batching.merge import Merged, merge
 from server.core.backend import Backend
 from server.core.batching import Batching, Explanation
 from server.core.encoded_images import ImageInput
-from server.core.errors import DeadlineExceeded, InvalidRequest, UnsupportedMedia
+from server.core.errors import BackendFailed, DeadlineExceeded, InvalidRequest, OutOfMemory, UnsupportedMedia
 from server.core.infer import InferRequest, InferResponse, Timings
 from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
@@ -23,7 +23,7 @@ from server.core.tensor import Array, Tensor, tensor_from_numpy
 from server.metrics import Metrics
 from server.tracing.trace import current_trace
 from server.vision.amounts import most_rows, refuse_too_large, refuse_too_many, wave_size
-from server.vision.asked import ImageModel, ImageRequest, ImageResponse, may_take_images
+from server.vision.asked import TRIAL_PICTURE, ImageModel, ImageRequest, ImageResponse, may_take_images
 from server.vision.card import VisionCard, card_from_config
 from server.vision.header import codec_label
 from server.vision.pool import DecodePool, Prepared
@@ -32,6 +32,8 @@ from server.vision.preparing import Preparing
 from server.vision.relayed import input_tensor, is_short, relayed
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 from server.vision.together import together
+
+TRIAL_S = 30.0
 
 __all__ = ["ImageFlow", "ImageModel", "ImageRequest", "ImageResponse"]
 
@@ -158,6 +160,31 @@ class ImageFlow:
             time.monotonic() - started,
             whole.explanations,
         )
+
+    async def trial(self, config: ModelConfig) -> str:
+        """Why a picture gets no answer of the model; empty where it does, or the model's config takes none.
+
+        Counted nowhere. Raises InferenceError where the decoders or the engine could not be asked.
+        """
+        try:
+            model = self._described(config)
+        except InvalidRequest:  # `/image` says so
+            return ""
+        if model is None or config.is_decoupled or config.has_sequence_batching:
+            return ""
+        deadline = time.monotonic() + TRIAL_S
+        request = ImageRequest(config.name, "", (TRIAL_PICTURE,), deadline)
+        prepared = await self._one(request, 0, model, None)
+        (call,) = merge([prepared.array], declared_shape=config.inputs[0].shape, max_batch_size=config.max_batch_size)
+        tensor = input_tensor(model.card.input_name, call.array, None)
+        try:
+            response = await self._backend.infer(InferRequest(config.name, (tensor,), deadline=deadline))
+            parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
+        except (InvalidRequest, OutOfMemory):  # it does not take this picture, or not now
+            return ""
+        except BackendFailed as error:
+            return f"a picture through /image: {error.message}"
+        return ""
 
     def _described(self, config: ModelConfig) -> ImageModel | None:
         """The model with its card, read once a config; None where it has none."""

@@ -108,7 +108,7 @@ class Gateway:
         self.options = declared_options(settings)
         self.watch = EngineWatch(
             self.engine.backend,
-            watch_options(settings, self.options, self.engine),
+            watch_options(settings, self.options, self.engine, lambda config: self.images.trial(config)),
             ask_restart=self._ask_restart,
             restart_model=model_restarter(settings, self.engine, control),
             refuse=partial(judged, self.options),
@@ -129,10 +129,11 @@ class Gateway:
         self.door = compose_door(settings, None if run_dir is None else core_board(run_dir), audit)
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self.tracer = compose_tracer(settings.otlp_endpoint)
+        self.images = self._compose_images()
         self.plane = DataPlane(
             relay=TracedRelay(self.engine.relay) if self.tracer is not None else self.engine.relay,
             watch=self.watch,
-            images=self._compose_images(),
+            images=self.images,
             admission=self.admission,
             metrics=self.metrics,
             quotas=self.door.quotas if self.door is not None else None,

@@ -22,8 +22,8 @@ class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
     restart_model: restarts what executes the model, for the reason given; None for an engine of others.
-    restart_engine: for the reason given. try_model: tries what must be known of a model that was just loaded; it is
-    called again where it raises of the InferenceError tree.
+    restart_engine: for the reason given. try_model: why a model that was just loaded cannot serve; empty where it can.
+    It is called again where it raises of the InferenceError tree.
     """
 
     interval_s: float
@@ -31,7 +31,7 @@ class CheckOptions:
     execution_timeout_s: Callable[[ModelConfig], float]
     restart_model: Callable[[str, str], None] | None
     restart_engine: Callable[[str], None]
-    try_model: Callable[[ModelConfig], Awaitable[None]] | None = None
+    try_model: Callable[[ModelConfig], Awaitable[str]] | None = None
 
 
 class ModelChecks:
@@ -148,7 +148,8 @@ class ModelChecks:
         """The root of a trial's task."""
         assert self._options.try_model is not None
         try:
-            await self._options.try_model(config)
+            if why := await self._options.try_model(config):
+                self.mark(model_name, Cause.TRIAL, why)
         except InferenceError:  # it could not be asked: at the next look
             self._untried.add(model_name)
         except Exception:

@@ -64,13 +64,8 @@ class RowChecks:
         return ""
 
     async def _tried(self, config: ModelConfig, version: str, path: Path | None) -> str:
-        data_types = [spec.datatype for spec in (*config.inputs, *config.outputs)]
         is_reduced = config.is_on_gpu or (path is not None and row_trial.computes_in_8_bits(path))
-        trial = row_trial.row_trial(
-            [InputSpec(spec.name, spec.datatype, spec.shape) for spec in config.inputs],
-            row_trial.tolerance_of(data_types, is_reduced=is_reduced),
-            takes_pictures=config.parameters.get("image-decoder", "").lower() in ("1", "engine"),
-        )
+        trial = _trial_of(config, is_reduced=is_reduced)
         try:
             asked = next(trial)
             while True:
@@ -109,6 +104,27 @@ async def try_rows(
     tried(config, why)
     if why:
         log.warning("requests are not merged: each runs alone", model=config.name, reason=why)
+
+
+def noise_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:
+    """A row of noise for the model's inputs; None where it has none, or one that is too large."""
+    trial = _trial_of(config, is_reduced=False)
+    try:
+        asked = next(trial)
+    except StopIteration:
+        return None
+    rows = asked if config.max_batch_size else {name: array[0] for name, array in asked.items()}
+    inputs = tuple(_tensor(spec.name, spec.datatype, rows[spec.name]) for spec in config.inputs)
+    return InferRequest(config.name, inputs, id=TRIAL_ID, deadline=deadline)
+
+
+def _trial_of(config: ModelConfig, *, is_reduced: bool) -> row_trial.Trial:
+    data_types = [spec.datatype for spec in (*config.inputs, *config.outputs)]
+    return row_trial.row_trial(
+        [InputSpec(spec.name, spec.datatype, spec.shape) for spec in config.inputs],
+        row_trial.tolerance_of(data_types, is_reduced=is_reduced),
+        takes_pictures=config.parameters.get("image-decoder", "").lower() in ("1", "engine"),
+    )
 
 
 def _tensor(name: str, datatype: Datatype, array: Array) -> Tensor:

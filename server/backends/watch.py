@@ -46,7 +46,7 @@ class WatchOptions:
     late_calls: int = 5
     doubt_s: float = 1.0
     loads_at_once: int = 1
-    try_model: Callable[[ModelConfig], Awaitable[None]] | None = None
+    try_model: Callable[[ModelConfig], Awaitable[str]] | None = None
 
 
 @dataclass(slots=True)

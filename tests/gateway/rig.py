@@ -12,6 +12,7 @@ from server.core.model import ModelConfig, TensorSpec
 from server.core.relay import HttpCall
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.dataplane import DataPlane, ImageRequest
+from server.image_flow import ImageFlow
 from server.metrics import Metrics
 from server.testing import FakeBackend
 
@@ -81,6 +82,7 @@ class Rig:
     admission: Admission
     watch: EngineWatch
     metrics: Metrics
+    images: ImageFlow
 
     async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
         return await self.plane.infer_images(ImageRequest(model, "", images, deadline))

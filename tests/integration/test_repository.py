@@ -23,16 +23,16 @@ from tests.contract.raw_http import RawAnswer, ask
 from tests.contract.wire_case import get, infer_x, post
 from tests.contract.wire_loads import CONFIG
 from tests.contract.wire_models import write_models
+from tests.tiny_models import IDENTITY
 
 pytestmark = pytest.mark.xdist_group("repository")
 
 INDEX, SPARE = "/v2/repository/index", "/v2/repository/models/spare"
 BRAND_NEW = "/v2/repository/models/brand_new"
 SLOW_S = 3.0  # that the model `slow` takes to load
-SLOW = f"""import time
-class TritonPythonModel:
-    def initialize(self, args): time.sleep({SLOW_S})
-"""
+SLOW = IDENTITY.replace(
+    "    def execute", f"    def initialize(self, args):\n        __import__('time').sleep({SLOW_S})\n\n    def execute"
+)
 SLOW_CONFIG = """backend: "python"
 input { name: "x" data_type: TYPE_FP32 dims: 1 }
 output { name: "y" data_type: TYPE_FP32 dims: 1 }

@@ -192,7 +192,10 @@ class OrtModel:
         inputs = (*signature.inputs, *signature.overridable)
         self._text_inputs = [spec.name for spec in inputs if spec.data_type == "TYPE_STRING"]
         self._scalar_inputs = [spec.name for spec in inputs if not spec.dims]
-        self._output_dims = {entry["name"]: entry["dims"] for entry in config.get("output", [])}
+        self._output_dims = {
+            entry["name"]: (entry.get("reshape") or {}).get("shape", entry["dims"])
+            for entry in config.get("output", [])
+        }
 
     def run_options(self) -> ort.RunOptions:
         """Options as the configuration wants them; `terminate` on those of one run ends it at its next node."""
@@ -217,7 +220,7 @@ class OrtModel:
         return feed
 
     def _from_ort(self, name: str, array: Any) -> Any:
-        """A scalar takes the shape that the configuration gives it, as in NGC's backend."""
+        """A scalar takes the shape that the configuration gives it, as in NGC's backend; a reshape is the engine's."""
         return array.reshape(self._output_dims[name]) if array.ndim == 0 else array
 
 

@@ -1,0 +1,66 @@
+"""Tries a model that was loaded, before clients are served by it: what always fails is unavailable, with the reason."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from server.backends.canary import canary_request
+from server.backends.row_checks import noise_request
+from server.core.backend import Backend
+from server.core.errors import BackendFailed, InvalidRequest, OutOfMemory
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig
+
+TRIAL_ID = "penstock-load-trial"
+TRIAL_S = 30.0
+
+
+class LoadTrial:
+    """Called with the config of a model that was loaded. Why it cannot serve; empty where it can.
+
+    Raises InferenceError where the engine could not be asked: try it later.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        see: Callable[[ModelConfig], Awaitable[str]],
+        try_rows: Callable[[ModelConfig], Awaitable[None]],
+    ) -> None:
+        """see: why a picture through the path of `/image` is not answered; empty where it is, or none is taken.
+
+        try_rows: whether its rows follow its batch, which has no bearing on whether it serves.
+        """
+        self._backend = backend
+        self._see = see
+        self._try_rows = try_rows
+
+    async def __call__(self, config: ModelConfig) -> str:
+        why = await self._why_unanswered(config) or await self._see(config)
+        if why:
+            return f"its trial at load failed: {why}"
+        await self._try_rows(config)
+        return ""
+
+    async def _why_unanswered(self, config: ModelConfig) -> str:
+        """Zeros are enough; a model that fails for them may take noise. One without a canary is not asked."""
+        request = canary_request(config, deadline=time.monotonic() + TRIAL_S)
+        if request is None:
+            return ""
+        why = await self._failure(config, replace(request, id=TRIAL_ID))
+        if not why:
+            return ""
+        noise = noise_request(config, deadline=time.monotonic() + TRIAL_S)
+        return why if noise is None or await self._failure(config, noise) else ""
+
+    async def _failure(self, config: ModelConfig, request: InferRequest) -> str:
+        try:
+            response = await self._backend.infer(request)
+        except (InvalidRequest, OutOfMemory):  # it does not take that, or not now
+            return ""
+        except BackendFailed as error:
+            return error.message
+        answered = {tensor.name for tensor in response.outputs}
+        missing = [spec.name for spec in config.outputs if spec.name not in answered]
+        return f"it answers without its output {missing[0]!r}" if missing else ""

@@ -1,0 +1,92 @@
+"""What a model must answer when it was loaded, before clients are served by it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from server.backends.load_trial import LoadTrial
+from server.core.errors import BackendFailed, BackendUnavailable, InvalidRequest, OutOfMemory
+from server.core.infer import InferRequest
+from server.core.model import ModelConfig, TensorSpec
+from server.core.tensor import Datatype, Tensor, tensor_from_numpy
+from server.testing import FakeBackend
+
+MODEL = ModelConfig(
+    "m",
+    "python",
+    0,
+    (TensorSpec("x", Datatype.FP32, (2, -1)),),
+    (TensorSpec("y", Datatype.FP32, (-1,)), TensorSpec("z", Datatype.FP32, (-1,))),
+)
+
+
+def answer(*names: str) -> Callable[[InferRequest], Sequence[Tensor]]:
+    return lambda _: [tensor_from_numpy(name, np.zeros(1, np.float32)) for name in names]
+
+
+def refusing(error: Exception, *, is_zeros_only: bool = False) -> Callable[[InferRequest], Sequence[Tensor]]:
+    def act(request: InferRequest) -> Sequence[Tensor]:
+        if is_zeros_only and request.inputs[0].to_numpy().any():
+            return answer("y", "z")(request)
+        raise error
+
+    return act
+
+
+async def why(
+    act: Callable[[InferRequest], Sequence[Tensor]], config: ModelConfig = MODEL, *, picture: str = ""
+) -> tuple[str, FakeBackend, list[str]]:
+    """The trial's outcome, the engine that was asked, and the models whose rows were tried."""
+    backend, rows = FakeBackend((config,), answer=act), list[str]()
+
+    async def see(_: ModelConfig) -> str:
+        return picture
+
+    async def try_rows(tried: ModelConfig) -> None:
+        rows.append(tried.name)
+
+    return await LoadTrial(backend, see=see, try_rows=try_rows)(config), backend, rows
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (answer("y", "z"), ""),
+        (answer("z", "y", "more"), ""),
+        (answer("y"), "its trial at load failed: it answers without its output 'z'"),
+        (answer(), "its trial at load failed: it answers without its output 'y'"),
+        (refusing(BackendFailed("the output is a scalar")), "its trial at load failed: the output is a scalar"),
+        (refusing(BackendFailed("division by zero"), is_zeros_only=True), ""),
+        (refusing(InvalidRequest("x must not be 0")), ""),
+        (refusing(OutOfMemory("out of memory")), ""),
+    ],
+)
+async def test_model_that_answers_neither_zeros_nor_noise_cannot_serve(
+    act: Callable[[InferRequest], Sequence[Tensor]], reason: str
+) -> None:
+    """What it refuses, and what it has no memory for now, says nothing."""
+    found, backend, rows = await why(act)
+    assert (found, rows) == (reason, [] if reason else ["m"])
+    assert [request.inputs[0].shape for request in backend.calls] in ([(2, 1)], [(2, 1), (2, 32)])
+
+
+async def test_model_without_a_canary_is_asked_nothing() -> None:
+    """`canary: off` says that made inputs say nothing of it."""
+    config = replace(MODEL, parameters={"canary": "off"})
+    found, backend, _ = await why(refusing(BackendFailed("no")), config)
+    assert (found, backend.calls) == ("", [])
+
+
+async def test_model_that_answers_no_picture_cannot_serve() -> None:
+    """Tensors alone are not what its users send."""
+    found, _, rows = await why(answer("y", "z"), picture="a picture through /image: output 'y' has no boxes")
+    assert found == "its trial at load failed: a picture through /image: output 'y' has no boxes"
+    assert rows == []
+
+
+async def test_engine_that_cannot_be_asked_says_nothing_of_the_model() -> None:
+    """The trial is to be held later."""
+    with pytest.raises(BackendUnavailable):
+        await why(refusing(BackendUnavailable("connection refused")))
