@@ -199,7 +199,7 @@ class DataPlane:
         """As relay_http, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
         with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
-            call = await self.with_tensor(asked, until)
+            call = await self.with_tensor(asked, until, caller)
             answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, _END_OF_STATUS.get(answer.status))
             return told_http(answer, self.not_formed(asked.head)) if asks_http(call) else answer
@@ -210,15 +210,16 @@ class DataPlane:
         """As relay_grpc, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
         with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
-            call = await self.with_tensor(asked, until)
+            call = await self.with_tensor(asked, until, caller)
             answer = await self._timed(Verb.INFER, asked.head, self._grpc(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, _END_OF_CODE.get(answer.code))
             return told_grpc(answer, self.not_formed(asked.head)) if asks_grpc(call) else answer
 
-    async def with_tensor(self, asked: EncodedCall[C], deadline: float | None) -> C:
+    async def with_tensor(self, asked: EncodedCall[C], deadline: float | None, caller: Caller) -> C:
         """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""
         head = asked.head
         request = ImageRequest(head.model_name, head.model_version, asked.images, deadline, head.request_id)
+        request = replace(request, client=caller.client)
         return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
 
     @asynccontextmanager
@@ -290,7 +291,7 @@ class DataPlane:
         with self._passage.through(Verb.INFER, head, caller, size_bytes, until):
             model = await self._images.model(request.model_name)
             label = self.model_label(request.model_name)
-            response = await self._images.run(replace(request, deadline=until, client=caller.owner), model, label)
+            response = await self._images.run(replace(request, deadline=until, client=caller.client), model, label)
             self._watch.note_served(request.model_name)
             return response
 
@@ -362,7 +363,7 @@ class DataPlane:
     ) -> Awaitable[HttpAnswer]:
         """Into a batch where the gateway forms the model's, else to the engine as it came."""
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
-            return self.batches.http(call, Passenger(head, caller.owner, until))
+            return self.batches.http(call, Passenger(head, caller.client, until))
         return self._relay.http(call, deadline=until)
 
     def _grpc(
@@ -370,7 +371,7 @@ class DataPlane:
     ) -> Awaitable[GrpcAnswer]:
         """As _http."""
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
-            return self.batches.grpc(call, Passenger(head, caller.owner, until))
+            return self.batches.grpc(call, Passenger(head, caller.client, until))
         return self._relay.grpc(call, deadline=until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -243,19 +244,20 @@ class ImageFlow:
         if request.deadline is not None:
             name, preparing = request.model_name, self._preparing
             rows = preparing.images(name) + len(request.images)
-            batching.refuse_hopeless(name, rows=rows, deadline=request.deadline - preparing.takes_s(name))
+            deadline = request.deadline - preparing.takes_s(name, request.client)
+            batching.refuse_hopeless(name, rows=rows, deadline=deadline)
 
     async def _prepare_owned(self, request: ImageRequest, index: int, model: ImageModel) -> Prepared:
         started = time.monotonic()
-        self._preparing.began(request.model_name)
+        self._preparing.began(request.model_name, request.client)
         try:
             (prepared,) = await self._prepare(request, range(index, index + 1), model, self._slab)
         finally:
-            self._preparing.ended(request.model_name, time.monotonic() - started)
+            self._preparing.ended(request.model_name, request.client, time.monotonic() - started)
         return prepared
 
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
-        if model.card.is_relayed and is_short(request.images[index]):  # there is nothing to wait for
+        if model.card.is_relayed and is_short(sum(map(len, request.images))):  # there is nothing to wait for
             prepared = await self._one(request, index, model, self._slab)
         else:
             prepared = await self._prepare_owned(request, index, model)
@@ -285,20 +287,22 @@ class ImageFlow:
         """slab: where one image may lie; what has a lease is to be released."""
         jobs = [self._one(request, index, model, slab if len(which) == 1 else None) for index in which]
         try:
-            async with asyncio.timeout(seconds_left(request.deadline)):
-                return await together(jobs)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time") from error
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds_left(request.deadline)):
+                    return await together(jobs)
         except asyncio.CancelledError as cancelled:
             leaving(cancelled, LeftAt.DECODE)
             raise
+        # Not in the handler: its context would be the TimeoutError, which refers to this task, and that to the error.
+        raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time")
 
     async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> Prepared:
         data, spec = request.images[index], model.card.prepare_spec
         try:
             if model.card.is_relayed:
-                return await relayed(data, spec, self._pool.max_pixels, slab)
-            return await self._pool.prepare(data, spec, slab)
+                size_bytes = sum(map(len, request.images))
+                return await relayed(data, spec, self._pool.max_pixels, slab, size_bytes, request.deadline)
+            return await self._pool.prepare(data, spec, slab, client=request.client, deadline=request.deadline)
         except InvalidRequest as error:
             self._metrics.decode_error(codec_label(data), error.reason)
             if len(request.images) == 1:

@@ -55,5 +55,10 @@ class Caller:
             return f"key {self.key_name}"
         return f"connection {self.connection}" if self.connection else f"address {self.address}"
 
+    @property
+    def client(self) -> str:
+        """Who takes turns with other clients: its key, else its address, however many connections it has."""
+        return f"address {self.address}" if self.address and not self.key_name else self.owner
+
 
 NOBODY = Caller()

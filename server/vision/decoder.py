@@ -16,11 +16,11 @@ import numpy as np
 from server.core.slab import Lease
 from server.core.tensor import Array
 from server.vision.preprocess import NUMPY_OF, Geometry
-from server.vision.protocol import READY, Job, Reply
+from server.vision.protocol import READY, Job, Reply, Status
 from server.vision.spec import PrepareSpec
 
 _CHUNK_BYTES = 4 << 20  # a large image is copied in steps, so that the event loop breathes
-_KEEP_BYTES = 32 << 20  # a memory file that one large image has grown past this is emptied after it
+_KEEP_BYTES = 8 << 20  # a memory file that one large image has grown past this is emptied after it
 _START_TIMEOUT_S = 20.0
 # One thread: the processes are the parallelism. malloc keeps what an ordinary image needs: giving it back to the kernel
 # each time costs 435 page faults an image (640 x 480: 2.70 → 1.83 ms); what is larger than 16 MiB is given back.
@@ -79,6 +79,7 @@ class _Line(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(DecoderDied())
+        self._answer = None
         if not self.gone.done():
             self.gone.set_result(None)
 
@@ -100,10 +101,13 @@ class Decoder:
         self._channel = channel
         self._memory_fd = memory_fd
         self._slab_region = ""
+        self.is_worn = False  # whether it has said that it keeps too much memory
 
     @classmethod
-    async def start(cls, memory_limit_bytes: int) -> Self:
-        """Raises OSError where no process can be had, DecoderDied or TimeoutError where it does not come up.
+    async def start(cls, memory_limit_bytes: int, cpu_limit_s: float) -> Self:
+        """cpu_limit_s: CPU time of one image; SIGPROF ends the process that needs more.
+
+        Raises OSError where no process can be had, DecoderDied or TimeoutError where it does not come up.
 
         To be called on the thread that lives as long as the program: the process dies with the thread that began it.
         """
@@ -113,7 +117,7 @@ class Decoder:
             try:
                 memory_fd = os.memfd_create("penstock-decoder", os.MFD_CLOEXEC)
                 with _closed_on_error(memory_fd):
-                    process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes)
+                    process = _spawn(theirs.fileno(), memory_fd, memory_limit_bytes, cpu_limit_s)
             except OSError:
                 transport.close()
                 raise
@@ -144,11 +148,10 @@ class Decoder:
         """
         try:
             await self._write(memoryview(data))
-            answer = self._line.expect(Reply.WIRE_SIZE)
-            self._send(Job(len(data), max_pixels, spec), lease)
-            reply = self._understand(await answer, spec, max_pixels)
-            if (error := reply.error()) is not None:
-                raise error
+            reply = self._understand(await self._ask(Job(len(data), max_pixels, spec), lease), spec, max_pixels)
+            self.is_worn = reply.is_worn
+            if reply.status is not Status.OK:
+                raise reply.error()  # in no variable: see server.vision.pool
             if reply.is_in_slab:
                 array = self._lying_in(lease, reply, spec)
                 return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s, lease)
@@ -156,6 +159,12 @@ class Decoder:
         finally:
             self._shrink()
         return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s)
+
+    def _ask(self, job: Job, lease: Lease | None) -> asyncio.Future[bytes]:
+        """The answer. In no variable of prepare(): see server.vision.pool."""
+        answer = self._line.expect(Reply.WIRE_SIZE)
+        self._send(job, lease)
+        return answer
 
     def _send(self, job: Job, lease: Lease | None) -> None:
         """With the slab's descriptor where it is another slab than the last one."""
@@ -257,10 +266,10 @@ def _closed_on_error(fd: int) -> Iterator[None]:
         raise
 
 
-def _spawn(socket_fd: int, memory_fd: int, memory_limit_bytes: int) -> subprocess.Popen[bytes]:
+def _spawn(socket_fd: int, memory_fd: int, memory_limit_bytes: int, cpu_limit_s: float) -> subprocess.Popen[bytes]:
     """Not asyncio's subprocess: it may lose the exit status of a process that is killed while it dies."""
     inherited = {name: value for name, value in os.environ.items() if name in _INHERITED}
-    arguments = [str(number) for number in (socket_fd, memory_fd, os.getpid(), memory_limit_bytes)]
+    arguments = [str(number) for number in (socket_fd, memory_fd, os.getpid(), memory_limit_bytes, cpu_limit_s)]
     return subprocess.Popen(
         [sys.executable, "-m", "server.vision.worker", *arguments],
         stdin=subprocess.DEVNULL,

@@ -1,9 +1,15 @@
 """Decoding off the event loop, in child processes that a bad image may kill without anyone else noticing.
 
-A crash or a hang fails the one image that caused it; the process is replaced (about 0.15 s) and the image is remembered
-and refused at once when it comes again. Nothing lies in /dev/shm by a name: the bytes travel in anonymous memory files,
-one a process, and the array is copied out once, so that no process waits for a slow consumer; or it is written where
-the engine reads it, into the slab, and not copied at all.
+A crash, or more CPU time than an image may have, fails the one image that caused it; the process is replaced (about
+0.15 s) and the image is remembered and refused at once when it comes again. An image that is late is not: the host may
+have been slow. Its process is replaced, too. Clients take turns.
+
+Nothing lies in /dev/shm by a name: the bytes travel in anonymous memory files, one a process, and the array is copied
+out once, so that no process waits for a slow consumer; or it is written where the engine reads it, into the slab, and
+not copied at all.
+
+Errors refer to no task and no future that refers to them, nor have a TimeoutError as their context, which refers to its
+task: images of up to 60 MB would wait in such a cycle for the garbage collector.
 
 Measured on two cores of an AMD EPYC that other work shared, Python 3.11, uvloop, a 640 x 480 JPEG of 91 kB to
 (3, 352, 352) float32, medians of 250 interleaved images, five runs: in this process 1.78-2.00 ms, through the pool
@@ -12,22 +18,24 @@ them for copying the array. Two processes, four callers: 495-888 images/s, where
 """
 
 import asyncio
-import contextlib
 import signal
 import time
-from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
-from server.core.errors import BackendUnavailable, InferenceError, Overloaded, UndecodableImage
-from server.core.slab import SLAB_FROM_BYTES, Slab
+from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded, UndecodableImage
+from server.core.slab import SLAB_FROM_BYTES, Lease, Slab
 from server.logs import get_logger
 from server.vision.decode import DEFAULT_MAX_PIXELS
 from server.vision.decoder import Decoder, DecoderDied, Prepared
 from server.vision.quarantine import Quarantine
 from server.vision.spec import PrepareSpec
+from server.vision.turns import Turns
 
 __all__ = ["DecodePool", "PoolStatistics", "Prepared"]
 
+_SHORTEST_RUN_S = 0.25  # a process is not killed sooner: a replacement costs as much
+_CPU_SHARE = 0.9  # of the longest time for an image: one that used so much CPU was not late because of the host
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 # Deaths that nobody but the image is to blame for. SIGKILL is not among them: it may be the OOM killer or an operator.
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -45,10 +53,27 @@ class PoolStatistics:
     quarantined: int
 
 
-class DecodePool:
-    """`workers` decoder processes and a bounded queue in front of them, first come, first served.
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """See DecodePool.prepare."""
 
-    job_timeout_s: after this long over one image a process is killed. max_waiting: images that may wait for a process.
+    data: bytes | memoryview
+    spec: PrepareSpec
+    slab: Slab | None
+    client: str
+    deadline: float | None
+
+    def lease(self) -> Lease | None:
+        """Room for the array, where it is worth it and there is some."""
+        row_bytes = self.spec.row_bytes
+        return self.slab.lease(row_bytes) if self.slab is not None and row_bytes >= SLAB_FROM_BYTES else None
+
+
+class DecodePool:
+    """`workers` decoder processes and a bounded queue in front of them, in which clients take turns.
+
+    job_timeout_s: after this long over one image a process is killed, or at the image's deadline. max_waiting: images
+    that may wait for a process.
     max_pixels: an image's limit; it also bounds the memory that a process may take.
     """
 
@@ -62,12 +87,13 @@ class DecodePool:
     ) -> None:
         self._worker_count = workers
         self._job_timeout_s = job_timeout_s
+        self._cpu_limit_s = _CPU_SHARE * job_timeout_s
         self._max_waiting = max_waiting
         self.max_pixels = max_pixels
         # Progressive coefficients, the pixels, a turned copy and one float32 array, with room to spare.
         self._memory_limit_bytes = (512 << 20) + 24 * max_pixels
         self._idle: list[Decoder] = []
-        self._waiting: deque[asyncio.Future[Decoder]] = deque()
+        self._turns = Turns[asyncio.Future[Decoder]](workers)
         self._jobs: set[asyncio.Task[Prepared]] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._quarantine = Quarantine()
@@ -76,7 +102,7 @@ class DecodePool:
 
     async def start(self) -> None:
         """Returns when every process is ready. Raises OSError or RuntimeError where they do not come up."""
-        starting = [asyncio.create_task(Decoder.start(self._memory_limit_bytes)) for _ in range(self._worker_count)]
+        starting = [asyncio.create_task(self._start_decoder()) for _ in range(self._worker_count)]
         results = await asyncio.gather(*starting, return_exceptions=True)
         decoders = [result for result in results if isinstance(result, Decoder)]
         if len(decoders) < self._worker_count:
@@ -87,20 +113,29 @@ class DecodePool:
         self._idle = decoders
         self._keepers = [asyncio.create_task(self._keep(decoder)) for decoder in decoders]
 
-    async def prepare(self, data: bytes | memoryview, spec: PrepareSpec, slab: Slab | None = None) -> Prepared:
+    async def prepare(
+        self,
+        data: bytes | memoryview,
+        spec: PrepareSpec,
+        slab: Slab | None = None,
+        *,
+        client: str = "",
+        deadline: float | None = None,
+    ) -> Prepared:
         """Decodes and preprocesses one image. A cancelled caller gives up its place; a started image is finished for
-        nobody.
+        nobody, until its deadline at most.
 
         slab: where the array may lie, without having been copied; what came with a lease is the caller's to release.
-        Raises UnsupportedMedia, TooLarge, UndecodableImage; Overloaded where the queue is full, memory is short or the
-        pool is closed; BackendUnavailable where the process was killed from outside.
+        client: whose turn it is. deadline: monotonic seconds.
+        Raises UnsupportedMedia, TooLarge, UndecodableImage; DeadlineExceeded; Overloaded where the queue is full,
+        memory is short or the pool is closed; BackendUnavailable where the process was killed from outside.
         """
         if not self._is_open:
             raise Overloaded("the decoders are stopped", reason="draining")
         if self._quarantine.holds(data, time.monotonic()):
             raise UndecodableImage("this image has crashed or hung a decoder before; it is refused for ten minutes")
-        decoder = await self._acquire()
-        job = asyncio.create_task(self._run(decoder, data, spec, slab))
+        decoder = await self._acquire(client, deadline)
+        job = asyncio.create_task(self._run(decoder, _Job(data, spec, slab, client, deadline)))
         self._jobs.add(job)
         job.add_done_callback(self._done)
         try:
@@ -108,82 +143,107 @@ class DecodePool:
         except asyncio.CancelledError:
             job.add_done_callback(_let_go)
             raise
+        finally:
+            del job  # see above: its error's traceback refers to this frame
 
     def statistics(self) -> PoolStatistics:
-        return PoolStatistics(len(self._waiting), len(self._jobs), self._restarts, len(self._quarantine))
+        return PoolStatistics(len(self._turns), len(self._jobs), self._restarts, len(self._quarantine))
 
     async def aclose(self) -> None:
         """Refuses what waits, drops what runs, and leaves no process behind."""
         self._is_open = False
-        for place in self._waiting:
+        for place in self._turns.clear():
             if not place.done():
                 place.set_exception(Overloaded("the decoders are stopped", reason="draining"))
-        self._waiting.clear()
         for task in self._keepers:
             task.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*self._jobs, return_exceptions=True)
 
-    async def _acquire(self) -> Decoder:
-        while self._idle:
-            decoder = self._idle.pop()
-            if not decoder.is_gone:
-                return decoder
-        if len(self._waiting) >= self._max_waiting:
-            raise Overloaded(f"{len(self._waiting)} images wait for a decoder (limit {self._max_waiting}); retry later")
+    async def _acquire(self, client: str, deadline: float | None) -> Decoder:
         place: asyncio.Future[Decoder] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        self._turns.add(client, place, time.monotonic())
+        self._hand_over()
+        if place.done():
+            return place.result()
+        if len(self._turns) > self._max_waiting:
+            self._turns.remove(client, place)
+            raise Overloaded(f"{self._max_waiting} images wait for a decoder (limit {self._max_waiting}); retry later")
         try:
-            return await place
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                    return await place
         except asyncio.CancelledError:
-            if place.cancelled():
-                with contextlib.suppress(ValueError):  # _release() may have passed over it already
-                    self._waiting.remove(place)
-            elif place.exception() is None:  # it was handed over in the moment in which the caller left
-                self._release(place.result())
+            self._leave(client, place)
             raise
+        self._leave(client, place)
+        raise DeadlineExceeded("the deadline passed while the image waited for a decoder; allow more time")
+
+    def _leave(self, client: str, place: asyncio.Future[Decoder]) -> None:
+        """The caller waits no longer."""
+        self._turns.remove(client, place)
+        if place.done() and not place.cancelled() and place.exception() is None:
+            self._release(place.result(), client, None)  # handed over in the moment in which the caller left
 
     def _done(self, job: "asyncio.Task[Prepared]") -> None:
         self._jobs.discard(job)
         if not job.cancelled():
             job.exception()  # its caller may have left; asyncio complains of an error that nobody has looked at
 
-    def _release(self, decoder: Decoder) -> None:
-        if decoder.is_gone or not self._is_open:
-            return
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(decoder)
-                return
-        self._idle.append(decoder)
+    def _release(self, decoder: Decoder, client: str, took_s: float | None) -> None:
+        """took_s: that the client had the decoder for; None where it did not use it."""
+        self._turns.ended(client, time.monotonic(), took_s)
+        self._add_idle(decoder)
 
-    async def _run(self, decoder: Decoder, data: bytes | memoryview, spec: PrepareSpec, slab: Slab | None) -> Prepared:
-        lease = slab.lease(spec.row_bytes) if slab is not None and spec.row_bytes >= SLAB_FROM_BYTES else None
+    def _add_idle(self, decoder: Decoder) -> None:
+        if decoder.is_worn:
+            decoder.kill()  # its place in the pool gets another
+        elif not decoder.is_gone and self._is_open:
+            self._idle.append(decoder)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Gives idle decoders to those whose turn it is."""
+        self._idle = [decoder for decoder in self._idle if not decoder.is_gone]
+        now = time.monotonic()
+        while self._idle and (turn := self._turns.take(now)) is not None:
+            client, place = turn
+            if place.done():  # its caller leaves in this moment
+                self._turns.ended(client, now, None)
+            else:
+                place.set_result(self._idle.pop())
+
+    async def _run(self, decoder: Decoder, job: "_Job") -> Prepared:
+        lease = job.lease()
         prepared: Prepared | None = None
+        started = time.monotonic()
+        longest_s = _longest(self._job_timeout_s, job.deadline, started)
         try:
-            async with asyncio.timeout(self._job_timeout_s):
-                prepared = await decoder.prepare(data, spec, self.max_pixels, lease)
-            return prepared
-        except TimeoutError:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    prepared = await decoder.prepare(job.data, job.spec, self.max_pixels, lease)
+                    return prepared
             decoder.kill()
             await decoder.ended()
-            raise self._poison(data, f"the decoder hung on this image for {self._job_timeout_s:g} s") from None
+            raise _late(longest_s, is_deadline=longest_s < self._job_timeout_s)
         except DecoderDied:
-            raise await self._blame(decoder, data) from None
+            raise await self._blame(decoder, job.data) from None
         except OSError as error:
-            raise Overloaded(f"no memory for an image of {len(data)} bytes ({error.strerror}); retry later") from error
+            what = f"no memory for an image of {len(job.data)} bytes ({error.strerror}); retry later"
+            raise Overloaded(what) from error
         except InferenceError as error:
             if type(error) is InferenceError:
-                log.error("decoder failed", error=error.message, size_bytes=len(data))
+                log.error("decoder failed", error=error.message, size_bytes=len(job.data))
             raise
         finally:  # what a decoder may still write to is leased: it has answered, or it has ended
             if lease is not None and (prepared is None or prepared.lease is None):
                 lease.release()
-            self._release(decoder)
+            self._release(decoder, job.client, time.monotonic() - started)
 
     async def _blame(self, decoder: Decoder, data: bytes | memoryview) -> InferenceError:
         status = await decoder.ended()
+        if -status == signal.SIGPROF:
+            return self._poison(data, f"the decoder used {self._cpu_limit_s:g} s of CPU time on this image")
         if -status in _CRASHES:
             return self._poison(data, f"the decoder died on this image ({signal.Signals(-status).name})")
         return BackendUnavailable("the decoder process was ended from outside; send the image again")
@@ -200,21 +260,39 @@ class DecodePool:
                 status = await decoder.ended()
                 await decoder.aclose()
                 self._restarts += 1
-                log.warning("decoder died; starting another", pid=decoder.pid, status=status)
+                if decoder.is_worn:
+                    log.info("decoder kept too much memory; starting another", pid=decoder.pid)
+                else:
+                    log.warning("decoder died; starting another", pid=decoder.pid, status=status)
                 decoder = await self._replacement()
-                self._release(decoder)
+                self._add_idle(decoder)
         finally:
             await decoder.aclose()
+
+    async def _start_decoder(self) -> Decoder:
+        return await Decoder.start(self._memory_limit_bytes, self._cpu_limit_s)
 
     async def _replacement(self) -> Decoder:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return await Decoder.start(self._memory_limit_bytes)
+                return await self._start_decoder()
             except (OSError, DecoderDied, TimeoutError) as error:
                 log.error("no decoder process; trying again", error=repr(error), pause_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _longest(job_timeout_s: float, deadline: float | None, now: float) -> float:
+    """Seconds that an image may have from now on."""
+    return job_timeout_s if deadline is None else min(job_timeout_s, max(deadline - now, _SHORTEST_RUN_S))
+
+
+def _late(longest_s: float, *, is_deadline: bool) -> DeadlineExceeded:
+    if is_deadline:
+        return DeadlineExceeded("the deadline passed while the image was decoded; allow more time")
+    what = f"the image was not decoded within {longest_s:g} s (decode_timeout_s)"
+    return DeadlineExceeded(f"{what}: the host is busy, or the image too large; retry later, or send a smaller one")
 
 
 def _let_go(job: "asyncio.Task[Prepared]") -> None:

@@ -10,21 +10,31 @@ class Preparing:
 
     def __init__(self) -> None:
         self._images: Counter[str] = Counter()
-        self._usual_s = 0.0
+        self._clients: Counter[tuple[str, str]] = Counter()
+        self._usual_s: dict[tuple[str, str], float] = {}
 
     def images(self, model_name: str) -> int:
         """Being made ready now."""
         return self._images[model_name]
 
-    def takes_s(self, model_name: str) -> float:
-        """What one takes, waiting for a decoder included; 0 where none is on its way: that time may be over."""
-        return self._usual_s if self._images[model_name] else 0.0
+    def takes_s(self, model_name: str, client: str) -> float:
+        """What one of the client's takes, waiting for a decoder included; 0 where none is on its way: that time may be
+        over."""
+        return self._usual_s.get((model_name, client), 0.0)
 
-    def began(self, model_name: str) -> None:
+    def began(self, model_name: str, client: str) -> None:
         """One more is on its way."""
         self._images[model_name] += 1
+        self._clients[model_name, client] += 1
 
-    def ended(self, model_name: str, seconds: float) -> None:
+    def ended(self, model_name: str, client: str, seconds: float) -> None:
         """It took so long, whatever became of it."""
         self._images[model_name] -= 1
-        self._usual_s += (seconds - self._usual_s) * WEIGHT
+        key = model_name, client
+        self._clients[key] -= 1
+        if not self._clients[key]:
+            del self._clients[key]
+            self._usual_s.pop(key, None)
+            return
+        usual_s = self._usual_s.get(key, 0.0)
+        self._usual_s[key] = usual_s + (seconds - usual_s) * WEIGHT

@@ -17,7 +17,7 @@ from server.vision.spec import PrepareSpec
 
 READY = b"R"
 _JOB = struct.Struct(f"<QQQQ{PrepareSpec.WIRE_SIZE}s")
-_REPLY = struct.Struct("<B?IIIQIIIIddiidd400s")
+_REPLY = struct.Struct("<B??IIIQIIIIddiidd400s")
 _TEXT_BYTES = 400
 
 
@@ -70,7 +70,8 @@ _NOWHERE = Geometry(0, 0, 0, 0, 0.0, 0.0)
 class Reply:
     """The array's shape and place in the memory file, or why there is none. Times in seconds.
 
-    is_in_slab: it lies where the job's room in the slab begins, and not in the memory file.
+    is_in_slab: it lies where the job's room in the slab begins, and not in the memory file. is_worn: the process keeps
+    too much memory, and is to be replaced.
     """
 
     status: Status
@@ -81,6 +82,7 @@ class Reply:
     preprocess_s: float = 0.0
     text: str = ""
     is_in_slab: bool = False
+    is_worn: bool = False
 
     WIRE_SIZE: ClassVar[int] = _REPLY.size
 
@@ -89,6 +91,7 @@ class Reply:
         return _REPLY.pack(
             self.status,
             self.is_in_slab,
+            self.is_worn,
             *self.shape,
             self.offset,
             place.source_width,
@@ -106,22 +109,22 @@ class Reply:
 
     @classmethod
     def unpack(cls, wire: bytes) -> "Reply":
-        status, is_in_slab, depth, rows, columns, offset, *place, decode_s, preprocess_s, text = _REPLY.unpack(wire)
+        status, is_in_slab, is_worn, depth, rows, columns, offset, *place, decode_s, pre_s, text = _REPLY.unpack(wire)
         return cls(
             Status(status),
             (depth, rows, columns),
             offset,
             Geometry(*place),
             decode_s,
-            preprocess_s,
+            pre_s,
             text.rstrip(b"\0").decode(errors="ignore"),
             is_in_slab,
+            is_worn,
         )
 
-    def error(self) -> InferenceError | None:
-        """What the caller should see raised; None for a job that went well."""
-        kind = _ERRORS.get(self.status)
-        return None if kind is None else kind(self.text)
+    def error(self) -> InferenceError:
+        """What the caller should see raised for a job that failed."""
+        return _ERRORS[self.status](self.text)
 
 
 def reply_to(error: InferenceError) -> Reply:

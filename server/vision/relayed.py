@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from server.core.errors import DeadlineExceeded
 from server.core.slab import Lease, Slab
 from server.core.tensor import Array, Datatype, Tensor, tensor_from_numpy
 from server.vision.decoder import Prepared
@@ -24,17 +25,29 @@ AT_ONCE_BYTES = 1 << 20  # a PNG's checksums, a progressive JPEG's scans: a mill
 _LENGTH = struct.Struct("<I")
 
 
-def is_short(data: bytes) -> bool:
-    """Whether a look at it holds nobody up."""
-    return len(data) <= AT_ONCE_BYTES
+def is_short(size_bytes: int) -> bool:
+    """Whether the headers of a request's pictures, which have so many bytes, are read on the event loop."""
+    return size_bytes <= AT_ONCE_BYTES
 
 
-async def relayed(data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None) -> Prepared:
-    """The picture as `relay` gives it; a long one is looked at in a thread. Raises what `relay` does."""
-    if is_short(data):
+async def relayed(
+    data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None, size_bytes: int, deadline: float | None
+) -> Prepared:
+    """The picture as `relay` gives it. Raises what `relay` does, and DeadlineExceeded.
+
+    size_bytes: of all pictures of the request; many are looked at in a thread, one that waits there for its turn until
+    its deadline is not.
+    """
+    if is_short(size_bytes):
         return relay(data, spec, max_pixels, slab)
-    prepared = await asyncio.to_thread(relay, data, spec, max_pixels, None)
+    prepared = await asyncio.to_thread(_relay_in_time, data, spec, max_pixels, deadline)
     return replace(prepared, lease=_laid_down(data, slab))
+
+
+def _relay_in_time(data: bytes, spec: PrepareSpec, max_pixels: int, deadline: float | None) -> Prepared:
+    if deadline is not None and time.monotonic() >= deadline:
+        raise DeadlineExceeded("the deadline passed before the image's header was read; allow more time")
+    return relay(data, spec, max_pixels, None)
 
 
 def relay(data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None) -> Prepared:

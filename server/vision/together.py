@@ -4,33 +4,53 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from server.core.errors import InferenceError
 from server.core.leaving import LeftAt, ToldLater, leaving, left_at
 
 T = TypeVar("T")
 
 
 async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them at once; the first InferenceError cancels the others and is raised as itself.
+    """All of them at once; the first error cancels the others and is raised as itself.
+
+    Not by a TaskGroup: its errors refer to its tasks, which refer to the errors, and images wait there for the garbage
+    collector.
 
     Where the caller leaves, what the first of them noted of where it was stands on the CancelledError here, too.
     """
     if len(jobs) == 1:
         return [await jobs[0]]
     left: list[LeftAt | ToldLater] = []
+    tasks = [asyncio.create_task(_noting(job, left)) for job in jobs]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_noting(job, left)) for job in jobs]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     except asyncio.CancelledError as cancelled:
+        await _end(tasks)
         if left:
             leaving(cancelled, left[0])
         raise
-    except ExceptionGroup as failures:
-        first = failures.exceptions[0]
-        if isinstance(first, InferenceError):
-            raise first from None
-        raise
-    return [task.result() for task in tasks]
+    failure = _failure(tasks)
+    if failure is None:
+        return [task.result() for task in tasks]
+    await _end(tasks)
+    try:
+        raise failure
+    finally:  # its traceback refers to this frame, and to the images: it must not refer to the error
+        del failure, tasks
+
+
+def _failure(tasks: Sequence[asyncio.Task[T]]) -> BaseException | None:
+    failed = (task.exception() for task in tasks if task.done() and not task.cancelled())
+    return next((error for error in failed if error is not None), None)
+
+
+async def _end(tasks: Sequence[asyncio.Task[T]]) -> None:
+    """Cancels what still runs and waits for it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # asyncio complains of an error that nobody has looked at
 
 
 async def _noting(job: Coroutine[Any, Any, T], left: list[LeftAt | ToldLater]) -> T:

@@ -1,4 +1,4 @@
-"""A decoder process: `python -m server.vision.worker SOCKET_FD MEMORY_FD PARENT_PID MEMORY_LIMIT_BYTES`.
+"""A decoder process: `python -m server.vision.worker SOCKET_FD MEMORY_FD PARENT_PID MEMORY_LIMIT_BYTES CPU_LIMIT_S`.
 
 Started by the decode pool only. It decodes what strangers send, in C code with a history of memory bugs, so it holds
 nothing worth having, may take a bounded amount of memory, dies with its parent, and is killed rather than trusted.
@@ -115,7 +115,8 @@ def _answer(job: Job, memory: _Memory) -> Reply:
         return Reply(Status.BROKEN_WORKER, text=f"the decoder failed: {type(error).__name__}: {error}")
 
 
-def _serve(channel: socket.socket, memory: _Memory) -> None:
+def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
+    """cpu_limit_s: of one job; SIGPROF ends the process then."""
     channel.sendall(READY)
     while True:
         wire, fds, _, _ = socket.recv_fds(channel, Job.WIRE_SIZE, 1, socket.MSG_WAITALL)
@@ -123,7 +124,10 @@ def _serve(channel: socket.socket, memory: _Memory) -> None:
             return
         for fd in fds:
             memory.slab.map(fd)
-        channel.sendall(_answer(Job.unpack(wire), memory).pack())
+        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
+        reply = _answer(Job.unpack(wire), memory).pack()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.sendall(reply)
 
 
 def _confine(parent_pid: int, memory_limit_bytes: int) -> None:
@@ -141,12 +145,12 @@ def _confine(parent_pid: int, memory_limit_bytes: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve jobs until the parent closes its end."""
-    socket_fd, memory_fd, parent_pid, memory_limit_bytes = (int(argument) for argument in arguments)
+    socket_fd, memory_fd, parent_pid, memory_limit_bytes = (int(argument) for argument in arguments[:4])
     _confine(parent_pid, memory_limit_bytes)
     cv2.setNumThreads(1)
     with socket.socket(fileno=socket_fd) as channel, contextlib.suppress(ConnectionError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libpng and OpenCV complain there about every broken image
-        _serve(channel, _Memory(_MemoryFile(memory_fd), _Slab()))
+        _serve(channel, _Memory(_MemoryFile(memory_fd), _Slab()), float(arguments[4]))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ async def rig() -> AsyncIterator[Rig]:
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(30):
         await watch.first_ready.wait()
-    yield Rig(plane, backend, admission, watch, metrics, images)
+    yield Rig(plane, backend, admission, watch, metrics, images, pool)
     assert admission.statistics().requests == 0
     assert admission.statistics().size_bytes == 0
     task.cancel()

@@ -15,6 +15,7 @@ from server.dataplane import DataPlane, ImageRequest
 from server.image_flow import ImageFlow
 from server.metrics import Metrics
 from server.testing import FakeBackend
+from server.vision.pool import DecodePool
 
 DETECTOR = ModelConfig(
     name="boxes",
@@ -83,6 +84,7 @@ class Rig:
     watch: EngineWatch
     metrics: Metrics
     images: ImageFlow
+    pool: DecodePool
 
     async def ask(self, model: str, *images: bytes, deadline: float | None = None) -> object:
         return await self.plane.infer_images(ImageRequest(model, "", images, deadline))

@@ -4,12 +4,13 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from server.core.batching import Owner
-from server.core.caller import NOBODY
+from server.core.caller import NOBODY, Caller
 from server.core.encoded_images import EncodedCall
 from server.core.errors import (
     BackendFailed,
@@ -26,6 +27,7 @@ from server.core.result import Classes, Detections
 from server.core.tensor import Tensor
 from server.dataplane import ImageRequest, Verb
 from server.testing import FakeMode
+from server.vision.pool import DecodePool, Prepared
 from tests.gateway.rig import CALL, Rig, picture
 
 
@@ -197,6 +199,23 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
     with pytest.raises(DeadlineExceeded):
         await rig.plane.relay_http_images(hasty)
     assert time.monotonic() - started < 5.0
+
+
+async def test_pictures_wait_for_decoders_in_their_callers_name(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a body, and in the place of a tensor; so no caller's pictures hold up another's."""
+    clients: list[object] = []
+    decode = DecodePool.prepare
+
+    async def noted(*arguments: Any, **words: Any) -> Prepared:
+        clients.append(words["client"])
+        return await decode(*arguments, **words)
+
+    monkeypatch.setattr(DecodePool, "prepare", noted)
+    camera, other = Caller("camera"), Caller(address="10.0.0.1")
+    await rig.plane.infer_images(ImageRequest("boxes", "", (picture(9),), None), camera)
+    encoded = EncodedCall(InferHead("classes"), (picture(9),), lambda _: CALL)
+    await rig.plane.relay_http_images(encoded, caller=other)
+    assert clients == ["key camera", "address 10.0.0.1"]
 
 
 async def test_cancelled_caller_gives_its_place_back(rig: Rig) -> None:

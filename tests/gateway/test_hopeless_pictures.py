@@ -1,5 +1,6 @@
 """Pictures whose deadline cannot be met are refused before anything is decoded for them."""
 
+import time
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from server.backends.engine_view import EngineView
 from server.core.backend import Backend
 from server.core.batching import Batching
+from server.core.caller import Caller
 from server.core.errors import InferenceError, Overloaded, UndecodableImage
 from server.image_flow import ImageFlow, ImageRequest
 from server.metrics import Metrics
@@ -34,6 +36,34 @@ async def test_picture_without_a_deadline_is_never_hopeless() -> None:
     with pytest.raises(InferenceError, match="torn"):
         await run(flow_of(batching, pool), deadline=None)
     batching.refuse_hopeless.assert_not_called()
+
+
+async def test_picture_is_decoded_in_its_clients_turn_until_its_deadline() -> None:
+    """The decode pool learns both, from a body of pictures and from pictures in the place of a tensor."""
+    pool = Mock(DecodePool)
+    pool.prepare = AsyncMock(side_effect=UndecodableImage("torn"))
+    flow, deadline = flow_of(Mock(Batching), pool), time.monotonic() + 60
+    request = ImageRequest("classes", "", (b"one",), deadline, client="key camera")
+    with pytest.raises(InferenceError, match="torn"):
+        await flow.run(request, await flow.model("classes"), "classes")
+    with pytest.raises(InferenceError, match="torn"):
+        await flow.tensor(request, "classes")
+    for called in pool.prepare.call_args_list:
+        assert called.kwargs == {"client": "key camera", "deadline": deadline}
+
+
+@pytest.mark.parametrize(
+    ("caller", "client"),
+    [
+        (Caller("camera", "ipv4:10.0.0.1:53210", "10.0.0.1"), "key camera"),
+        (Caller("", "ipv4:10.0.0.1:53210", "10.0.0.1"), "address 10.0.0.1"),
+        (Caller("", "", "10.0.0.1"), "address 10.0.0.1"),
+        (Caller("", "unix:/run/x"), "connection unix:/run/x"),
+    ],
+)
+def test_client_that_queues_are_fair_to_is_a_key_or_an_address(caller: Caller, client: str) -> None:
+    """More connections of one host are not more clients."""
+    assert caller.client == client
 
 
 def flow_of(batching: Batching, pool: DecodePool) -> ImageFlow:

@@ -158,7 +158,7 @@ class FakePlane:
     def size_of(self, asked: EncodedCall[GrpcCall]) -> int:
         return sum(len(image) for image in asked.images)
 
-    async def with_tensor(self, asked: EncodedCall[GrpcCall], deadline: float | None) -> GrpcCall:
+    async def with_tensor(self, asked: EncodedCall[GrpcCall], deadline: float | None, caller: Caller) -> GrpcCall:
         """The images become one row of their sizes in bytes."""
         sizes = np.array([[len(image) for image in asked.images]], np.float32)
         return asked.with_tensor(tensor_from_numpy("x", sizes))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,6 +24,7 @@ from server.core.errors import (
 )
 from server.core.tensor import Datatype
 from server.vision.decode import decode
+from server.vision.decoder import Decoder
 from server.vision.pool import DecodePool, PoolStatistics, Prepared
 from server.vision.preprocess import prepare
 from server.vision.protocol import Reply, Status, reply_to
@@ -206,6 +208,29 @@ async def test_pool_of_a_caller_that_leaves_as_its_turn_comes_hands_it_on() -> N
             leaving.cancel()
             assert_is(await staying, THIRD)
             await asyncio.wait([leaving])
+
+
+async def test_pool_of_a_caller_that_leaves_in_the_moment_of_its_turn_loses_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its place is cancelled and not given up yet when the process before it becomes free."""
+    answer = Decoder.prepare
+
+    async def then_leave(*arguments: Any) -> Prepared:
+        prepared = await answer(*arguments)
+        leaving.cancel()
+        return prepared
+
+    async with open_pool() as pool:
+        stop_workers()
+        monkeypatch.setattr(Decoder, "prepare", then_leave)
+        running = await begun(pool, pool.prepare(FIRST, SPEC))
+        leaving = await begun(pool, pool.prepare(SECOND, SPEC))
+        staying = await begun(pool, pool.prepare(THIRD, SPEC))
+        wake_workers()
+        assert_is(await running, FIRST)
+        assert_is(await staying, THIRD)
+        assert leaving.cancelled()
 
 
 async def _prepared(pool: DecodePool, encoded: bytes) -> Prepared:

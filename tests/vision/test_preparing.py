@@ -6,20 +6,32 @@ from server.vision.preparing import Preparing
 def test_images_on_their_way_are_counted_by_model() -> None:
     """Those of another model are not in the way of this one's."""
     preparing = Preparing()
-    preparing.began("street")
-    preparing.began("street")
-    preparing.began("people")
-    preparing.ended("street", 0.01)
+    preparing.began("street", "a")
+    preparing.began("street", "a")
+    preparing.began("people", "a")
+    preparing.ended("street", "a", 0.01)
     assert (preparing.images("street"), preparing.images("people"), preparing.images("other")) == (1, 1, 0)
 
 
 def test_time_that_images_take_follows_what_they_took_and_is_forgotten_when_none_is_on_its_way() -> None:
     """So that who was refused for a long wait is let in again when it is over."""
     preparing = Preparing()
-    preparing.began("street")
+    preparing.began("street", "a")
     for _ in range(60):
-        preparing.began("street")
-        preparing.ended("street", 0.5)
-    assert 0.45 < preparing.takes_s("street") <= 0.5
-    preparing.ended("street", 0.5)
-    assert preparing.takes_s("street") == 0.0
+        preparing.began("street", "a")
+        preparing.ended("street", "a", 0.5)
+    assert 0.45 < preparing.takes_s("street", "a") <= 0.5
+    preparing.ended("street", "a", 0.5)
+    assert preparing.takes_s("street", "a") == 0.0
+
+
+def test_time_that_images_take_is_each_clients_own() -> None:
+    """One client's slow pictures do not make another's hopeless."""
+    preparing = Preparing()
+    preparing.began("street", "slow")
+    preparing.began("street", "quick")
+    for _ in range(60):
+        preparing.began("street", "slow")
+        preparing.ended("street", "slow", 5.0)
+    assert preparing.takes_s("street", "slow") > 4.0
+    assert preparing.takes_s("street", "quick") == 0.0

@@ -1,9 +1,12 @@
 """Pictures that the engine decodes: looked at, laid down, not decoded."""
 
+import time
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
-from server.core.errors import TooLarge, UndecodableImage, UnsupportedMedia
+from server.core.errors import DeadlineExceeded, TooLarge, UndecodableImage, UnsupportedMedia
 from server.core.tensor import Datatype
 from server.local.slab import SharedSlab
 from server.local.slab_memory import nameless_memory
@@ -73,12 +76,27 @@ async def test_long_picture_is_looked_at_in_a_thread(monkeypatch: pytest.MonkeyP
     slab, threads = slab_of(1 << 20), []
     monkeypatch.setattr(room, "AT_ONCE_BYTES", 10)
     monkeypatch.setattr(room.asyncio, "to_thread", _noted(room.asyncio.to_thread, threads))
-    prepared = await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, slab)
+    prepared = await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, slab, len(JPEG), None)
     assert len(threads) == 1
     assert prepared.lease is not None
     assert prepared.lease.view[4:] == JPEG
     with pytest.raises(TooLarge):
-        await relayed(JPEG, SPEC, 5, slab)
+        await relayed(JPEG, SPEC, 5, slab, len(JPEG), None)
+
+
+async def test_pictures_of_a_request_are_long_together() -> None:
+    """A hundred small ones would hold up the event loop as a large one does."""
+    assert room.is_short(room.AT_ONCE_BYTES)
+    assert not room.is_short(100 * (room.AT_ONCE_BYTES // 50))
+
+
+async def test_long_picture_whose_deadline_passes_before_its_turn_is_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that comes to it late does no work for it."""
+    monkeypatch.setattr(room, "header_within", Mock(side_effect=AssertionError("its header was read")))
+    with pytest.raises(DeadlineExceeded, match="before the image's header was read"):
+        await relayed(JPEG, SPEC, DEFAULT_MAX_PIXELS, None, room.AT_ONCE_BYTES + 1, time.monotonic())
 
 
 def _noted(to_thread: object, threads: list[object]) -> object:

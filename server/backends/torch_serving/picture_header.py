@@ -16,7 +16,8 @@ from itertools import islice
 Buffer = bytes | memoryview
 
 MAX_PARTS = 1 << 14  # segments or chunks, and bytes between JPEG segments: a megabyte of empty chunks took 80 ms
-MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs milliseconds a megapixel, and a few bytes
+MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs a millisecond a megapixel, and a few bytes
+MIN_JPEG_SCANS, MAX_SCANNED_PIXELS = 20, 1 << 30  # scans that any size may have; above them, of all scans together
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -230,8 +231,10 @@ def _limit_scans(data: Buffer, found: _JpegSegments, components: int, begin: int
     """components: of the first scan. One scan of all components is the only one of a baseline JPEG."""
     if found.frame_marker != _PROGRESSIVE and components == found.frame[5]:
         return
-    if next(islice(_SCAN_MARKER.finditer(data, begin), MAX_JPEG_SCANS - 1, None), None):
-        raise _refused_jpeg(f"has more than {MAX_JPEG_SCANS} scans")
+    width, height = found.size
+    most = min(MAX_JPEG_SCANS, max(MIN_JPEG_SCANS, MAX_SCANNED_PIXELS // (width * height)))
+    if next(islice(_SCAN_MARKER.finditer(data, begin), most - 1, None), None):
+        raise _refused_jpeg(f"has more than {most} scans")
 
 
 # PNG ----------------------------------------------------------------------------------------------------------------

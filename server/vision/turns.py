@@ -1,0 +1,102 @@
+"""Whose picture is decoded next: clients take turns, and slow pictures never take every process. Sans-IO."""
+
+import math
+from collections import Counter, OrderedDict, deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+SLOW_S = 1.0  # a picture that took longer limits its client
+LIMITED_S = 60.0  # how long after it, and after another client's last picture
+MAX_CLIENTS = 4096  # remembered; the one that was seen longest ago is forgotten first
+
+
+class Turns(Generic[T]):
+    """Waiting items by client: next is the client that has waited longest since its last turn. At most `workers` run.
+
+    While there are several clients, one worker stays free of those that had a slow picture lately, or none yet: any
+    other client can be served there at once. With one worker there is no such reserve.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._reserved_from = max(workers - 1, 1)
+        self._waiting: dict[str, deque[T]] = {}
+        # Of clients that wait or run: the turn that it had last, or after which it came, and whether it had one.
+        self._ranks: dict[str, tuple[int, bool]] = {}
+        self._turns = 0
+        self._running: Counter[str] = Counter()
+        self._limited_until: OrderedDict[str, float] = OrderedDict()
+        self._count = 0
+        self._latest: str | None = None
+        self._shared_until = -math.inf
+
+    def __len__(self) -> int:
+        """Items that wait."""
+        return self._count
+
+    def add(self, client: str, item: T, now: float) -> None:
+        """The client's last item from now on."""
+        if client != self._latest:
+            self._shared_until = -math.inf if self._latest is None else now + LIMITED_S
+            self._latest = client
+        self._waiting.setdefault(client, deque()).append(item)
+        self._ranks.setdefault(client, (self._turns, False))
+        self._count += 1
+
+    def remove(self, client: str, item: T) -> None:
+        """The item waits no longer; it may have been taken."""
+        line = self._waiting.get(client)
+        if line is None or item not in line:
+            return
+        line.remove(item)
+        self._count -= 1
+        self._tidy(client)
+
+    def take(self, now: float) -> tuple[str, T] | None:
+        """The next item and its client; it runs until ended(). None if none waits, or only limited clients' do."""
+        clients = [client for client in self._waiting if self._may_run(client, now)]
+        if not clients:
+            return None
+        client = min(clients, key=self._ranks.__getitem__)
+        item = self._waiting[client].popleft()
+        self._turns += 1
+        self._ranks[client] = self._turns, True
+        self._count -= 1
+        self._running[client] += 1
+        self._tidy(client)
+        return client, item
+
+    def ended(self, client: str, now: float, took_s: float | None) -> None:
+        """One of the client's items runs no longer. took_s: None if it was never begun."""
+        self._running[client] -= 1
+        self._tidy(client)
+        if took_s is None:
+            return
+        until = now + LIMITED_S if took_s > SLOW_S else self._limited_until.get(client, now)
+        self._limited_until[client] = until
+        self._limited_until.move_to_end(client)
+        if len(self._limited_until) > MAX_CLIENTS:
+            self._limited_until.popitem(last=False)
+
+    def clear(self) -> list[T]:
+        """Takes all that wait."""
+        items = [item for line in self._waiting.values() for item in line]
+        for client in list(self._waiting):
+            self._waiting[client].clear()
+            self._tidy(client)
+        self._count = 0
+        return items
+
+    def _tidy(self, client: str) -> None:
+        """Keeps nothing of a client that neither waits nor runs."""
+        if not self._waiting.get(client):
+            self._waiting.pop(client, None)
+        if not self._running[client]:
+            del self._running[client]
+        if client not in self._waiting and client not in self._running:
+            self._ranks.pop(client, None)
+
+    def _may_run(self, client: str, now: float) -> bool:
+        if self._running[client] < self._reserved_from or now >= self._shared_until:
+            return True
+        return self._limited_until.get(client, now + LIMITED_S) <= now
