@@ -36,6 +36,7 @@ from server.engines import (
     rest_limits,
     until_stopped,
 )
+from server.freed_memory import FreedMemory
 from server.grpc.server import Endpoint, GrpcServer, Share, serve
 from server.image_flow import ImageFlow
 from server.local.control import ControlLine, FrontReady, GatewayServes
@@ -236,6 +237,7 @@ async def _serve_clients(
     tasks += [
         *([asyncio.create_task(front.door.run())] if front.door is not None else ()),
         asyncio.create_task(front.tell(rest, grpc_server)),
+        asyncio.create_task(FreedMemory().run()),
         asyncio.create_task(_tell_ready(control, front)),
     ]
     await until_stopped(stop, tasks)

@@ -50,6 +50,7 @@ from server.engines import (
     until_stopped,
     watch_options,
 )
+from server.freed_memory import FreedMemory
 from server.gpu.telemetry.readings import telemetry_readers
 from server.grpc.errors import code_name_of
 from server.grpc.server import Endpoint, GrpcServer, Share, serve
@@ -312,6 +313,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     tasks = [
         asyncio.create_task(gateway.watch.run()),
         asyncio.create_task(gateway.metrics.loop_lag.run()),
+        asyncio.create_task(FreedMemory().run()),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),

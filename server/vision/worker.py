@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
@@ -22,12 +23,15 @@ import numpy.typing as npt
 
 from server.core.errors import InferenceError
 from server.core.tensor import Array
+from server.freed_memory import FreedMemory, malloc_trim, private_bytes
 from server.vision.decode import decode
 from server.vision.preprocess import least_decoded_size, prepare
 from server.vision.protocol import READY, Job, Reply, Status, reply_to
 
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 4096
+LARGE_PIXELS = 1_000_000
+WORN_BYTES = 64 << 20  # kept beyond what a new process has
 
 
 class _MemoryFile:
@@ -115,9 +119,26 @@ def _answer(job: Job, memory: _Memory) -> Reply:
         return Reply(Status.BROKEN_WORKER, text=f"the decoder failed: {type(error).__name__}: {error}")
 
 
+class Wear:
+    """How much memory the process keeps between jobs."""
+
+    def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = malloc_trim) -> None:
+        self._measure = measure
+        self._freed = FreedMemory(measure, trim)
+        self._limit_bytes = measure() + WORN_BYTES
+
+    def is_too_much(self, reply: Reply) -> bool:
+        """After a job that answered so. Small images are not looked at: they keep nothing."""
+        if reply.status is Status.OK and reply.geometry.source_width * reply.geometry.source_height < LARGE_PIXELS:
+            return False
+        self._freed.check()
+        return self._measure() > self._limit_bytes
+
+
 def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
     """cpu_limit_s: of one job; SIGPROF ends the process then."""
     channel.sendall(READY)
+    wear = Wear()
     while True:
         wire, fds, _, _ = socket.recv_fds(channel, Job.WIRE_SIZE, 1, socket.MSG_WAITALL)
         if len(wire) < Job.WIRE_SIZE:
@@ -125,9 +146,9 @@ def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
         for fd in fds:
             memory.slab.map(fd)
         signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-        reply = _answer(Job.unpack(wire), memory).pack()
+        reply = _answer(Job.unpack(wire), memory)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        channel.sendall(reply)
+        channel.sendall(replace(reply, is_worn=True).pack() if wear.is_too_much(reply) else reply.pack())
 
 
 def _confine(parent_pid: int, memory_limit_bytes: int) -> None:

@@ -1,0 +1,193 @@
+"""What the decode pool keeps of pictures that are over: nothing here, little in its processes."""
+
+import asyncio
+import gc
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from server.core.errors import InferenceError
+from server.freed_memory import GROWTH_BYTES, FreedMemory, malloc_trim, private_bytes
+from server.vision.pool import DecodePool, PoolStatistics
+from server.vision.preprocess import Geometry
+from server.vision.protocol import Reply, Status
+from server.vision.worker import WORN_BYTES, Wear
+from tests.vision import images
+from tests.vision.pools import (
+    FIRST,
+    SECOND,
+    SPEC,
+    assert_is,
+    begun,
+    crash,
+    open_pool,
+    stop_workers,
+    wake_workers,
+    workers,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+async def _no_collector() -> AsyncIterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def _is_decoded(pool: DecodePool, data: bytes) -> None:
+    await pool.prepare(data, SPEC)
+
+
+async def _is_torn(pool: DecodePool, data: bytes) -> None:
+    await pool.prepare(memoryview(data)[:-100], SPEC)
+
+
+async def _is_late(pool: DecodePool, data: bytes) -> None:
+    stop_workers()
+    await pool.prepare(data, SPEC, deadline=time.monotonic() + 0.01)
+
+
+async def _is_late_in_the_queue(pool: DecodePool, data: bytes) -> None:
+    stop_workers()
+    running = await begun(pool, pool.prepare(FIRST, SPEC))
+    try:
+        await pool.prepare(data, SPEC, deadline=time.monotonic() + 0.01)
+    finally:
+        wake_workers()
+        await running
+
+
+async def _crashes(pool: DecodePool, data: bytes) -> None:
+    stop_workers()
+    victim = await begun(pool, pool.prepare(data, SPEC))
+    crash(signal.SIGSEGV)
+    try:
+        await victim
+    finally:
+        del victim  # it has the error, which refers to this frame
+
+
+async def _is_abandoned(pool: DecodePool, data: bytes) -> None:
+    stop_workers()
+    leaving = await begun(pool, pool.prepare(data, SPEC, deadline=time.monotonic() + 0.01))
+    leaving.cancel()
+    await asyncio.wait([leaving])
+
+
+ENDS = [_is_decoded, _is_torn, _is_late, _is_late_in_the_queue, _crashes, _is_abandoned]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.usefixtures("_no_collector")
+async def test_picture_that_is_over_waits_for_no_garbage_collector(
+    end: Callable[[DecodePool, bytes], Awaitable[None]],
+) -> None:
+    """However it ended, its bytes are freed at once; pictures of 60 MB had to wait for a collection."""
+    data = bytes(bytearray(FIRST))
+    before = sys.getrefcount(data)
+
+    async def ask() -> str:
+        try:
+            await end(pool, data)
+        except InferenceError as error:
+            return error.reason
+        return ""
+
+    async with open_pool() as pool:
+        await asyncio.create_task(ask())
+        wake_workers()
+        assert_is(await pool.prepare(SECOND, SPEC), SECOND)
+        async with asyncio.timeout(20):
+            while pool.statistics().busy:
+                await asyncio.sleep(0.01)
+        assert sys.getrefcount(data) == before
+
+
+async def test_decoder_that_keeps_too_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its answer, and the next picture is decoded by the replacement."""
+    unpack = Reply.unpack
+
+    def worn(wire: bytes) -> Reply:
+        return replace(unpack(wire), is_worn=True)
+
+    async with open_pool() as pool:
+        (first,) = workers()
+        assert_is(await pool.prepare(FIRST, SPEC), FIRST)
+        assert [first] == workers()
+        monkeypatch.setattr(Reply, "unpack", worn)
+        assert_is(await pool.prepare(FIRST, SPEC), FIRST)
+        monkeypatch.setattr(Reply, "unpack", unpack)
+        async with asyncio.timeout(20):
+            assert_is(await pool.prepare(SECOND, SPEC), SECOND)
+        assert first not in workers()
+        assert pool.statistics() == PoolStatistics(0, 0, restarts=1, quarantined=0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kept_bytes", "is_worn"),
+    [
+        (Reply(Status.OK, geometry=Geometry(1000, 1000, 1, 1, 1.0, 1.0)), WORN_BYTES + 1, True),
+        (Reply(Status.OK, geometry=Geometry(1000, 1000, 1, 1, 1.0, 1.0)), WORN_BYTES, False),
+        (Reply(Status.OK, geometry=Geometry(640, 480, 1, 1, 1.0, 1.0)), WORN_BYTES + 1, False),
+        (Reply(Status.UNDECODABLE), WORN_BYTES + 1, True),
+    ],
+)
+def test_decoder_is_worn_by_what_it_keeps_after_giving_back(reply: Reply, kept_bytes: int, is_worn: bool) -> None:
+    """Looked at after a large picture, and after one that failed, whose size may not be known."""
+    sizes = iter([MIB, MIB, MIB + WORN_BYTES * 2, *[MIB + kept_bytes] * 2])
+    trims: list[None] = []
+    wear = Wear(lambda: next(sizes), lambda: trims.append(None))
+    assert wear.is_too_much(reply) == is_worn
+    assert len(trims) == (reply.geometry.source_width != 640)
+
+
+async def test_decoders_keep_a_bounded_amount_after_the_largest_pictures() -> None:
+    """Whole, torn, of each format: never more than WORN_BYTES beyond a new process, or it is replaced."""
+    pixels = np.full((5000, 7900, 3), 77, np.uint8)
+    large = [images.jpeg(pixels), images.progressive_jpeg(pixels), images.png(pixels, color_type=2)]
+    large.append(images.webp(pixels))
+    async with open_pool() as pool:
+        new_bytes = private(workers()[0])
+        for encoded in [*large, *(one[: len(one) * 3 // 4] for one in large)]:
+            with suppress(InferenceError):
+                await pool.prepare(encoded, SPEC)
+            assert_is(await pool.prepare(FIRST, SPEC), FIRST)
+            assert private(workers()[0]) - new_bytes < WORN_BYTES + 8 * MIB
+
+
+def private(process: psutil.Process) -> int:
+    memory = process.memory_info()
+    size_bytes: int = memory.rss - memory.shared
+    return size_bytes
+
+
+def test_freed_memory_is_given_back_when_it_has_grown() -> None:
+    """Not for every little growth; what a call gave back, or lost otherwise, is the new measure."""
+    sizes = iter([100, 100 + GROWTH_BYTES - 1, 100 + GROWTH_BYTES, 120, 50, 50 + GROWTH_BYTES, 60])
+    trims: list[None] = []
+    memory = FreedMemory(lambda: next(sizes), lambda: trims.append(None))
+    seen = []
+    for _ in range(4):
+        memory.check()
+        seen.append(len(trims))
+    assert seen == [0, 1, 1, 2]
+
+
+def test_malloc_gives_back_what_lies_between_live_blocks() -> None:
+    """Where it would keep it: only the end of a heap is given back by itself."""
+    blocks = [bytearray(100_000) for _ in range(1000)]
+    full_bytes = private_bytes()
+    del blocks[:999]
+    malloc_trim()
+    assert full_bytes - private_bytes() > 50 * MIB
+    assert len(blocks) == 1
