@@ -6,12 +6,14 @@ malloc gives back what lies at the end of its heaps alone: after 404 hostile pic
 
 import asyncio
 import ctypes
+import gc
 import mmap
 from collections.abc import Callable
 from pathlib import Path
 
 CHECK_EVERY_S = 10.0
 GROWTH_BYTES = 24 << 20  # below it giving back costs more page faults than it is worth
+MAX_PAUSES = 15
 _STATM = Path("/proc/self/statm")
 
 
@@ -21,28 +23,41 @@ def private_bytes() -> int:
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
-def malloc_trim() -> None:
-    """Gives back every free page of every heap. Without glibc it does nothing."""
+def give_back() -> None:
+    """Collects what only the garbage collector frees, then gives back every free page of every heap (glibc only)."""
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class FreedMemory:
-    """Calls `trim` where memory has grown by GROWTH_BYTES since it was called last."""
+    """Calls `trim` while memory is GROWTH_BYTES above its lowest: again and again, since what is in use is freed later.
 
-    def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = malloc_trim) -> None:
+    Calls that give little back become rare, until memory has grown again.
+    """
+
+    def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = give_back) -> None:
         self._measure, self._trim = measure, trim
-        self._usual_bytes = measure()
+        self._lowest_bytes = self._latest_bytes = measure()
+        self._pause = self._pauses = 0  # checks to leave out, and how many after a call that gives little back
 
     def check(self) -> None:
         """Takes some milliseconds where it gives back: up to one for each 10 MB."""
         size_bytes = self._measure()
-        if size_bytes < self._usual_bytes + GROWTH_BYTES:
-            self._usual_bytes = min(self._usual_bytes, size_bytes)
+        if size_bytes < self._lowest_bytes + GROWTH_BYTES:
+            self._lowest_bytes = min(self._lowest_bytes, size_bytes)
+            self._latest_bytes, self._pause, self._pauses = size_bytes, 0, 0
+            return
+        if self._pause and size_bytes < self._latest_bytes + GROWTH_BYTES:
+            self._pause -= 1
             return
         self._trim()
-        self._usual_bytes = self._measure()
+        self._latest_bytes = self._measure()
+        self._lowest_bytes = min(self._lowest_bytes, self._latest_bytes)
+        is_worth_it = size_bytes - self._latest_bytes >= GROWTH_BYTES // 4
+        self._pauses = 0 if is_worth_it else min(2 * self._pauses + 1, MAX_PAUSES)
+        self._pause = self._pauses
 
     async def run(self) -> None:
         """Until cancelled. In a thread: heaps of other threads are not locked meanwhile."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from server.core.errors import InferenceError
 from server.core.tensor import Array
-from server.freed_memory import FreedMemory, malloc_trim, private_bytes
+from server.freed_memory import FreedMemory, give_back, private_bytes
 from server.vision.decode import decode
 from server.vision.preprocess import least_decoded_size, prepare
 from server.vision.protocol import READY, Job, Reply, Status, reply_to
@@ -122,7 +122,7 @@ def _answer(job: Job, memory: _Memory) -> Reply:
 class Wear:
     """How much memory the process keeps between jobs."""
 
-    def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = malloc_trim) -> None:
+    def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = give_back) -> None:
         self._measure = measure
         self._freed = FreedMemory(measure, trim)
         self._limit_bytes = measure() + WORN_BYTES

@@ -22,6 +22,7 @@ from server.shared_memory.names import check_region_name, segment_of
 from server.vision.decode import decode
 from server.vision.spec import ColorFormat
 from tests.damage import MIB, Run, damaged, damaged_json
+from tests.long import fuzz_rules as rules
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 SLOW_CASE_S = 1.0
@@ -177,9 +178,15 @@ TARGETS: dict[str, tuple[int, Seeds, Read]] = {
     "grpc repository": (80_000, grpc_repository_seeds, grpc_codec.scan_repository_request),
     "grpc settings": (60_000, grpc_settings_seeds, grpc_codec.scan_settings),
     "shared memory names": (60_000, name_seeds, read_name),
-    "images": (40_000, image_seeds, decode_picture),
+    "images": (200_000, image_seeds, decode_picture),
+    "image headers": (200_000, image_seeds, rules.read_picture_header),
+    "cards": (60_000, rules.card_seeds, rules.read_card),
+    "browsers": (100_000, rules.browser_seeds, rules.read_browser),
+    "loads": (60_000, rules.load_seeds, rules.read_load),
+    "paths": (100_000, rules.path_seeds, rules.read_path),
 }
-JSON_TARGETS = {"rest", "rest binary", "rest generate", "rest settings", "rest repository"}
+JSON_TARGETS = {"rest", "rest binary", "rest generate", "rest settings", "rest repository", "cards", "loads"}
+ONLY_JSON = {"cards"}  # the parameters of a config that was read
 
 
 def test_all_targets_together_are_a_million_cases() -> None:
@@ -195,7 +202,8 @@ def test_damaged_input_is_read_or_refused(target: str) -> None:
     run = Run(target, cases)
     refused = 0
     while run.done < cases:
-        damage = damaged_json if target in JSON_TARGETS and run.done % 2 else damaged
+        is_json = target in ONLY_JSON or (target in JSON_TARGETS and run.done % 2)
+        damage = damaged_json if is_json else damaged
         data = damage(run.chance.choice(valid), run.chance)
         started = time.monotonic()
         try:
@@ -207,5 +215,6 @@ def test_damaged_input_is_read_or_refused(target: str) -> None:
         assert time.monotonic() - started < SLOW_CASE_S, f"{run}: slow: {data!r}"
         run.step()
     print(f"{run}, {refused} refused")  # noqa: T201
+    assert run.done == cases
     assert cases > refused > 0
     assert run.grown_bytes() < MAX_GROWTH_BYTES
