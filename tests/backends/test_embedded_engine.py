@@ -17,6 +17,7 @@ from server.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
+    ModelNotReady,
     Overloaded,
 )
 from server.core.infer import InferRequest
@@ -70,11 +71,23 @@ async def test_reload_under_load_fails_no_request(engine: EmbeddedEngine, reposi
         assert await y_of(engine) == [addend + 1, addend + 2, addend + 3]
         seen = len(answers)
         while len(answers) < seen + 3:
+            assert not asking.done(), asking
             await asyncio.sleep(0)
     is_over = True
     await asking
     assert answers == sorted(answers)
     assert set(answers) == {1, 2, 3, 4, 5, 6}
+
+
+async def test_reload_that_fails_leaves_the_old_version_serving(engine: EmbeddedEngine, repository: Path) -> None:
+    """The load says why, and the next request gets the old version's answer."""
+    plus(repository, 1)
+    await engine.load("plus")
+    before = await y_of(engine)
+    (repository / "plus" / "1" / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelNotReady, match="cannot open"):
+        await engine.load("plus")
+    assert await y_of(engine) == before
 
 
 async def test_event_loop_goes_on_during_loads_and_runs(engine: EmbeddedEngine, repository: Path) -> None:

@@ -172,6 +172,21 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served() 
         assert served.refused == ["connections_full"]
 
 
+async def test_connections_of_several_addresses_are_limited_together() -> None:
+    """The port's limit holds though each address has fewer connections than it may have."""
+    async with serving(ConnectionLimits(max_connections=2)) as served:
+        async with (
+            Client.connected(served.port) as first,
+            Client.connected(served.port, address="127.0.0.2"),
+            Client.connected(served.port, address="127.0.0.3") as third,
+        ):
+            async with asyncio.timeout(10):
+                assert (await third.reply()).status == 503
+            await first.send(GET % 1)
+            assert (await first.reply()).status == 200
+        assert served.refused == ["connections_full"]
+
+
 async def test_address_over_its_limit_is_refused_and_has_room_again_when_a_client_leaves() -> None:
     """503 with a sentence that names the limit, while the port itself has room."""
     async with serving(ConnectionLimits(max_connections=20, max_per_address=2)) as served:
