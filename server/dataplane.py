@@ -217,9 +217,8 @@ class DataPlane:
 
     async def with_tensor(self, asked: EncodedCall[C], deadline: float | None, caller: Caller) -> C:
         """The call as the engine gets it, for who holds a place already, as a stream does. Raises of the tree."""
-        head = asked.head
-        request = ImageRequest(head.model_name, head.model_version, asked.images, deadline, head.request_id)
-        request = replace(request, client=caller.client)
+        head, images, client = asked.head, asked.images, caller.client
+        request = ImageRequest(head.model_name, head.model_version, images, deadline, head.request_id, client)
         return asked.with_tensor(await self._images.tensor(request, self.model_label(head.model_name)))
 
     @asynccontextmanager

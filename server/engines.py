@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from server.access.keys import key_of_hashed
 from server.access.quotas import Board, Quotas
 from server.backends.disk_loads import DiskLoads
 from server.backends.engine_headers import EngineHeaders, read_header_file
-from server.backends.load_trial import LoadTrial
+from server.backends.load_trial import LoadTrial, See
 from server.backends.own_triton import OwnTriton
 from server.backends.replicas import Replicas
 from server.backends.retry_budget import RetryBudget
@@ -38,7 +38,6 @@ from server.core.backend import Backend, Relay
 from server.core.browser_policy import BrowserPolicy
 from server.core.connections import PortLimits
 from server.core.errors import InferenceError
-from server.core.model import ModelConfig
 from server.core.relay import GrpcCall
 from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
 from server.gpu.telemetry.choice import AUTO, OFF, has_driver
@@ -67,9 +66,8 @@ if TYPE_CHECKING:
 
 log = get_logger("gateway")
 
-METADATA_TIMEOUT_S = 2.0
 MERGING_BACKENDS = ("onnxruntime", "torch")  # of ours: they merge what Triton's dynamic batcher hands them
-METRICS_PORT_CONNECTIONS = 64
+METADATA_TIMEOUT_S, METRICS_PORT_CONNECTIONS = 2.0, 64
 MOST_LOADS_AT_ONCE = 8  # models; Triton loads each in a thread of its own
 
 
@@ -242,19 +240,17 @@ def declared_options(settings: Settings) -> DeclaredOptions:
     )
 
 
-def watch_options(
-    settings: Settings, options: DeclaredOptions, engine: Engine, see: Callable[[ModelConfig], Awaitable[str]]
-) -> WatchOptions:
+def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine, see: See) -> WatchOptions:
     """What the watch needs to know. see: see LoadTrial."""
     rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories)
-    rows_trial = partial(try_rows, rows, wants=options.wants_trial, tried=options.tried)
+    trial = partial(try_rows, rows, wants=options.wants_trial, tried=options.tried)
     return WatchOptions(
         wanted=settings.models,
         loads=not settings.engine_is_external or settings.models is not None,
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
         execution_timeout_s=lambda config: options.of(config).execution_timeout_s,
-        try_model=LoadTrial(engine.backend, see=see, try_rows=rows_trial),
+        try_model=LoadTrial(engine.backend, see=see, try_rows=trial),
         loads_at_once=1 if settings.engine_is_embedded else min(MOST_LOADS_AT_ONCE, len(os.sched_getaffinity(0))),
     )
 
@@ -270,8 +266,7 @@ def compose_door(settings: Settings, board: Board | None = None, audit: AuditLog
 
 def compose_gate(settings: Settings, door: Door | None, *, needs_key: bool = False) -> Gate:
     """Checks requests of an HTTP port: keys, where there is a door, and what browsers send. needs_key: see Gate."""
-    policy = BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin)
-    return Gate(door, policy, needs_key=needs_key)
+    return Gate(door, BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin), needs_key=needs_key)
 
 
 def rest_limits(settings: Settings) -> RestLimits:

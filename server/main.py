@@ -104,7 +104,7 @@ class Gateway:
         self._settings, self._control = settings, control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
         self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
-        self.engine = compose_engine(settings, place.run_dir)
+        engine = self.engine = compose_engine(settings, place.run_dir)
         self.is_sick = False
         self.options = declared_options(settings)
         self.watch = EngineWatch(
@@ -123,9 +123,7 @@ class Gateway:
         limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
         self.page = None if run_dir is None else LimitsPage(run_dir / PAGE_NAME)
         self.admission = Admission(limits, None if self.page is None else core_counts(self.page))
-        self.batching = BatcherPool(
-            self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
-        )
+        self.batching = BatcherPool(engine.backend, self._options_of, slab=engine.slab, formed=self.metrics.batch)
         audit = AuditLog(settings.audit_log)
         self.door = compose_door(settings, None if run_dir is None else core_board(run_dir), audit)
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -311,9 +309,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
     gc.freeze()  # what lives now lives on: no collection searches it again, in the middle of requests
     doors.tell(has_fronts=place.has_fronts)
     tasks = [
-        asyncio.create_task(gateway.watch.run()),
-        asyncio.create_task(gateway.metrics.loop_lag.run()),
-        asyncio.create_task(FreedMemory().run()),
+        *(asyncio.create_task(one.run()) for one in (gateway.watch, gateway.metrics.loop_lag, FreedMemory())),
         *([asyncio.create_task(gateway.door.run())] if gateway.door is not None else ()),
         *([asyncio.create_task(gateway.memory.run())] if isinstance(gateway.memory, SharedMemory) else ()),
         *([asyncio.create_task(gateway.registration.run())] if gateway.registration is not None else ()),

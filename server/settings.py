@@ -37,8 +37,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 OTHER_VARIABLES = {
     *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
     *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # what commands send
-    *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY"),  # the video program's
-    "PENSTOCK_GATEWAY_URL",  # the gateway that the video program asks
+    *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY", "PENSTOCK_GATEWAY_URL"),  # the video program's
 }
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
 MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8

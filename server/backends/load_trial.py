@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from server.backends.canary import canary_request
 from server.backends.row_checks import noise_request
@@ -13,6 +14,7 @@ from server.core.model import ModelConfig
 
 TRIAL_ID = "penstock-load-trial"
 TRIAL_S = 30.0
+See: TypeAlias = Callable[[ModelConfig], Awaitable[str]]
 
 
 class LoadTrial:
@@ -25,7 +27,7 @@ class LoadTrial:
         self,
         backend: Backend,
         *,
-        see: Callable[[ModelConfig], Awaitable[str]],
+        see: See,
         try_rows: Callable[[ModelConfig], Awaitable[None]],
     ) -> None:
         """see: why a picture through the path of `/image` is not answered; empty where it is, or none is taken.
