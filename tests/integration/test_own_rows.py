@@ -163,5 +163,5 @@ def test_model_that_is_not_merged_says_why(triton: RunningStack, model: str) -> 
 def test_requests_of_many_rows_to_a_model_that_is_not_merged_are_answered(triton: RunningStack) -> None:
     """One client's rows are one execution, and the answer is the model's own."""
     pictures = np.concatenate([picture(2, 0.5), picture(1, 0.5)])
-    for model in ("nms", "nms_triton", "nms_completed"):
+    for model in ("nms_says", "nms_triton", "nms_completed"):
         assert infer(triton, model, pictures).shape == (3, 4)
