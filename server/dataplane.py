@@ -362,7 +362,7 @@ class DataPlane:
     ) -> Awaitable[HttpAnswer]:
         """Into a batch where the gateway forms the model's, else to the engine as it came."""
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
-            return self.batches.http(call, Passenger(head, caller.client, until))
+            return self.batches.http(call, Passenger(head, caller.owner, until))
         return self._relay.http(call, deadline=until)
 
     def _grpc(
@@ -370,7 +370,7 @@ class DataPlane:
     ) -> Awaitable[GrpcAnswer]:
         """As _http."""
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
-            return self.batches.grpc(call, Passenger(head, caller.client, until))
+            return self.batches.grpc(call, Passenger(head, caller.owner, until))
         return self._relay.grpc(call, deadline=until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:
