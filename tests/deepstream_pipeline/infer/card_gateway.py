@@ -104,7 +104,9 @@ class CardPlane(FakePlane):
         )
 
     @asynccontextmanager
-    async def shared_memory(self, verb: Verb, caller: Caller) -> AsyncIterator[SharedMemory]:  # type: ignore[override]
+    async def shared_memory(  # type: ignore[override]
+        self, verb: Verb, caller: Caller, region: str = ""
+    ) -> AsyncIterator[SharedMemory]:
         if self.refusal is not None:
             raise NotSupported(self.refusal)
         yield self.memory

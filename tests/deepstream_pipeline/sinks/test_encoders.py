@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,12 @@ class Nvenc:
         self.opened = 0
         self.codecs: list[H264] = []  # that were opened, in order
 
-    def stream(self, container: OutputContainer, size: tuple[int, int], quality: Quality, codec: H264) -> Any:
+    def stream(
+        self, container: OutputContainer, size: tuple[int, int], quality: Quality, codec: H264, shape: Fraction
+    ) -> Any:
         """In the place of stream_encoder."""
         live = replace(quality, is_live=True)  # NVENC holds no packet back
-        return self._opened(codec, lambda: stream_encoder(container, size, live, H264.X264))
+        return self._opened(codec, lambda: stream_encoder(container, size, live, H264.X264, shape))
 
     def lone(self, size: tuple[int, int], quality: Quality, codec: H264) -> Any:
         """In the place of lone_encoder."""
