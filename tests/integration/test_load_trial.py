@@ -67,11 +67,11 @@ class Loaded:
     stack: RunningStack
     repository: Path
 
-    def write_shades(self, *, is_endless: bool) -> None:
-        """The model `shades`, in place of what was there."""
-        shutil.rmtree(self.repository / "shades", ignore_errors=True)
+    def write(self, name: str, *, is_endless: bool) -> None:
+        """A model of that name, in place of what was there."""
+        shutil.rmtree(self.repository / name, ignore_errors=True)
         config = CARD.replace("SIZES", "3")
-        onnx_models.save(shades(is_endless=is_endless), self.repository, "shades", config=config)
+        onnx_models.save(shades(is_endless=is_endless), self.repository, name, config=config)
 
     def status(self, model: str) -> int:
         return call("GET", f"{self.stack.http_url}/v2/models/{model}/ready").status
@@ -140,15 +140,15 @@ def test_scalar_output_is_answered(loaded: Loaded, model: str) -> None:
 
 def test_load_and_check_try_what_users_send(loaded: Loaded, tmp_path: Path) -> None:
     """Both fail, where the answer to tensors is right, until the model is mended; then it is served at once."""
-    loaded.write_shades(is_endless=True)
-    failed = loaded.command("load", "shades")
+    loaded.write("mended", is_endless=True)
+    failed = loaded.command("load", "mended")
     assert failed.exit_code == 1
     assert "its trial at load failed: a picture through /image" in failed.output
-    code, rows = check(tmp_path, "shades", "fine", repository=loaded.repository)
-    assert (code, rows["shades"]["verdict"], rows["fine"]["verdict"]) == (1, "cannot run", "ok"), rows
-    loaded.write_shades(is_endless=False)
-    mended = loaded.command("load", "shades")
+    code, rows = check(tmp_path, "mended", "fine", repository=loaded.repository)
+    assert (code, rows["mended"]["verdict"], rows["fine"]["verdict"]) == (1, "cannot run", "ok"), rows
+    loaded.write("mended", is_endless=False)
+    mended = loaded.command("load", "mended")
     assert mended.exit_code == 0, mended.output
-    assert (loaded.status("shades"), loaded.see("shades").status) == (200, 200)
-    seen = json.loads(loaded.see("shades").body)["results"][0]["classes"][0]
+    assert (loaded.status("mended"), loaded.see("mended").status) == (200, 200)
+    seen = json.loads(loaded.see("mended").body)["results"][0]["classes"][0]
     assert seen["label"] in ("dark", "middle", "bright")
