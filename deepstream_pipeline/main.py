@@ -266,7 +266,11 @@ def _options(settings: VideoSettings, models: _Models) -> PipelineOptions:
     mux = settings.mux.options(min(max(network.max_batch_size, 1), max(FITTING_BATCH, sources)))
     dispatch = DispatchOptions()
     frames = math.ceil(mux.batch_size * dispatch.max_batches / sources) + SPARE_SLOTS
-    on_cpu = SourcesOptions(ring_frames=max(frames, LEAST_SLOTS), gpu_absence=models.gpu_absence)
+    on_cpu = SourcesOptions(
+        ring_frames=max(frames, LEAST_SLOTS),
+        gpu_absence=models.gpu_absence,
+        allowed_outbound=settings.api.allowed_outbound,
+    )
     on_card = replace(on_cpu, gpu=models.gpu, max_opening=OPENING_ON_A_CARD)
     return PipelineOptions(
         mux=mux,

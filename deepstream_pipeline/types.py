@@ -77,7 +77,8 @@ class SourceConfig:
     None for what the stream says of itself. reconnect_interval_s: without a frame for so long the source is opened
     anew (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for ever. frozen_after_s: the same picture for so
     long is told. is_udp: RTSP over UDP, else TCP. record_cache_s: how much of the stream is kept for recordings that
-    begin before their event, 0 for none. decoder: of its pictures.
+    begin before their event, 0 for none. decoder: of its pictures. is_from_api: a caller of the API named it, not the
+    operator: where it may lead is checked.
     """
 
     uri: str = field(repr=False)
@@ -94,6 +95,7 @@ class SourceConfig:
     is_udp: bool = False
     record_cache_s: float = 0.0
     decoder: DecoderKind = DecoderKind.AUTO
+    is_from_api: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,15 +64,12 @@ def create_app(
         redirect_slashes=False,
         telemetry=off,
     )
-    takes_files = options.takes_files
     app.include_router(health, responses=streams.ERRORS)
-    app.include_router(streams.streams_router(control, calls, takes_files=takes_files), responses=streams.ERRORS)
+    app.include_router(streams.streams_router(control, calls, options), responses=streams.ERRORS)
     app.include_router(
         previews_router(control, previews, watching, Viewers(options.max_viewers)), responses=streams.ERRORS
     )
-    app.include_router(
-        deepstream.deepstream_router(control, calls, takes_files=takes_files), responses=deepstream.ERRORS
-    )
+    app.include_router(deepstream.deepstream_router(control, calls, options), responses=deepstream.ERRORS)
     app.include_router(page_router(control, calls))
     _add_errors(app)
     guarded: ASGIApp = _Guarded(_with_cors(Door(app, options), options))

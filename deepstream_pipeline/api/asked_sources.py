@@ -1,23 +1,35 @@
 """What a caller may add: which ids and addresses; and how a source is shown to callers."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from urllib.parse import urlsplit
 
 from deepstream_pipeline.api.answers import Refusal
 from deepstream_pipeline.api.bodies import Stream
+from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.decode.uri import UriKind, kind_of, redacted
-from deepstream_pipeline.types import SourceState, SourceStatistics
+from deepstream_pipeline.types import SourceConfig, SourceState, SourceStatistics
 
 _IS = {SourceState.ENDED: "has ended", SourceState.FAILED: "has failed"}
 OVER = tuple(_IS)
 
 
-def check_address(uri: str, *, takes_files: bool) -> None:
-    """Raises SourceNotAllowed for what no source can be, and Refusal for a file or device where callers may add none.
+def asked_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
+    """The source that a caller asks for, marked as such: whatever its name and its redirections lead to is checked
+    when it is opened.
 
-    An address of the network is not looked at further: whoever may add cameras may make the program connect anywhere.
+    Raises SourceNotAllowed for what no source can be, and Refusal (403) for a file or device where callers may add
+    none, and for a host that is plainly not for them.
     """
-    if kind_of(uri) in (UriKind.FILE, UriKind.DEVICE) and not takes_files:
-        raise Refusal(403, "files and devices of this machine are not added through the API; allow it, or give a URL")
+    kind = kind_of(config.uri)
+    if kind in (UriKind.FILE, UriKind.DEVICE):
+        if not options.takes_files:
+            raise Refusal(
+                403, "files and devices of this machine are not added through the API; allow it, or give a URL"
+            )
+    elif why := options.outbound.why_refused_unresolved(urlsplit(config.uri).hostname or ""):
+        raise Refusal(403, why)
+    return replace(config, is_from_api=True)
 
 
 def stream_of(statistics: SourceStatistics) -> Stream:

@@ -8,10 +8,11 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from deepstream_pipeline.api.answers import Refusal, error_answer
-from deepstream_pipeline.api.asked_sources import check_address
+from deepstream_pipeline.api.asked_sources import asked_source
 from deepstream_pipeline.api.bodies import DeepStreamAnswer, DeepStreamError, SensorChange, SensorValue
 from deepstream_pipeline.api.calls import Calls
 from deepstream_pipeline.api.faults import missing
+from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.interfaces import PipelineControl
 from deepstream_pipeline.types import SourceConfig
 
@@ -42,7 +43,7 @@ class SourceNumbers:
             return [kept[camera_id] for camera_id in ids]
 
 
-def deepstream_router(control: PipelineControl, calls: Calls, *, takes_files: bool) -> APIRouter:
+def deepstream_router(control: PipelineControl, calls: Calls, options: ApiOptions) -> APIRouter:
     """stream/add, stream/remove, stream/get-stream-info and health/get-dsready-state."""
     router = APIRouter(prefix=PREFIX, tags=["DeepStream"])
     numbers = SourceNumbers()
@@ -52,9 +53,9 @@ def deepstream_router(control: PipelineControl, calls: Calls, *, takes_files: bo
         value = _value(change, ("add", "streaming"))
         if not value.camera_url:
             raise Refusal(400, "value.camera_url is missing; a source's address is needed")
-        check_address(value.camera_url, takes_files=takes_files)
         config = SourceConfig(uri=value.camera_url, source_id=value.camera_id, camera_name=value.camera_name)
-        await calls.run(lambda: control.add(config))
+        asked = asked_source(config, options)
+        await calls.run(lambda: control.add(asked))
         return DeepStreamAnswer(status=_OK, reason="STREAM_ADD_SUCCESS")
 
     @router.post("/stream/remove", summary="Take a source out, as DeepStream does.")

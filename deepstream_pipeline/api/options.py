@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from deepstream_pipeline.api.audit import Audit
 from deepstream_pipeline.errors import PipelineError
 from server.core.browser_policy import BrowserPolicy
+from server.core.outbound import Outbound
 
 KEY_VARIABLE = "PENSTOCK_VIDEO_API_KEY"  # of the environment: where the command has the key from
 _HOW_TO_CHANGE = f"its port: --api-port; its key: {KEY_VARIABLE}; without it: --no-api"
@@ -38,6 +39,9 @@ class ListenSettings(Protocol):
     @property
     def cors_origins(self) -> tuple[str, ...]: ...
 
+    @property
+    def allowed_outbound(self) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
@@ -46,7 +50,8 @@ class ApiOptions:
     host, port: 127.0.0.1 answers this machine alone; port 0 lets the system pick one. api_key: what callers have to
     present, as x-api-key, as Bearer, or as the password of Basic; empty for nobody has to. allow_files: whether callers
     may add files and devices of this machine; None for whether only this machine can call. allowed_hosts, cors_origins:
-    of BrowserPolicy. max_viewers: of moving previews, all sources together.
+    of BrowserPolicy. allowed_outbound: where sources that callers add may lead beside public hosts.
+    max_viewers: of moving previews, all sources together.
     call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture that
     a viewer is sent. tls: None for plain HTTP. audit: None for no audit log.
     """
@@ -57,6 +62,7 @@ class ApiOptions:
     allow_files: bool | None = None
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_outbound: tuple[str, ...] = ()
     max_viewers: int = 16
     max_connections: int = 256
     max_body_bytes: int = 1024 * 1024
@@ -65,13 +71,16 @@ class ApiOptions:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     audit: Audit | None = field(default=None, repr=False)
     browser_policy: BrowserPolicy = field(init=False, repr=False, compare=False)
+    outbound: Outbound = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
             policy = BrowserPolicy(self.host, self.allowed_hosts, self.cors_origins)
+            outbound = Outbound(self.allowed_outbound, is_from_api=True)
         except ValueError as error:
             raise ApiRefused(f"the control API: {error}") from None
         object.__setattr__(self, "browser_policy", policy)
+        object.__setattr__(self, "outbound", outbound)
         if not self.is_local and not self.api_key:
             raise ApiRefused(
                 f"the control API on {self.host} could be asked by others to open any address; give it an API key, "
@@ -96,6 +105,7 @@ class ApiOptions:
             environ.get(KEY_VARIABLE, ""),
             allowed_hosts=settings.allowed_hosts,
             cors_origins=settings.cors_origins,
+            allowed_outbound=settings.allowed_outbound,
             tls=tls,
             audit=audit,
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Response
 
-from deepstream_pipeline.api.asked_sources import check_address, found_in, refuse_over, stream_of
+from deepstream_pipeline.api.asked_sources import asked_source, found_in, refuse_over, stream_of
 from deepstream_pipeline.api.bodies import (
     SOURCE_ID,
     Added,
@@ -17,13 +17,14 @@ from deepstream_pipeline.api.bodies import (
     Streams,
 )
 from deepstream_pipeline.api.calls import Calls
+from deepstream_pipeline.api.options import ApiOptions
 from deepstream_pipeline.interfaces import PipelineControl
 
 SourceId = Annotated[str, Path(pattern=SOURCE_ID, description="The source's id: DeepStream's camera_id.")]
 ERRORS: dict[int | str, dict[str, object]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 
 
-def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool) -> APIRouter:
+def streams_router(control: PipelineControl, calls: Calls, options: ApiOptions) -> APIRouter:
     """List, add, remove, pause, record, and the rules of each."""
     router = APIRouter(prefix="/v1/streams", tags=["streams"])
 
@@ -33,8 +34,7 @@ def streams_router(control: PipelineControl, calls: Calls, *, takes_files: bool)
 
     @router.post("", status_code=201, summary="Add a source.")
     async def add_stream(new: NewStream, response: Response) -> Added:
-        check_address(new.uri, takes_files=takes_files)
-        config = new.config()
+        config = asked_source(new.config(), options)
         await calls.run(lambda: control.add(config))
         response.headers["location"] = f"/v1/streams/{new.source_id}"
         return Added(source_id=new.source_id)

@@ -19,7 +19,7 @@ from av.video.stream import VideoStream
 from deepstream_pipeline.decode.codec import Codec, Decoded, MakeCodec, PacketRefused, VideoPacket, seconds_of
 from deepstream_pipeline.decode.damage import Damage, Verdict
 from deepstream_pipeline.decode.failures import failure_of
-from deepstream_pipeline.decode.opening import DecodeOptions, open_container, pictures_of, set_threads
+from deepstream_pipeline.decode.opening import DecodeOptions, open_container, pictures_of, relay_for, set_threads
 from deepstream_pipeline.decode.pictures import orientation_of
 from deepstream_pipeline.decode.software import SoftwareCodec
 from deepstream_pipeline.decode.timeline import Timeline
@@ -119,6 +119,8 @@ class Decoder:
             except IndexError:  # PyAV's, at the end, where streams came up meanwhile; this one's last packet was before
                 return
             except FFmpegError as error:
+                if self._relay is not None and self._relay.fault is not None:
+                    raise self._relay.fault from None
                 raise failure_of(error, self._uri, self._kind, is_opening=False) from None
             return
 
@@ -162,10 +164,16 @@ class Decoder:
         """Let go of the source."""
         self._let_retired_go()
         self._codec.close()
-        self._container.close()
+        self._let_container_go()
 
     def _open(self) -> None:
-        self._container = open_container(self._uri, self._options)
+        self._relay = relay_for(self._uri, self._options)
+        try:
+            self._container = open_container(self._uri, self._options, self._relay)
+        except PipelineError:
+            if self._relay is not None:
+                self._relay.close()
+            raise
         try:
             self._stream = pictures_of(self._container, self._uri)
             self._context: VideoCodecContext = self._stream.codec_context
@@ -175,7 +183,7 @@ class Decoder:
             set_threads(self._context, self._options.threads, is_live=self._is_live)
             self._codec = self._codecs(self._stream, self._context)
         except PipelineError:
-            self._container.close()
+            self._let_container_go()
             raise
         try:
             self.facts = self._facts(self._context.width, self._context.height)
@@ -252,6 +260,11 @@ class Decoder:
         if most and pixels > most:
             size = f"{self.facts.width}x{self.facts.height}"
             raise DecodeError(f"{redacted(self._uri)} has pictures of {size} (at most {most} pixels are taken)")
+
+    def _let_container_go(self) -> None:
+        self._container.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def _let_retired_go(self) -> None:
         if self._retired is not None:

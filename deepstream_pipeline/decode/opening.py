@@ -3,7 +3,8 @@
 What may be opened is given to FFmpeg as two allow-lists, of protocols and of formats, which hold for whatever the
 source leads to, too (a playlist's segments, a redirection): a file's may name nothing but files and holds no format
 that names other files, so that a text file posing as a video opens nothing. HLS is read over HTTP only, and leads to
-HTTP only. V4L2 devices are opened as FFmpeg's documentation says; there was none where this was written: not tried.
+HTTP only; relay.py keeps it to the hosts that it may reach. V4L2 devices are opened as FFmpeg's documentation says;
+there was none where this was written: not tried.
 
 Low latency: live sources are decoded by one thread, without frames held back for others. FFmpeg's `nobuffer` is not
 set: it throws the packets away that were read to know the stream, the first keyframe among them, and a camera with a
@@ -11,8 +12,11 @@ keyframe every ten seconds would begin so much later. Nor is `low_delay`: B-fram
 """
 
 import os
+import socket
 import stat
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import av
 from av.container import InputContainer
@@ -21,8 +25,10 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
 from deepstream_pipeline.decode.failures import failure_of
+from deepstream_pipeline.decode.relay import Relay
 from deepstream_pipeline.decode.uri import UriKind, kind_of, path_of, redacted
 from deepstream_pipeline.errors import DecodeError, SourceNotAllowed, SourceUnavailable
+from server.core.outbound import Outbound
 
 _FORMATS = (
     "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,mjpeg,mpjpeg,flv,live_flv,h264,hevc,av1,obu,ivf,asf,ogg,mxf,"
@@ -32,7 +38,7 @@ _HLS_FORMATS = ",hls,aac,mp3,ac3,eac3,webvtt"  # a playlist's own, and of the so
 _PROTOCOLS = {
     UriKind.FILE: "file",
     UriKind.RTSP: "rtsp,rtsps,rtp,srtp,udp,tcp,tls",
-    UriKind.HTTP: "http,https,tcp,tls,crypto",
+    UriKind.HTTP: "http,https,httpproxy,tcp,tls,crypto",
     UriKind.DEVICE: "file",
 }
 _FORMATS_OF = {
@@ -50,7 +56,7 @@ class DecodeOptions:
     """open_timeout_s, read_timeout_s: without a byte for so long the source is unavailable. is_udp: RTSP over UDP.
 
     threads: of the decoder, 0 for one for live sources, a few for files. max_pixels: larger pictures are refused, 0
-    for any.
+    for any. outbound: which addresses of the network it may lead to.
     """
 
     open_timeout_s: float = 10.0
@@ -58,12 +64,32 @@ class DecodeOptions:
     is_udp: bool = False
     threads: int = 0
     max_pixels: int = 0
+    outbound: Outbound = field(default_factory=Outbound)
 
 
-def open_container(uri: str, options: DecodeOptions) -> InputContainer:
-    """The opened source. Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError."""
+def relay_for(uri: str, options: DecodeOptions) -> Relay | None:
+    """What its connections are made through; None where FFmpeg makes them: of what the operator named, whose host is
+    looked up here once more. Raises SourceNotAllowed, SourceUnavailable."""
+    kind, outbound = kind_of(uri), options.outbound
+    if kind in {UriKind.FILE, UriKind.DEVICE}:
+        return None
+    if not outbound.is_from_api:
+        _refuse_metadata(uri, outbound)
+        return None
+    if kind is UriKind.RTSP and options.is_udp:
+        raise SourceNotAllowed(
+            f"{redacted(uri)}: RTSP over UDP is read for sources of the command line or settings file only; use TCP"
+        )
+    return Relay(uri, outbound, options.open_timeout_s)
+
+
+def open_container(uri: str, options: DecodeOptions, relay: Relay | None = None) -> InputContainer:
+    """The opened source. relay: of relay_for, what is read through it.
+
+    Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError.
+    """
     kind = kind_of(uri)
-    name, format_name = uri, None
+    name, format_name = relay.uri if relay is not None else uri, None
     if kind is UriKind.FILE:
         name = f"file:{_readable_file(uri)}"
     elif kind is UriKind.DEVICE:
@@ -74,11 +100,13 @@ def open_container(uri: str, options: DecodeOptions) -> InputContainer:
         return av.open(
             name,
             format=format_name,
-            container_options=_container_options(kind, options),
+            container_options=_container_options(kind, options) | (relay.options if relay is not None else {}),
             timeout=(options.open_timeout_s, options.read_timeout_s),
             metadata_errors="replace",
         )
     except FFmpegError as error:
+        if relay is not None and relay.fault is not None:
+            raise relay.fault from None
         raise failure_of(error, uri, kind, is_opening=True) from None
     except (OSError, ValueError, UnicodeError) as error:  # PyAV's own, and of builtins that FFmpeg's are not
         raise DecodeError(f"{redacted(uri)} cannot be opened ({type(error).__name__})") from None
@@ -98,6 +126,15 @@ def set_threads(context: VideoCodecContext, threads: int, *, is_live: bool) -> N
     own_choice = 1 if is_live else min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_FILE_THREADS)
     context.thread_count = threads or own_choice
     context.thread_type = "SLICE" if is_live else "AUTO"
+
+
+def _refuse_metadata(uri: str, outbound: Outbound) -> None:
+    """Where its host is looked up in vain FFmpeg says so itself."""
+    host = urlsplit(uri).hostname or ""
+    with suppress(OSError, UnicodeError):
+        for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            if why := outbound.why_refused(host, str(address[0])):
+                raise SourceNotAllowed(f"{redacted(uri)}: {why}")
 
 
 def _readable_file(uri: str) -> str:

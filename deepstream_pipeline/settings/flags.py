@@ -40,6 +40,7 @@ class Flags:
     has_api: bool = True
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_outbound: tuple[str, ...] = ()
     is_loop: bool = False
     is_realtime: bool = False
     decoder: DecoderKind | None = None

@@ -114,6 +114,9 @@ def read_api(section: Section) -> ApiSettings:
         host=section.text("host", default.host, pattern=r"[A-Za-z0-9.:_-]+", form="an address to listen on is needed"),
         port=section.whole("port", default.port, 0, 65_535),
         is_enabled=section.flag("enable", default.is_enabled),
+        allowed_hosts=section.texts("allowed-host"),
+        cors_origins=section.texts("cors-origin"),
+        allowed_outbound=section.texts("allow-outbound"),
     )
     section.close()
     return settings

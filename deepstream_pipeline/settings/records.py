@@ -89,13 +89,15 @@ class SecondarySettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """The control API. port: 0 for a free one. allowed_hosts, cors_origins: of BrowserPolicy."""
+    """The control API. port: 0 for a free one. allowed_hosts, cors_origins: of BrowserPolicy. allowed_outbound: of
+    server.core.outbound.Outbound; for metadata addresses it holds for the other settings, too."""
 
     host: str = API_HOST
     port: int = API_PORT
     is_enabled: bool = True
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_outbound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

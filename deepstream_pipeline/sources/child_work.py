@@ -49,6 +49,7 @@ from deepstream_pipeline.sources.messages import (
 )
 from deepstream_pipeline.sources.ring import Ring, RingSize
 from deepstream_pipeline.types import DropPolicy, DropReason
+from server.core.outbound import Outbound
 
 _ERRAND_S = 0.2  # how often the parent's wishes are looked at while nothing is decoded
 _LATE_S = 1.0  # of a file that is played at its own speed: it goes on from where it is
@@ -164,6 +165,7 @@ class Work:
             is_udp=start.is_udp,
             threads=start.threads or int(start.is_realtime),  # as a camera: no frame is held back for others
             max_pixels=start.max_pixels,
+            outbound=Outbound(start.allowed_outbound, start.is_from_api),
         )
         slots = self._slots = self._tools.make_slots(self._ring, start)
         decoder = self._decoder = Decoder(start.uri, options, start.first_pts_s, self._tools.codecs)

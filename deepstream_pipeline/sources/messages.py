@@ -40,7 +40,7 @@ class Start(Record, frozen=True, kw_only=True):
     goes on. threads: of the decoder, 0 for its own choice. max_pixels: larger frames are refused. cut: how much
     of a file's picture (0..1) must change its brightness at once for another segment to begin, 0 for never. decoder:
     cpu or nvdec. device_ring: the handle (CUDA IPC) of memory on the GPU with as many slots, of row_bytes each, for
-    rows; empty where rows go into the ring.
+    rows; empty where rows go into the ring. allowed_outbound, is_from_api: of server.core.outbound.Outbound.
     """
 
     uri: str
@@ -66,6 +66,8 @@ class Start(Record, frozen=True, kw_only=True):
     decoder: str = "cpu"
     device_ring: bytes = b""
     row_bytes: int = 0
+    allowed_outbound: tuple[str, ...] = ()
+    is_from_api: bool = False
 
     def __repr__(self) -> str:
         """Without the address, which may hold a password."""

@@ -64,7 +64,7 @@ class SourcesOptions:
     ring_frames, ring_bytes: of decoded frames that wait, for each source; both hold. max_pixels: of a frame; a larger
     one is refused. max_opening: sources that are opened at one moment. decoder_threads: of each source, 0 for the
     decoder's own choice. command: of a decode process; two numbers, of its socket and its ring, are put behind it.
-    gpu: None where there is no card that decodes, and gpu_absence says why.
+    gpu: None where there is no card that decodes, and gpu_absence says why. allowed_outbound: of --allow-outbound.
     """
 
     max_sources: int = 200
@@ -76,6 +76,7 @@ class SourcesOptions:
     command: tuple[str, ...] = DECODER
     gpu: GpuSources | None = None
     gpu_absence: str = "no card was looked for"
+    allowed_outbound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,6 +372,8 @@ class Source:
             decoder=self._decoder.value,
             device_ring=b"" if device_ring is None else device_ring.handle,
             row_bytes=needs.row_bytes,
+            allowed_outbound=options.allowed_outbound,
+            is_from_api=config.is_from_api,
         )
 
 

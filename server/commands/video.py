@@ -89,6 +89,15 @@ CorsOrigins = Annotated[
         "--cors-origin", metavar="ORIGIN", help="of pages that may call the control API; repeatable [its own]"
     ),
 ]
+AllowOutbound = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-outbound",
+        metavar="NETWORK",
+        help="where sources that callers of the control API add may lead beside public hosts: an address, a network "
+        "(10.1.0.0/16) or a host name; repeatable",
+    ),
+]
 TlsCertificate = Annotated[
     Path | None, typer.Option(envvar="PENSTOCK_TLS_CERT", help="PEM certificate chain: TLS for the control API [none]")
 ]
@@ -127,6 +136,7 @@ def run(
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
     allowed_host: AllowedHosts = None,
     cors_origin: CorsOrigins = None,
+    allow_outbound: AllowOutbound = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -155,6 +165,7 @@ def run(
         sinks=tuple(sink or ()), batch_size=batch_size, shard=shard, gateway=gateway,
         engine=engine.value if engine is not None else "", api_port=api_port, has_api=not no_api,
         allowed_hosts=tuple(allowed_host or ()), cors_origins=tuple(cors_origin or ()),
+        allowed_outbound=tuple(allow_outbound or ()),
         is_loop=loop, is_realtime=realtime, decoder=decoder,
     )  # fmt: skip
     how = Manner(is_json=as_json, has_progress=not no_progress, log_format=log_format, log_level=log_level or "")

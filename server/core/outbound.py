@@ -103,6 +103,8 @@ def _parsed(values: Iterable[str]) -> tuple[tuple[IPv4Network | IPv6Network, ...
             networks.append(ip_network(value.strip("[]")))
         except ValueError as error:
             if "/" in value or not _NAME.fullmatch(_name(value)) or _name(value).replace(".", "").isdecimal():
-                raise ValueError(f"{FLAG} {value!r}: an address, a network or a host name is needed ({error})") from None
+                raise ValueError(
+                    f"{FLAG} {value!r}: an address, a network or a host name is needed ({error})"
+                ) from None
             names.add(_name(value))
     return tuple(networks), frozenset(names)
