@@ -16,6 +16,7 @@ import socket
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import av
@@ -25,10 +26,12 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
 from deepstream_pipeline.decode.failures import failure_of
-from deepstream_pipeline.decode.relay import Relay
 from deepstream_pipeline.decode.uri import UriKind, kind_of, path_of, redacted
 from deepstream_pipeline.errors import DecodeError, SourceNotAllowed, SourceUnavailable
 from server.core.outbound import Outbound
+
+if TYPE_CHECKING:
+    from deepstream_pipeline.decode.relay import Relay
 
 _FORMATS = (
     "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,mjpeg,mpjpeg,flv,live_flv,h264,hevc,av1,obu,ivf,asf,ogg,mxf,"
@@ -67,7 +70,7 @@ class DecodeOptions:
     outbound: Outbound = field(default_factory=Outbound)
 
 
-def relay_for(uri: str, options: DecodeOptions) -> Relay | None:
+def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
     """What its connections are made through; None where FFmpeg makes them: of what the operator named, whose host is
     looked up here once more. Raises SourceNotAllowed, SourceUnavailable."""
     kind, outbound = kind_of(uri), options.outbound
@@ -80,10 +83,12 @@ def relay_for(uri: str, options: DecodeOptions) -> Relay | None:
         raise SourceNotAllowed(
             f"{redacted(uri)}: RTSP over UDP is read for sources of the command line or settings file only; use TCP"
         )
+    from deepstream_pipeline.decode.relay import Relay  # asyncio: only where there is such a source
+
     return Relay(uri, outbound, options.open_timeout_s)
 
 
-def open_container(uri: str, options: DecodeOptions, relay: Relay | None = None) -> InputContainer:
+def open_container(uri: str, options: DecodeOptions, relay: "Relay | None" = None) -> InputContainer:
     """The opened source. relay: of relay_for, what is read through it.
 
     Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError.

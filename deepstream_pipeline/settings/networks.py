@@ -16,6 +16,7 @@ from deepstream_pipeline.settings.records import (
 from deepstream_pipeline.settings.section import Section
 from deepstream_pipeline.sinks.osd import OsdOptions
 from deepstream_pipeline.track.options import TrackerOptions, TrackerType
+from server.core.outbound import Outbound
 
 MODEL_PATTERN, MODEL_FORM = r"[^\s/\\]{1,255}", "a model's name is needed, as `penstock models list` shows it"
 _GRPC_ADDRESS = r"(\[[0-9a-fA-F:.]+\]|[^\s:/@]+):\d{1,5}"
@@ -118,8 +119,19 @@ def read_api(section: Section) -> ApiSettings:
         cors_origins=section.texts("cors-origin"),
         allowed_outbound=section.texts("allow-outbound"),
     )
+    if fault := outbound_fault(settings.allowed_outbound):
+        section.complain(section["allow-outbound"], section.at("allow-outbound"), fault)
     section.close()
     return settings
+
+
+def outbound_fault(allowed: tuple[str, ...]) -> str:
+    """What is wrong with values of --allow-outbound; empty where nothing is."""
+    try:
+        Outbound(allowed)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def read_gpu(section: Section) -> GpuSettings:

@@ -15,6 +15,7 @@ from deepstream_pipeline.settings.networks import (
     MODEL_FORM,
     MODEL_PATTERN,
     gateway_fault,
+    outbound_fault,
     read_api,
     read_engine,
     read_gpu,
@@ -39,7 +40,6 @@ from deepstream_pipeline.settings.sources import Draft, named_sources, read_sour
 from deepstream_pipeline.settings.variables import Variables
 from deepstream_pipeline.shards import Shard, shard_here, shard_of
 from deepstream_pipeline.types import SourceConfig
-from server.core.outbound import Outbound
 
 NO_FLAGS = Flags()
 
@@ -195,18 +195,15 @@ def _engine(root: Section, flags: Flags) -> EngineSettings:
 def _api(root: Section, flags: Flags) -> ApiSettings:
     settings = read_api(root.section("api"))
     port = settings.port if flags.api_port is None else flags.api_port
-    allowed_outbound = (*settings.allowed_outbound, *flags.allowed_outbound)
-    try:
-        Outbound(allowed_outbound)
-    except ValueError as error:
-        root.reading.complaints.add("api", str(error))
+    if fault := outbound_fault(flags.allowed_outbound):
+        root.reading.complaints.add("command line", fault)
     return replace(
         settings,
         port=port,
         is_enabled=settings.is_enabled and flags.has_api,
         allowed_hosts=(*settings.allowed_hosts, *flags.allowed_hosts),
         cors_origins=(*settings.cors_origins, *flags.cors_origins),
-        allowed_outbound=allowed_outbound,
+        allowed_outbound=(*settings.allowed_outbound, *flags.allowed_outbound),
     )
 
 

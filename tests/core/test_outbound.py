@@ -15,6 +15,7 @@ PRIVATE = (
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_callers_of_an_api_reach_public_hosts(address: str) -> None:
+    """By IPv4 and IPv6, and IPv4 through the forms of IPv6."""
     assert Outbound(is_from_api=True).why_refused("camera.example", address) == ""
 
 
@@ -28,6 +29,7 @@ def test_callers_of_an_api_do_not_reach_other_addresses(address: str) -> None:
 
 @pytest.mark.parametrize("address", PUBLIC + PRIVATE)
 def test_what_the_operator_wrote_is_used_as_given(address: str) -> None:
+    """Any address but a metadata service's."""
     assert Outbound().why_refused("camera", address) == ""
 
 
@@ -54,6 +56,7 @@ def test_metadata_services_are_refused_whoever_named_them(address: str, is_from_
     ],
 )
 def test_allowed_values_open_what_they_name(allowed: str, host: str, address: str) -> None:
+    """An address, a network, or a name in any case, with a dot behind it or without."""
     assert Outbound((allowed,), is_from_api=True).why_refused(host, address) == ""
 
 
@@ -67,20 +70,24 @@ def test_allowed_values_open_what_they_name(allowed: str, host: str, address: st
     ],
 )
 def test_allowed_values_open_nothing_else(allowed: str, host: str, address: str) -> None:
+    """Neither names that end alike nor addresses beside the network."""
     assert Outbound((allowed,), is_from_api=True).why_refused(host, address)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "LOCALHOST.", "a.localhost", "169.254.169.254"])
 def test_a_host_that_says_where_it_leads_is_refused_before_it_is_looked_up(host: str) -> None:
+    """An address, and the names of this machine."""
     assert Outbound(is_from_api=True).why_refused_unresolved(host)
 
 
 @pytest.mark.parametrize("host", ["camera.example", "localhost.example", "93.184.216.34"])
 def test_other_hosts_are_looked_up_first(host: str) -> None:
+    """A name says nothing of where it leads."""
     assert Outbound(is_from_api=True).why_refused_unresolved(host) == ""
 
 
 @pytest.mark.parametrize("value", ["", "10.0.0.0/99", "10.0.0.1/8", "999.1.2.3", "a b", "http://camera", "camera:80"])
 def test_what_is_no_address_network_or_name_is_refused_at_start(value: str) -> None:
+    """With the value and what is needed."""
     with pytest.raises(ValueError, match=r"--allow-outbound .*: an address, a network or a host name is needed"):
         Outbound((value,))

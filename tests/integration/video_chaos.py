@@ -180,7 +180,7 @@ def program_at(place: Place, folder: Path, settings: Mapping[str, Any]) -> Itera
     folder.mkdir(exist_ok=True)
     path = folder / "video.yaml"
     path.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-    words = ("video", "run", str(path), "--api-port", "0", "--json")
+    words = ("video", "run", str(path), "--api-port", "0", "--allow-outbound", "127.0.0.1", "--json")
     process = subprocess.Popen(
         [sys.executable, "-m", "server.cli", *words], env=place.environ, cwd=CHECKOUT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

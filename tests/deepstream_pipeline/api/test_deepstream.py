@@ -35,6 +35,7 @@ def test_documented_calls_add_list_and_remove_a_source(api: ApiServer, pipeline:
         "file:///opt/nvidia/deepstream/deepstream/samples/streams/sample_1080p_h264.mp4",
         "uniqueSensorID1",
         "front_door",
+        is_from_api=True,
     )
     assert ask(api.url, "GET", "/api/v1/stream/get-stream-info").json == {
         "reason": "GET_LIVE_STREAM_INFO_SUCCESS",

@@ -22,7 +22,9 @@ def test_stream_that_is_added_is_listed_and_read(api: ApiServer, pipeline: FakeP
     """What was added is there, under its own address, with the configuration that was given."""
     added = ask(api.url, "POST", "/v1/streams", {**DOOR, "camera_name": "Front", "policy": "drop-oldest"})
     assert (added.status, added.json, added.headers["location"]) == (201, {"source_id": "door"}, "/v1/streams/door")
-    assert pipeline.configs["door"] == SourceConfig("rtsp://camera/1", "door", "Front", policy=DropPolicy.DROP_OLDEST)
+    assert pipeline.configs["door"] == SourceConfig(
+        "rtsp://camera/1", "door", "Front", policy=DropPolicy.DROP_OLDEST, is_from_api=True
+    )
     listed = ask(api.url, "GET", "/v1/streams")
     read = ask(api.url, "GET", "/v1/streams/door")
     assert listed.json == {"streams": [read.json]}

@@ -33,6 +33,7 @@ ONE_FAULT = {
     "gpu: {pin-process: true}": "gpu.pin-process: unknown key; did you mean pin-processes?",
     "gpu: {hand-over: devise}": "gpu.hand-over is 'devise': did you mean device? It takes auto, device, host",
     "gpu: {device: 16}": "gpu.device is '16': a whole number from 0 to 15 is needed",
+    "api: {allow-outbound: [10.0.0.0/99]}": "--allow-outbound '10.0.0.0/99': an address, a network or a host name is",
     "api: {host: 'a b'}": "api.host is 'a b': an address to listen on",
     "engine: {type: tritonn}": "engine.type is 'tritonn': did you mean triton?",
     "engine: {gateway: gpu.example:8000}": "engine.gateway: a gateway's address is needed, such as http://",

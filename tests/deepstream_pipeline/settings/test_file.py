@@ -107,7 +107,8 @@ secondary-gie:
 tracker: {type: none, probationAge: 5, maxShadowTrackingAge: 60, minMatchingScore4Iou: 0.2, minDetectorConfidence: 0.6}
 osd: {display-text: no, trail-duration: 1.5}
 engine: {gateway: "https://gpu.example:8000", gateway-grpc: "gpu.example:9001", api-key-variable: GPU_KEY}
-api: {host: 0.0.0.0, port: 0, enable: true}
+api:
+  {host: 0.0.0.0, port: 0, allowed-host: v.example, cors-origin: "https://a.example", allow-outbound: [10.0.0.0/8, cam]}
 gpu: {cameras-per-process: 4, pin-processes: false, hand-over: host, device: 1}
 """
 
@@ -126,7 +127,13 @@ def test_parts_with_every_key_say_each_of_them(tmp_path: Path) -> None:
     assert (settings.osd.has_labels, settings.osd.has_boxes, settings.osd.trail_s) == (False, True, 1.5)
     address = ("https://gpu.example:8000", "gpu.example:9001", "GPU_KEY")
     assert settings.engine == EngineSettings(EngineChoice.AUTO, *address)
-    assert settings.api == ApiSettings("0.0.0.0", 0)
+    assert settings.api == ApiSettings(
+        "0.0.0.0",
+        0,
+        allowed_hosts=("v.example",),
+        cors_origins=("https://a.example",),
+        allowed_outbound=("10.0.0.0/8", "cam"),
+    )
     assert settings.gpu == GpuSettings(4, False, HandOver.HOST, 1)
 
 
