@@ -256,3 +256,13 @@ def test_video_takes_what_it_is_told_and_every_source_has_one_reader(name: str, 
     wanted = [each["camera_id"] for each in yaml.safe_load(text)["source"]]
     assert sorted(taken) == sorted(wanted)
     assert {each.engine.gateway for each in read} != {""}
+
+
+def test_video_reaches_the_hosts_that_the_chart_allows(tmp_path: Path) -> None:
+    """video.allowOutbound is api.allow-outbound of its settings file."""
+    done = render(merged(SETS["video-shards"], {"video": {"allowOutbound": ["10.0.0.0/8", "cam.local"]}}))
+    (text,) = (each["data"]["video.yaml"] for each in done.of_kind("ConfigMap") if "video.yaml" in each["data"])
+    path = tmp_path / "video.yaml"
+    path.write_text(text)
+    settings = read_video_settings(path, surroundings=Surroundings(VIDEO_SECRETS, "penstock-video-0"))
+    assert settings.api.allowed_outbound == ("10.0.0.0/8", "cam.local")

@@ -13,6 +13,9 @@
 {{/* The file of `penstock video run`: the values', with where to listen and who infers. */}}
 {{- define "penstock.video.file" -}}
 {{- $api := dict "host" "0.0.0.0" "port" 8010 -}}
+{{- if .Values.video.allowOutbound -}}
+{{- $_ := set $api "allow-outbound" .Values.video.allowOutbound -}}
+{{- end -}}
 {{- $engine := dict "gateway" (include "penstock.video.gatewayUrl" .) -}}
 {{- toYaml (merge (dict "api" $api "engine" $engine) .Values.video.config) -}}
 {{- end -}}
