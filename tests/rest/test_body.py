@@ -4,6 +4,9 @@ import asyncio
 import gzip
 import tracemalloc
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +16,21 @@ from server.rest.body import decompressed
 from server.rest.limits import RestLimits
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
 
-SMALL = RestLimits(max_body_bytes=1 << 16, body_timeout_s=0.3)
+SMALL = RestLimits(max_body_bytes=1 << 16)
+HASTY = replace(SMALL, body_timeout_s=0.3)
 INFER = "/v2/models/ident/infer"
 HEAD = b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: test\r\n"
+
+
+@contextmanager
+def memory_within(limit_bytes: int) -> Iterator[None]:
+    """Fails where the block held more at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit_bytes
+    finally:
+        tracemalloc.stop()
 
 
 async def test_body_declared_over_the_limit_is_refused_unread() -> None:
@@ -45,12 +60,10 @@ async def test_body_in_many_tiny_chunks_is_refused_at_the_limit() -> None:
     front = Front(limits=SMALL)
     async with front.served() as port, Client.connected(port) as client:
         await client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-        tracemalloc.start()
-        for _ in range(8):
-            await client.send(b"1\r\na\r\n" * (1 << 14))
-        assert (await client.reply()).status == 413
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-        tracemalloc.stop()
+        with memory_within(4 << 20):
+            for _ in range(8):
+                await client.send(b"1\r\na\r\n" * (1 << 14))
+            assert (await client.reply()).status == 413
 
 
 async def test_body_in_chunks_within_the_limit_is_relayed_whole() -> None:
@@ -69,7 +82,7 @@ async def test_body_in_chunks_within_the_limit_is_relayed_whole() -> None:
 
 async def test_body_that_does_not_arrive_in_its_time_is_refused() -> None:
     """The deadline is absolute: bytes that dribble in do not prolong it."""
-    front = Front(limits=SMALL)
+    front = Front(limits=HASTY)
     async with front.served() as port, Client.connected(port) as client:
         await client.send(HEAD + b"Content-Length: 1000\r\n\r\n")
 
@@ -141,11 +154,8 @@ async def test_compressed_body_is_scanned_plain_and_relayed_as_it_came(
 async def test_compressed_body_over_the_limit_is_refused_with_bounded_memory() -> None:
     """A bomb of 64 MiB in 64 KiB: 413, and never more than about the limit in memory."""
     bomb = gzip.compress(bytes(64 << 20))
-    tracemalloc.start()
-    with pytest.raises(TooLarge, match="once decompressed"):
+    with memory_within(4 << 20), pytest.raises(TooLarge, match="once decompressed"):
         await decompressed(bomb, "gzip", 1 << 20)
-    assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
