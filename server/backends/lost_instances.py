@@ -21,7 +21,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,9 +67,10 @@ class InstanceSight:
         kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
     ) -> None:
         self._name_of = name_of
-        self._proc = proc
+        self._proc = str(proc)  # paths are put together as text: with Path a look takes three times as long
         self._kill = kill
         self._names: dict[int, str] = {}
+        self._stopped: tuple[int, ...] = ()
         self._dead: set[int] = set()
         self._told: set[int] = set()
         self._retired: set[int] = set()
@@ -81,9 +82,9 @@ class InstanceSight:
         self._retired |= found
         return found
 
-    def end(self, engine_pid: int, retired: Iterable[int]) -> tuple[int, ...]:
+    def end(self, engine_pid: int, retired: Collection[int]) -> tuple[int, ...]:
         """Kill those that still live as this Triton's; which."""
-        children = set(self._children(engine_pid))
+        children = set(self._children(engine_pid)) if retired else ()
         left = tuple(sorted(pid for pid in retired if pid in children and self._stub_state(pid) not in ("", "Z")))
         for pid in left:
             with suppress(ProcessLookupError):
@@ -91,8 +92,8 @@ class InstanceSight:
         return left
 
     def end_stopped(self, engine_pid: int) -> tuple[int, ...]:
-        """Kill this Triton's model processes that a signal stopped; which."""
-        return self.end(engine_pid, [pid for pid in self._children(engine_pid) if self._stub_state(pid) == "T"])
+        """Kill this Triton's model processes that were stopped by a signal at the last look of `lost`; which."""
+        return self.end(engine_pid, self._stopped)
 
     def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
         """The model's processes of the last look, without those that are retired."""
@@ -103,6 +104,7 @@ class InstanceSight:
     def lost(self, engine_pid: int) -> tuple[str, ...]:
         """The instances lost, each told once. engine_pid: of the Triton that runs now."""
         states = {pid: state for pid in self._children(engine_pid) if (state := self._stub_state(pid))}
+        self._stopped = tuple(pid for pid, state in states.items() if state == "T")
         dead = {pid for pid, state in states.items() if state == "Z"}
         self._retired &= states.keys()
         new = (dead & self._dead) - self._told - self._retired
@@ -117,11 +119,10 @@ class InstanceSight:
     def _children(self, pid: int) -> list[int]:
         """A child is its maker's, which may be any thread of Triton. Not every kernel lists children by thread."""
         found: list[int] = []
+        threads = f"{self._proc}/{pid}/task"
         try:
-            threads = os.listdir(self._proc / str(pid) / "task")
-            for thread in threads:
-                text = (self._proc / str(pid) / "task" / thread / "children").read_text()
-                found += map(int, text.split())
+            for thread in os.listdir(threads):
+                found += map(int, _read(f"{threads}/{thread}/children").split())
         except OSError:  # such a kernel, or a thread or Triton that has just ended
             return [child for child in self._processes() if self._parent(child) == pid]
         return found
@@ -141,11 +142,16 @@ class InstanceSight:
     def _stat(self, pid: int) -> tuple[str, list[str]]:
         """The process's name, and what the kernel tells behind it: state, parent and so on."""
         try:
-            _, _, rest = (self._proc / str(pid) / "stat").read_text().partition("(")
+            _, _, rest = _read(f"{self._proc}/{pid}/stat").partition(b"(")
         except OSError:
             return "", []
-        name, _, fields = rest.rpartition(")")
-        return name, fields.split()
+        name, _, fields = rest.rpartition(b")")
+        return name.decode(errors="replace"), fields.decode().split()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 class Control(Protocol):
