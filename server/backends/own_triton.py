@@ -6,10 +6,10 @@ from tritonclient.grpc import service_pb2
 
 from server.backends.disk_loads import DiskLoads
 from server.backends.patience import Patience
-from server.backends.quiet_loads import LOAD, as_http, quiet_load
+from server.backends.quiet_loads import as_http, quiet_load
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton import TritonBackend
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall
+from server.core.relay import GrpcCall, HttpAnswer, HttpCall
 
 
 class OwnTriton(TritonBackend):
@@ -45,15 +45,14 @@ class OwnTriton(TritonBackend):
             return as_http(await self.grpc(load, deadline=deadline))
         return await super().http(call, deadline=deadline)
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        if call.method == LOAD:
-            question = service_pb2.RepositoryModelLoadRequest.FromString(call.message)
-            if "config" in question.parameters:
-                self._overridden.add(question.model_name)
-            elif not question.parameters:
-                question = await self._load_question(question.model_name)
-                call = GrpcCall(call.method, question.SerializeToString(), call.metadata)
-        return await super().grpc(call, deadline=deadline)
+    async def _load_call(self, call: GrpcCall) -> GrpcCall:
+        question = service_pb2.RepositoryModelLoadRequest.FromString(call.message)
+        if "config" in question.parameters:
+            self._overridden.add(question.model_name)
+        if question.parameters:
+            return call
+        question = await self._load_question(question.model_name)
+        return GrpcCall(call.method, question.SerializeToString(), call.metadata)
 
     async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":
         question = await super()._load_question(model_name)

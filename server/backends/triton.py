@@ -12,6 +12,7 @@ from server.backends.config_pbtxt import config_from_proto
 from server.backends.engine_headers import EngineHeaders
 from server.backends.out_of_memory import SHARED_MEMORY_FULL, means_shared_memory_full
 from server.backends.patience import Patience
+from server.backends.quiet_loads import LOAD
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_grpc import TritonGrpc
 from server.backends.triton_http import TritonHttp, origin_of
@@ -99,6 +100,8 @@ class TritonBackend:
         return answer
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        if call.method == LOAD:
+            call = await self._load_call(call)
         answer = await self._grpc.relay(call, deadline=deadline)
         if answer.code and means_shared_memory_full(answer.details):
             raise OutOfMemory(SHARED_MEMORY_FULL)
@@ -187,6 +190,10 @@ class TritonBackend:
             raise ModelNotReady(
                 f"model {model_name!r} cannot be loaded: {_load_reason(str(error), model_name)}"
             ) from error
+
+    async def _load_call(self, call: GrpcCall) -> GrpcCall:
+        """A client's load as it goes to the engine."""
+        return call
 
     async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":
         return service_pb2.RepositoryModelLoadRequest(model_name=model_name)

@@ -8,7 +8,6 @@ and are answered UNIMPLEMENTED without their name being read.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from math import inf
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
@@ -29,27 +28,31 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
     gRPC's core refuses such a call with RESOURCE_EXHAUSTED, but delivers it all the same. With HPACK's table a client
     names a header of 4 kB by one byte: a call of 4 kB then became 16 MB of Python strings and took 20 ms.
 
-    `install` replaces gRPC's type of one entry in this process. The limit applies from `begin` to the interceptor.
+    It replaces gRPC's type of one entry from `begin` to `end`, during which nothing else runs: `end` is called by what
+    gRPC asks first after it has read the metadata, the first interceptor, or without any the first handler of services.
     """
 
     def __init__(self) -> None:
-        self._left_bytes: float = inf
+        self._left_bytes = 0
         self._entry = cygrpc._Metadatum
-
-    def install(self) -> None:
-        """Once a process."""
-        cygrpc._Metadatum = self._read
 
     def begin(self) -> None:
         """Called before a call's metadata is read."""
         self._left_bytes = MAX_METADATA_BYTES
+        cygrpc._Metadatum = self._read
+
+    def end(self) -> None:
+        """The limit does not concern what is read from now on."""
+        cygrpc._Metadatum = self._entry
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
+        """As a handler of services: no method is its own."""
+        self.end()
 
     def _read(self, name: str, value: str | bytes) -> object:
-        if self._left_bytes is not inf:
-            self._left_bytes -= len(name) + len(value) + _ENTRY_BYTES
-            if self._left_bytes < 0:
-                self._left_bytes = inf
-                raise asyncio.CancelledError(GIVEN_UP)  # of other errors grpcio prints tracebacks
+        self._left_bytes -= len(name) + len(value) + _ENTRY_BYTES
+        if self._left_bytes < 0:
+            raise asyncio.CancelledError(GIVEN_UP)  # of other errors grpcio prints tracebacks
         return self._entry(name, value)
 
     async def intercept_service(
@@ -58,12 +61,11 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[object, object]":
         """The method's own handler."""
-        self._left_bytes = inf
+        self.end()
         return await continuation(handler_call_details)
 
 
 _metadata_limit = MetadataLimit()
-_metadata_limit.install()
 
 
 def sturdy_server(
@@ -96,8 +98,9 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
     ) -> None:
         super().__init__(loop, None, handlers, interceptors, options, None)
         self._running_loop = loop
-        self._known = (cygrpc._MethodResolver(handlers, {}), (_metadata_limit, *interceptors))
-        self._unknown = (cygrpc._MethodResolver([], {}), (_metadata_limit,))
+        first = (_metadata_limit, *interceptors) if interceptors else ()
+        self._known = (cygrpc._MethodResolver([_metadata_limit, *handlers], {}), first)
+        self._unknown = (cygrpc._MethodResolver([_metadata_limit], {}), ())
         self._calls: set[asyncio.Task[None]] = set()
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
@@ -141,4 +144,5 @@ class _Call:
                 self.task.cancel()
             raise
         finally:
+            _metadata_limit.end()  # for metadata that could not be read
             self.task = None  # or the two keep each other, and the call stays open until they are collected

@@ -61,6 +61,7 @@ class WireRoute(BaseRoute):
 
     def __init__(self, row: Row, gate: Gate | FrontGate | None = None) -> None:
         self.row = row
+        self._roles = {method: role_needed(row, method) for method in row.methods}
         self._gate = gate
         self._pattern = _pattern_of(row.path)
 
@@ -81,10 +82,8 @@ class WireRoute(BaseRoute):
         if self._gate is None:
             await self._answer(scope, receive, send)
             return
-        row = self.row
-        await self._gate.admit(
-            scope, role_needed(row, scope["method"]), or_role=row.or_role, takes_any_type=row.takes_any_type
-        )
+        row, role = self.row, self._roles[scope["method"]]
+        await self._gate.admit(scope, role, or_role=row.or_role, takes_any_type=row.takes_any_type)
         incoming = self._gate.incoming(scope, receive)
         if incoming is None:
             await self._answer(scope, receive, send)

@@ -5,21 +5,39 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
 import pytest
+import pytest_asyncio
 
+from server.core.caller import Role
+from server.core.relay import GrpcAnswer
 from server.grpc import sturdy
 from server.local.gateway_process import GATEWAY_ENVIRONMENT
-from tests.grpc_front.harness import SERVICE, Front, infer_message
+from tests.access.doors import door
+from tests.grpc_front.harness import SERVICE, Front, infer_message, serving
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, RST_STREAM, SETTINGS, END_HEADERS = 1, 3, 4, 4
 FIELD_BYTES, FIELDS, CALLS, CONNECTIONS = 3900, 4000, 60, 4
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
+
+
+@pytest_asyncio.fixture(params=["open", "with keys"])
+async def front(request: pytest.FixtureRequest) -> AsyncIterator[Front]:
+    """The front over a fake engine, without keys and with them: then calls pass an interceptor first."""
+    async with serving(door=door(Role.INFER) if request.param == "with keys" else None) as running:
+        yield running
+
+
+def is_limited() -> bool:
+    """Whether metadata that is read now counts for a call."""
+    return bool(sturdy.cygrpc._Metadatum is not sturdy._metadata_limit._entry)
 
 
 def frame(kind: int, flags: int, stream: int, data: bytes = b"") -> bytes:
@@ -87,6 +105,51 @@ async def test_metadata_within_the_limit_is_delivered_and_beyond_it_refused(fron
             await front.call("ModelInfer", infer_message(), metadata=metadata)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert len(front.plane.relayed) == 3
+
+
+async def test_limit_ends_before_the_call_is_served(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads metadata later, in this call or for the engine's answers, would use up what a call has left."""
+    while_served: list[bool] = []
+    relay = front.plane.relay_grpc
+
+    async def noted(*args: Any, **kwargs: Any) -> GrpcAnswer:
+        while_served.append(is_limited())
+        return await relay(*args, **kwargs)
+
+    monkeypatch.setattr(front.plane, "relay_grpc", noted)
+    await front.call("ModelInfer", infer_message())
+    assert while_served == [False]
+
+
+async def test_limit_ends_with_a_call_of_a_name_that_nobody_serves(front: Front) -> None:
+    """Its metadata is read, too."""
+    with pytest.raises(grpc.aio.AioRpcError):
+        await front.call("Nothing", infer_message())
+    assert not is_limited()
+
+
+async def test_limit_ends_before_the_other_interceptors() -> None:
+    """They may wait, for a token's keys: metadata of other calls is read meanwhile."""
+    while_waiting: list[bool] = []
+    details: Any = object()
+
+    async def others(_: grpc.HandlerCallDetails) -> Any:
+        while_waiting.append(is_limited())
+
+    sturdy._metadata_limit.begin()
+    await sturdy._metadata_limit.intercept_service(others, details)
+    assert while_waiting == [False]
+
+
+async def test_limit_ends_with_a_call_whose_metadata_cannot_be_read() -> None:
+    """As that of text which is no UTF-8: grpcio's work on the call ends with the error."""
+
+    async def work() -> None:
+        b"\xff".decode()
+
+    with pytest.raises(UnicodeDecodeError):
+        await sturdy._Call(work()).served()
+    assert not is_limited()
 
 
 BOMBED_FRONT = """
