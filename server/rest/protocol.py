@@ -47,13 +47,14 @@ class UnreadAnswers(Protocol):
 class Guard:
     """What all connections of a listener share. refused: called with a stable reason for each that is refused or cut.
 
-    by_address: open connections of each client address.
+    by_address: open connections of each client address. turned_away: open ones that only wait for their end.
     """
 
     limits: ConnectionLimits
     unread: UnreadAnswers
     refused: Callable[[str], None]
     by_address: Counter[str] = field(default_factory=Counter)
+    turned_away: set[object] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +140,13 @@ class GuardedProtocol(HttpToolsProtocol):
         limits, by_address = self._guard.limits, self._guard.by_address
         self._address = self.client[0] if self.client else ""
         by_address[self._address] += 1
-        total, from_address = len(self.connections), by_address[self._address]
+        turned_away = self._guard.turned_away
+        total, from_address = len(self.connections) - len(turned_away), by_address[self._address]
         limit, limit_of_address = limits.max_connections, limits.allowed_from(self._address)
         if total <= limit and from_address <= limit_of_address:
             return
-        if total > limit + LINGERING_CONNECTIONS or from_address > limit_of_address + LINGERING_CONNECTIONS:
+        turned_away.add(self)
+        if len(turned_away) > LINGERING_CONNECTIONS:
             self._guard.refused("connections_full")
             self._is_refused = True
             transport.abort()
@@ -159,6 +162,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells the newest request alone that its client is gone: of a pipeline, one that has not begun."""
         self.pipeline.clear()
+        self._guard.turned_away.discard(self)
         self._guard.by_address[self._address] -= 1
         if not self._guard.by_address[self._address]:
             del self._guard.by_address[self._address]

@@ -203,6 +203,16 @@ async def test_address_over_its_limit_is_refused_and_has_room_again_when_a_clien
         assert served.refused == ["connections_full"]
 
 
+async def test_refused_connections_of_one_address_take_no_room_from_another() -> None:
+    """They linger for their answer to be read, and are not among those that the port's limit counts."""
+    async with serving(ConnectionLimits(max_connections=2, max_per_address=1)) as served, AsyncExitStack() as opened:
+        flood = [await opened.enter_async_context(Client.connected(served.port)) for _ in range(4)]
+        assert [(await client.reply()).status for client in flood[1:]] == [503, 503, 503]
+        async with Client.connected(served.port, address="127.0.0.2") as other:
+            await other.send(GET % 1)
+            assert (await other.reply()).body == b"/1 "
+
+
 async def test_trusted_proxy_is_limited_by_the_port_alone() -> None:
     """Its address stands for many clients."""
     limits = ConnectionLimits(max_connections=3, max_per_address=1, trusted_proxies=(ip_network("127.0.0.1"),))
