@@ -220,17 +220,22 @@ def _lock(path: Path) -> int | None:
     return lock
 
 
+def make_private(base: Path) -> None:
+    """Makes the folder, if need be. Raises OSError, and RunDirectoryRefused where it is a link or not ours alone."""
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = base.lstat()  # a link is open to all: whoever owns it may turn it elsewhere later
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise RunDirectoryRefused(
+            f"{base} belongs to user {status.st_uid} with mode {status.st_mode & 0o7777:o}; programs are run from it, "
+            "so it must be a folder, no link, that you alone own and may write: chmod 700 it or choose another"
+        )
+
+
 @contextlib.contextmanager
 def _locked_base(base: Path) -> Iterator[None]:
     """Keeps two starts from seeing each other's half-made run directories."""
     try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = base.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise RunDirectoryRefused(
-                f"{base} belongs to user {status.st_uid} with mode {status.st_mode & 0o7777:o}; "
-                "programs are run from it, so you alone may own and write it: chmod 700 it or choose another"
-            )
+        make_private(base)
         guard = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RunDirectoryRefused(f"{base} cannot hold run directories: {error.strerror}") from error

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from server.backends.reaper import RunDirectoryRefused, make_private
 from server.commands.terminal import fail, one_line
 from server.gpu.mps import PIPE_DIRECTORY, daemon_listens
 from server.gpu.mps.background import start_background, stop_background
@@ -76,11 +77,11 @@ def start(
     program = find_program()
     if not program:
         fail(f"{PROGRAM} is not on PATH; it comes with NVIDIA's driver")
-    run_folders().mkdir(mode=0o700, parents=True, exist_ok=True)
     options = MpsOptions(directory or _usual_directory(), active_thread_percentage, pinned_memory)
     try:
+        make_private(run_folders())
         asyncio.run(start_background(options, program, os.environ, len(reading.cards)))
-    except (MpsError, OSError) as error:
+    except (MpsError, RunDirectoryRefused, OSError) as error:
         fail(str(error), code=1)
     if as_json:
         _write(msgspec.json.encode({"directory": str(options.directory), "environment": options.env_vars()}).decode())

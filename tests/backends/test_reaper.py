@@ -162,6 +162,16 @@ def test_claim_in_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> N
         claim_run_directory(base)
 
 
+def test_claim_through_a_link_is_refused(tmp_path: Path) -> None:
+    """In a folder for temporary files another user may have made the link, and may turn it elsewhere later."""
+    ours = tmp_path / "ours"
+    ours.mkdir(mode=0o700)
+    (tmp_path / "base").symlink_to(ours)
+    with pytest.raises(RunDirectoryRefused, match="no link"):
+        claim_run_directory(tmp_path / "base")
+    assert list(ours.iterdir()) == []
+
+
 def test_claim_where_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     """One line instead of a traceback."""
     (tmp_path / "file").write_text("")

@@ -49,6 +49,15 @@ def test_stack_is_found_by_its_port_on_this_host_only(base: Path) -> None:
         assert stack_at("http://127.0.0.1:8002", base) is None
 
 
+def test_stack_behind_a_link_is_no_stack(base: Path, tmp_path: Path) -> None:
+    """Whoever owns the link may turn it to a stack of their own, and would be sent pictures."""
+    with claim_run_directory(base)[0] as run_dir:
+        tell_running(run_dir.path, "http://127.0.0.1:8000", "127.0.0.1:8001")
+        (tmp_path / "link").symlink_to(base)
+        assert running_stacks(base)
+        assert running_stacks(tmp_path / "link") == ()
+
+
 def test_what_a_killed_stack_left_is_no_stack(base: Path) -> None:
     """Its folder stays until the next start; nobody holds its lock any more."""
     run_dir, _ = claim_run_directory(base)
