@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from server.core.library_path import leave_working_directory_out
 from server.front import Seat, run_front
 from server.grpc.server import AddressTaken
 from server.local.gateway_process import CORE, FRONT
@@ -23,6 +24,7 @@ EXIT_CANNOT_START = 78  # sysexits' EX_CONFIG: the parent does not try again
 
 def main() -> int:
     """The gateway's exit code."""
+    leave_working_directory_out()
     os.umask(0o077)  # what it or its children write may hold clients' data
     settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
     configure_logs(settings.log_format, settings.log_level)

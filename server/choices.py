@@ -182,7 +182,7 @@ def choose_profiling(choice: EngineChoice, name: str) -> Profiling | None:
     if settings.profile is not Profile.OFF and choice.triton is None:
         raise CannotStart("profile is of a Triton that is started here; leave it out, or use --engine triton")
     try:
-        profiling = plan_profiling(settings.profile, settings.home_path / "profiles", name)
+        profiling = plan_profiling(settings.profile, settings.home_path.absolute() / "profiles", name)
         if profiling is not None and profiling.report is not None:
             profiling.report.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except ProfilerMissing as error:

@@ -82,10 +82,12 @@ def start_stack(
     environ: dict[str, str] | None = None,
     wait: bool = True,
     wrapper: tuple[str, ...] = (),
+    folder: Path = CHECKOUT,
 ) -> RunningStack:
     """Starts `penstock up` on ephemeral ports, with Triton unless an engine is named; ENGINE_PORTS open Triton's own.
 
     With wait, returns when it has said that it is ready. wrapper: a command that becomes the one after it.
+    folder: where it runs.
     """
     engine = () if "--engine" in arguments else ("--engine", "triton")
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
@@ -93,12 +95,8 @@ def start_stack(
     process = subprocess.Popen(
         [
             *wrapper,
-            sys.executable,
-            "-m",
-            "server.cli",
-            "up",
-            "--home",
-            str(home),
+            *(sys.executable, "-P", "-m", "server.cli", "up"),
+            *("--home", str(home)),
             *ports,
             *engine,
             *arguments,
@@ -107,7 +105,7 @@ def start_stack(
         stderr=subprocess.PIPE,
         text=True,
         env=environment | (environ or {}),
-        cwd=CHECKOUT,
+        cwd=folder,
         start_new_session=True,
     )
     stack = RunningStack(process, home)

@@ -27,7 +27,7 @@ from deepstream_pipeline.sinks.outage import Outage
 from deepstream_pipeline.sinks.rtsp_push import CONNECTED, Begin, Coded, packed
 from deepstream_pipeline.types import ByteArray, FrameResult
 
-COMMAND = (sys.executable, "-m", "deepstream_pipeline.sinks.rtsp_push")
+COMMAND = (sys.executable, "-P", "-m", "deepstream_pipeline.sinks.rtsp_push")
 CLOSE_S = 5.0  # for saying goodbye to the server
 _MAX_PENDING_BYTES = 4 * 1024 * 1024
 _PIPE_BYTES = 1024 * 1024

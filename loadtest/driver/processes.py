@@ -201,7 +201,7 @@ def _checked(plan: PhasePlan) -> PhasePlan:
 async def _spawn(number: int) -> _Child:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest.driver.child",
+        sys.executable, "-P", "-m", "loadtest.driver.child",
         stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_LINE_BYTES, start_new_session=True,
     )  # fmt: skip
     child = _Child(number, process)

@@ -9,7 +9,7 @@ import msgspec
 
 from loadtest.witness.gpu import GpuLine
 
-PROGRAM = (sys.executable, "-m", "loadtest.witness.gpu")
+PROGRAM = (sys.executable, "-P", "-m", "loadtest.witness.gpu")
 STALE_S = 3.0  # a driver that has not answered for so long says nothing of now
 FIRST_LINE_S = 15.0  # NVML's first call after boot initialises every card
 STOP_S = 2.0

@@ -97,6 +97,7 @@ async def start_child(
             stdout=write_end,
             stderr=write_end,
             env=_launcher_environment(launch, engine_id),
+            cwd=launch.folder,
             start_new_session=True,
             umask=PRIVATE_UMASK,
             pass_fds=inherited,

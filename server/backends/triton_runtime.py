@@ -28,11 +28,13 @@ class Launch:
     """argv: the program and its first arguments. env: the whole environment it starts with.
 
     python_backends: those whose models run in stub processes with shared memory, as far as we know them.
+    folder: where it runs; stubs import from there first, so nobody else may write to it.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     python_backends: tuple[str, ...] = ("python",)
+    folder: Path = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class TritonRuntime:
         inherited = os.environ if environ is None else environ
         env = {name: value for name, value in inherited.items() if not name.startswith("PENSTOCK_")}
         if self.wheel is None:
-            return Launch((str(self.binary),), env)
+            return Launch((str(self.binary),), env, folder=run_dir)
         try:
             binary = _executable(self.binary, run_dir)
             backends = _lay_out_backends(self.wheel, run_dir)
@@ -77,7 +79,7 @@ class TritonRuntime:
             raise TritonUnavailable(f"Triton's backends cannot be laid out in {run_dir}: {error}") from error
         names = tuple(sorted(path.name for path in backends.iterdir()))
         argv = (str(binary), "--backend-directory", str(backends))
-        return Launch(argv, _environment(self.wheel, libraries, env), names)
+        return Launch(argv, _environment(self.wheel, libraries, env), names, run_dir)
 
 
 def find_triton(*, environment: Path | None, search_path: str | None = None) -> TritonRuntime:
@@ -87,7 +89,7 @@ def find_triton(*, environment: Path | None, search_path: str | None = None) -> 
     """
     on_path = shutil.which("tritonserver", path=search_path)
     if on_path is not None:
-        return TritonRuntime(Path(on_path))
+        return TritonRuntime(Path(on_path).absolute())
     if environment is None:
         raise TritonUnavailable(
             f"no tritonserver on PATH and no environment that holds one; `make up` builds it, or {_WAY_OUT}"

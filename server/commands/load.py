@@ -155,4 +155,4 @@ def locust(
         workers=workers,
         web_port=web_port,
     )
-    os.execv(sys.executable, [sys.executable, "-m", "locust", *arguments, *(more or [])])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "locust", *arguments, *(more or [])])

@@ -12,6 +12,7 @@ import typer
 
 from server.commands.defaults import API_KEY_VARIABLE
 from server.commands.terminal import fail
+from server.core.library_path import leave_working_directory_out
 from server.local.core_keeper import kept_off_interrupts
 from server.logs import LogFormat, configure_logs
 from server.settings import KEYS_VARIABLE, SettingsError, read_settings
@@ -217,6 +218,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
         os.environ.pop(secret, None)  # no child needs it, and models can read theirs
     check_access(settings)
     allow_open_files()
+    leave_working_directory_out()
     choice = choose_sharing(choose_engine(settings))
     return asyncio.run(_run(replace(choice, settings=resolve_ports(choice.settings))))
 

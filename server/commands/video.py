@@ -27,6 +27,7 @@ from server.commands.video_engine import engine_for, may_share_card
 from server.commands.video_replay import replay
 from server.commands.video_run import RunningProgram, run_to_its_end
 from server.commands.video_watch import watch_for
+from server.core.library_path import leave_working_directory_out
 from server.local.gateway_process import GATEWAY_ENVIRONMENT
 from server.logs import LogFormat, configure_logs
 from server.settings_checks import require_tls_pair
@@ -183,6 +184,7 @@ def program_of(
     """The program; what decodes and draws is imported only now. tls, audit: of the control API."""
     from deepstream_pipeline.main import Program
 
+    leave_working_directory_out()
     return Program(settings, place, tls=tls, audit=audit)
 
 

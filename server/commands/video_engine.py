@@ -243,7 +243,7 @@ def may_share_card(settings: VideoSettings) -> bool:
 
 def own_engine_command(choice: EngineChoice, models: Sequence[str], *, shares_memory: bool = False) -> list[str]:
     """The command line of our own engine."""
-    bond = [sys.executable, "-m", BOND, str(os.getpid()), "up", "--host", "127.0.0.1", *_FREE_PORTS]
+    bond = [sys.executable, "-P", "-m", BOND, str(os.getpid()), "up", "--host", "127.0.0.1", *_FREE_PORTS]
     shared = ["--allow-client-shm"] if shares_memory else []
     return [*bond, "--engine", choice.value, "--models", ",".join(models), *shared]
 

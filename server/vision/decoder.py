@@ -25,6 +25,7 @@ _START_TIMEOUT_S = 20.0
 # One thread: the processes are the parallelism. malloc keeps what an ordinary image needs: giving it back to the kernel
 # each time costs 435 page faults an image (640 x 480: 2.70 → 1.83 ms); what is larger than 16 MiB is given back.
 _ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # nothing is imported from the working directory, which may be another user's
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),

@@ -1,0 +1,44 @@
+"""FAULTS 90: a stack that is started in a folder where others may write runs nothing of what lies there."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import start_stack, stop_stack
+from tests.integration.living import family
+
+pytestmark = pytest.mark.xdist_group("working_directory")
+
+PLANTED = ("server", "numpy", "msgspec", "cv2", "triton_python_backend_utils")
+
+
+def plant(folder: Path) -> Path:
+    """Modules by which another user would run code as this one. The file that each of them would write to."""
+    told = folder / "told"
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r} + '\\n')\n")
+    return told
+
+
+def library_path(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("LD_LIBRARY_PATH")
+    except psutil.Error:
+        return None
+
+
+@pytest.mark.usefixtures("triton_environment")
+def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
+    """Not by the gateway, its decoders, or the processes of Triton's models; nor does the loader look there."""
+    folder = tmp_path / "everybody's"
+    folder.mkdir()
+    told = plant(folder)
+    stack = start_stack(tmp_path / "home", "--models", "identity_fp32", folder=folder)
+    try:
+        paths = {(one.pid, one.name()): library_path(one) for one in family(stack)}
+    finally:
+        stop_stack(stack)
+    assert not told.exists(), told.read_text()
+    assert len(paths) > 3
+    assert {who: path for who, path in paths.items() if path and "" in path.split(":")} == {}
