@@ -69,7 +69,7 @@ class Passage:
         if self._quotas is not None:
             self._quotas.take(caller, time.monotonic())
         self.require_engine()
-        self.require_served(head.model_name)
+        self.require_served(head)
         self._enter(caller, size_bytes)
         began = time.monotonic()
         try:
@@ -92,11 +92,21 @@ class Passage:
         if not self._watch.is_up:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
-    def require_served(self, model_name: str) -> None:
-        """Raises ModelRefused, ModelUnavailable for a model that the engine would serve and the gateway does not."""
-        known = self._watch.models.get(model_name)
-        if known is not None and known.is_withheld:
+    def require_served(self, head: InferHead) -> None:
+        """Raises ModelRefused, ModelUnavailable for a model that the engine would serve and the gateway does not.
+
+        InvalidRequest for a batch of no rows: Triton 2.51's Python backend never answers it, and the model then cannot
+        be unloaded.
+        """
+        known = self._watch.models.get(head.model_name)
+        if known is None:
+            return
+        if known.is_withheld:
             known.require_served()
+        if head.rowless_input and known.config is not None and known.config.max_batch_size:
+            raise InvalidRequest(
+                f"input {head.rowless_input!r}: its first dimension, the batch, is 0; send a row at least"
+            )
 
     def model_label(self, model_name: str) -> str:
         """The model's name where it is one of the repository's, else `unknown`: clients cannot grow the metrics."""
@@ -257,7 +267,7 @@ class _InferenceWay(_OtherWay):
     def __enter__(self) -> Self:
         passage, head, until = self._passage, self._head, self._until
         passage._admit(self._verb, head, self._caller)
-        passage.require_served(head.model_name)
+        passage.require_served(head)
         self._began = time.monotonic()
         if until is not None and until <= self._began:
             raise DeadlineExceeded("the deadline had passed when the request arrived; allow more time")

@@ -77,6 +77,7 @@ class InferHead:
     timeout_us: the v2 parameter `timeout`, None where it is not given.
     regions: which parts of shared memory its inputs and outputs stand in.
     bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
+    rowless_input: the name of one whose first dimension is 0; empty where there is none.
     """
 
     model_name: str
@@ -85,3 +86,4 @@ class InferHead:
     timeout_us: int | None = None
     regions: tuple[RegionUse, ...] = ()
     bytes_inputs: tuple[str, ...] = ()
+    rowless_input: str = ""

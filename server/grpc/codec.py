@@ -76,7 +76,7 @@ def _scan(message: bytes) -> InferScan:
     classified: list[str] = []
     encoded: list[str] = []
     regions: list[RegionUse] = []
-    input_count, outputs = 0, list[str]()
+    input_count, outputs, rowless = 0, list[str](), ""
     for number, wire_type, start, end in reader.fields():
         if wire_type != LENGTH:
             continue
@@ -87,17 +87,18 @@ def _scan(message: bytes) -> InferScan:
             if key == "timeout":
                 timeout_us = _integer(reader, value)
         elif number == 5:
-            name, is_bytes = _scan_input(reader, start, end, regions)
+            name, is_bytes, has_rows = _scan_input(reader, start, end, regions)
             input_count += 1
             if is_bytes:
                 encoded.append(name)
+            rowless = rowless if has_rows else name
         elif number == 6:
             name, is_classified = _scan_output(reader, start, end, regions)
             outputs.append(name)
             if is_classified:
                 classified.append(name)
     check_counts(input_count, outputs)
-    head = InferHead(checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded))
+    head = InferHead(checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded), rowless)
     return InferScan(head, tuple(classified))
 
 
@@ -202,8 +203,8 @@ def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionU
         regions.append(RegionUse(name, offset or 0, size))
 
 
-def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool]:
-    """Its name, and whether it is sent as BYTES. Raises InvalidRequest for a shape that overflows."""
+def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool, bool]:
+    """Its name, whether it is sent as BYTES and has rows. Raises InvalidRequest for a shape that overflows."""
     name, datatype = "", ""
     shape: list[int] = []
     shared: list[Entry] = []
@@ -223,7 +224,7 @@ def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUs
     if shared:
         _note_region(reader, shared, regions)
     check_shape(name, shape)
-    return name, datatype == "BYTES"
+    return name, datatype == "BYTES", shape[:1] != [0]
 
 
 def _scan_output(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool]:

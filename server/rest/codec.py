@@ -82,7 +82,7 @@ def _scan(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> I
     parameters = parameters_at(top, "the request")
     inputs, outputs = _entries(top, "input"), _entries(top, "output")
     _refuse_repeated_names(document, parameters, [*inputs, *outputs])
-    _check_inputs(inputs, binary_bytes)
+    rowless = _check_inputs(inputs, binary_bytes)
     head = InferHead(
         model.model_name,
         model.model_version,
@@ -90,6 +90,7 @@ def _scan(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> I
         _timeout_us(parameters),
         _regions([*inputs, *outputs]),
         tuple(entry.name for entry in inputs if _datatype(entry) is Datatype.BYTES),
+        rowless,
     )
     return InferScan(head, tuple(output.name for output in outputs if _wants_classes(output)))
 
@@ -170,11 +171,16 @@ def _refuse_repeated_names(document: Document, parameters: Mapping[str, Paramete
         raise InvalidRequest(_REPEATED)
 
 
-def _check_inputs(inputs: list[_Entry], binary_bytes: int) -> None:
-    """Shapes that can be, sizes that the body holds, and binary sizes that add up to what follows the JSON."""
-    left = binary_bytes
+def _check_inputs(inputs: list[_Entry], binary_bytes: int) -> str:
+    """Shapes that can be, sizes that the body holds, and binary sizes that add up to what follows the JSON.
+
+    The name of one whose first dimension is 0; empty where there is none.
+    """
+    left, rowless = binary_bytes, ""
     for entry in inputs:
-        datatype, elements = _datatype(entry), _element_count(entry)
+        datatype, (rows, elements) = _datatype(entry), _counts(entry)
+        if not rows:
+            rowless = entry.name
         size = entry.parameters.get("binary_data_size")
         if size is not None:
             left -= _check_binary(entry, size, left, datatype, elements)
@@ -185,6 +191,7 @@ def _check_inputs(inputs: list[_Entry], binary_bytes: int) -> None:
             f"{left} of {binary_bytes} bytes after the JSON belong to no input; "
             "the inputs' binary_data_size must add up"
         )
+    return rowless
 
 
 def _check_binary(entry: _Entry, size: Parameter, left: int, datatype: Datatype, elements: int) -> int:
@@ -235,7 +242,8 @@ def _datatype(entry: _Entry) -> Datatype:
         raise InvalidRequest(f"{entry.where}: {shown(name)} is no datatype of KServe v2") from error
 
 
-def _element_count(entry: _Entry) -> int:
+def _counts(entry: _Entry) -> tuple[int, int]:
+    """The first dimension, and the product of all."""
     text = bytes(_required(entry.members, "shape", entry.where))
     if len(text) > _MAX_DIGITS_OF_SHAPE:
         raise InvalidRequest(f"{entry.where}: its shape is {len(text)} characters long (limit {_MAX_DIGITS_OF_SHAPE})")
@@ -247,7 +255,7 @@ def _element_count(entry: _Entry) -> int:
     # A dimension of 0 does not make the others harmless: the engine multiplies from the left.
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
         raise InvalidRequest(f"{entry.where}: its shape {shown(str(shape))} asks for more than {MAX_ELEMENTS} elements")
-    return math.prod(shape)
+    return shape[0], math.prod(shape)
 
 
 def _refuse_repeats(document: Document) -> None:

@@ -147,6 +147,6 @@ OUR_WORDS = frozenset(
         *("parameter a null", "size below the shape's", "size over the shape's", "fewer bytes than announced"),
         *("more bytes than announced", "bytes that nobody announced", "header length is JSON's and more"),
         *("header length is negative", "length of a string ends too early", "too few binary strings"),
-        *("not gzip", "nothing, gzip", "brotli"),
+        *("not gzip", "nothing, gzip", "brotli", "a batch of 0"),
     )
 )

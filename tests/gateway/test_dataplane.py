@@ -275,6 +275,19 @@ async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Ri
             await leaves
 
 
+async def test_batch_of_no_rows_is_refused_where_there_is_a_batch(rig: Rig) -> None:
+    """Triton 2.51 never answers one to a Python model; boxes has no batch, and may be given none of something."""
+    rowless = InferHead("plain", rowless_input="x")
+    with pytest.raises(InvalidRequest, match="input 'x': its first dimension, the batch, is 0; send a row at least"):
+        await rig.plane.relay_http(Verb.INFER, rowless, CALL)
+    with (
+        pytest.raises(InvalidRequest, match="the batch, is 0"),
+        rig.plane.place_on_stream(rowless, NOBODY, 1),
+    ):
+        pass
+    assert (await rig.plane.relay_http(Verb.INFER, replace(rowless, model_name="boxes"), CALL)).status == 200
+
+
 async def test_classification_of_bytes_output_is_refused_by_its_name(rig: Rig) -> None:
     """Only the combination that kills Triton 2.51 is refused."""
     await rig.plane.refuse_classification_of_bytes(InferHead("classes"), ("p",))

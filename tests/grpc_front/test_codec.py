@@ -81,8 +81,17 @@ def as_protobuf_reads(request: service_pb2.ModelInferRequest) -> InferScan:
     timeout = request.parameters["timeout"] if "timeout" in request.parameters else service_pb2.InferParameter()
     kind = timeout.WhichOneof("parameter_choice")
     timeout_us = getattr(timeout, kind) if kind in ("int64_param", "uint64_param") else None
-    head = InferHead(request.model_name, request.model_version, request.id, timeout_us)
+    rowless = [given.name for given in request.inputs if given.shape[:1] == [0]]
+    head = InferHead(
+        request.model_name, request.model_version, request.id, timeout_us, rowless_input=rowless[-1] if rowless else ""
+    )
     return InferScan(head, tuple(o.name for o in request.outputs if "classification" in o.parameters))
+
+
+@pytest.mark.parametrize(("shape", "rowless"), [((0, 2), "x"), ((0,), "x"), ((2, 0), "")])
+def test_scan_tells_of_an_input_without_rows(shape: tuple[int, ...], rowless: str) -> None:
+    """The first dimension is the batch of most models."""
+    assert scan(infer_request(shape=shape)).head.rowless_input == rowless
 
 
 @given(st.data())

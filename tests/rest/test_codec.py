@@ -75,6 +75,12 @@ def test_scan_of_the_same_head_again_is_of_its_own_model_and_of_what_stands_behi
         scan_infer(whole, len(header), MODEL, 3)
 
 
+@pytest.mark.parametrize(("shape", "rowless"), [([0, 2], "x"), ([0], "x"), ([2, 0], "")])
+def test_scan_tells_of_an_input_without_rows(shape: list[int], rowless: str) -> None:
+    """The first dimension is the batch of most models."""
+    assert scan(body_of({"name": "x", "datatype": "FP32", "shape": shape, "data": []})).head.rowless_input == rowless
+
+
 @pytest.mark.parametrize("body", [b"", b"\x00\x01\x02", b"{not json"])
 def test_scan_of_a_raw_binary_request_looks_at_nothing(body: bytes) -> None:
     """A header length of 0, or an empty body, is a raw binary request."""
