@@ -243,7 +243,7 @@ class ImageFlow:
         """Raises Overloaded where its images would be decoded for nothing."""
         if request.deadline is not None:
             name, preparing = request.model_name, self._preparing
-            rows = preparing.images(name) + len(request.images)
+            rows = preparing.rows_with(name, request.client, len(request.images))
             deadline = request.deadline - preparing.takes_s(name, request.client)
             batching.refuse_hopeless(name, rows=rows, deadline=deadline)
 

@@ -11,11 +11,15 @@ class Preparing:
     def __init__(self) -> None:
         self._images: Counter[str] = Counter()
         self._clients: Counter[tuple[str, str]] = Counter()
+        self._clients_of: Counter[str] = Counter()
         self._usual_s: dict[tuple[str, str], float] = {}
 
-    def images(self, model_name: str) -> int:
-        """Being made ready now."""
-        return self._images[model_name]
+    def rows_with(self, model_name: str, client: str, images: int) -> int:
+        """How many are ready, at most, once so many new ones of the client are: decoders take the clients in turn, so
+        that one who sends thousands is not ahead of the others with all of them."""
+        own = self._clients[model_name, client]
+        clients = self._clients_of[model_name] + (not own)
+        return min(self._images[model_name] + images, (own + images) * clients)
 
     def takes_s(self, model_name: str, client: str) -> float:
         """What one of the client's takes, waiting for a decoder included; 0 where none is on its way: that time may be
@@ -25,6 +29,8 @@ class Preparing:
     def began(self, model_name: str, client: str) -> None:
         """One more is on its way."""
         self._images[model_name] += 1
+        if not self._clients[model_name, client]:
+            self._clients_of[model_name] += 1
         self._clients[model_name, client] += 1
 
     def ended(self, model_name: str, client: str, seconds: float) -> None:
@@ -34,6 +40,7 @@ class Preparing:
         self._clients[key] -= 1
         if not self._clients[key]:
             del self._clients[key]
+            self._clients_of[model_name] -= 1
             self._usual_s.pop(key, None)
             return
         usual_s = self._usual_s.get(key, 0.0)

@@ -10,7 +10,20 @@ def test_images_on_their_way_are_counted_by_model() -> None:
     preparing.began("street", "a")
     preparing.began("people", "a")
     preparing.ended("street", "a", 0.01)
-    assert (preparing.images("street"), preparing.images("people"), preparing.images("other")) == (1, 1, 0)
+    assert [preparing.rows_with(model, "a", 1) for model in ("street", "people", "other")] == [2, 2, 1]
+
+
+def test_images_of_one_client_are_not_all_before_anothers() -> None:
+    """Decoders take the clients in turn: between two, as many of each; a client's own are all before its next."""
+    preparing = Preparing()
+    for _ in range(1000):
+        preparing.began("street", "flood")
+    assert preparing.rows_with("street", "other", 3) == 6
+    preparing.began("street", "third")
+    assert preparing.rows_with("street", "other", 3) == 9
+    preparing.ended("street", "third", 0.01)
+    assert preparing.rows_with("street", "other", 3) == 6
+    assert preparing.rows_with("street", "flood", 3) == 1003
 
 
 def test_time_that_images_take_follows_what_they_took_and_is_forgotten_when_none_is_on_its_way() -> None:
