@@ -17,6 +17,7 @@ from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions, misspelt
 from server.batching.engine_statistics import read_engine_batches
 from server.batching.explanation import Explained, not_formed
+from server.batching.options import BatchOptions
 from server.batching.page import ModelExplained, explain_engine, explain_queue, with_misspelt
 from server.batching.queue import QueueStatistics
 from server.batching.told import asks_grpc, asks_http, told_grpc, told_http
@@ -102,10 +103,14 @@ class DataPlane:
 
     def not_formed(self, head: InferHead) -> Explained:
         """What a request is told of a batch that the gateway did not form."""
-        known = self._watch.models.get(head.model_name)
+        return not_formed(head.model_name, self.batch_options(head.model_name).owner)
+
+    def batch_options(self, model_name: str) -> BatchOptions:
+        """The defaults, of a model that nobody batches, where it is not known here."""
+        known = self._watch.models.get(model_name)
         if known is None or known.config is None or known.is_refused:
-            return not_formed(head.model_name, Owner.OFF)
-        return not_formed(head.model_name, self.options.of(known.config).owner)
+            return BatchOptions()
+        return self.options.of(known.config)
 
     async def explain_model(self, model_name: str, caller: Caller = NOBODY) -> ModelExplained:
         """How the model's batches are formed, and how that went. Raises ModelNotFound, BackendFailed."""
@@ -304,8 +309,7 @@ class DataPlane:
         head = InferHead(request.model_name, request.model_version, request.id)
         until = self._until(Verb.INFER, head, request.deadline)
         size_bytes = sum([tensor.data.nbytes for tensor in request.inputs])
-        if until != request.deadline:
-            request = replace(request, deadline=until)
+        request = request if until == request.deadline else replace(request, deadline=until)
         with self._passage.through(Verb.INFER, head, NOBODY, size_bytes, until):
             asking = self._tensors(request, alone, Passenger(head, client, until), priority)
             try:
@@ -323,9 +327,8 @@ class DataPlane:
         self, request: InferRequest, alone: Backend, passenger: Passenger, priority: int
     ) -> InferResponse:
         """As _http."""
-        batches = self.batches
-        if batches is not None and batches.takes(passenger.head):
-            response = await batches.tensors(request, passenger, priority)
+        if self.batches is not None and self.batches.takes(passenger.head):
+            response = await self.batches.tensors(request, passenger, priority)
             if response is not None:
                 return response
         return await alone.infer(request)
@@ -351,10 +354,7 @@ class DataPlane:
         """The request's own deadline, else of an inference its model's SLO from now on, else none."""
         if deadline is not None or verb is not Verb.INFER:
             return deadline
-        known = self._watch.models.get(head.model_name)
-        if known is None or known.config is None or known.is_refused:
-            return None
-        slo_s = self.options.of(known.config).slo_s
+        slo_s = self.batch_options(head.model_name).slo_s
         return None if slo_s is None else time.monotonic() + slo_s
 
     def _http(

@@ -243,7 +243,7 @@ def declared_options(settings: Settings) -> DeclaredOptions:
 def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine, see: See) -> WatchOptions:
     """What the watch needs to know. see: see LoadTrial."""
     rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories)
-    trial = partial(try_rows, rows, wants=options.wants_trial, tried=options.tried)
+    trial = partial(try_rows, rows, wants=options.wants_trial)
     return WatchOptions(
         wanted=settings.models,
         loads=not settings.engine_is_external or settings.models is not None,

@@ -207,7 +207,7 @@ class ImageFlow:
         calls = merge(
             [item.array for item in prepared],
             declared_shape=model.config.inputs[0].shape,
-            max_batch_size=model.config.max_batch_size,
+            max_batch_size=model.config.merged_rows,
         )
         infer_started = time.monotonic()
         lease = prepared[0].lease  # of the one image that there is then

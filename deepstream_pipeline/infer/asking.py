@@ -9,6 +9,7 @@ from deepstream_pipeline.infer.answer import Answer, AnsweredRow
 from deepstream_pipeline.infer.calls import Loaded
 from deepstream_pipeline.infer.line import Line
 from deepstream_pipeline.infer.network import Network, network_from
+from server.batching.declared import UNTRIED
 from server.core.errors import (
     BackendUnavailable,
     DeadlineExceeded,
@@ -84,11 +85,13 @@ def _answer(loaded: Sequence[Loaded], outcomes: Sequence[tuple[InferResponse | I
 
 
 async def find_network(line: Line, name: str, version: str, timeout_s: float) -> Network:
-    """See Engine.network."""
+    """See Engine.network. A trial that has not ended yet is waited for."""
     until = time.monotonic() + timeout_s
     while True:
         try:
-            return network_from(await line.config(name, version), version)
+            network = network_from(await line.config(name, version), version)
+            if network.unmerged != UNTRIED or time.monotonic() + RETRY_S >= until:
+                return network
         except ModelRefused as error:
             raise ModelUnusable(error.message) from error
         except ModelNotFound as error:

@@ -131,10 +131,13 @@ class Engine:
             raise InferFailed(f"the engine {self.reason}")
         asked = asyncio.run_coroutine_threadsafe(find_network(life.line, name, version, timeout_s), life.loop)
         try:
-            return asked.result(timeout_s + THREAD_S)
+            network = asked.result(timeout_s + THREAD_S)
         except TimeoutError as error:
             asked.cancel()
             raise InferFailed(f"the engine did not say within {timeout_s:g} s what model {name!r} is") from error
+        if network.unmerged:
+            log.warning("rows are not batched: each runs alone", model=name, reason=network.unmerged)
+        return network
 
     def hand_over(self, network: Network, wish: HandOver) -> HandOverChoice:
         """Where the network's rows are to wait that a card makes; rows on the card are refused until it says so.

@@ -7,7 +7,7 @@ import numpy as np
 
 from deepstream_pipeline.errors import ModelUnusable
 from deepstream_pipeline.types import DeviceRow
-from server.batching.declared import read_options
+from server.batching.declared import UNTRIED, read_options
 from server.core.batching import Owner
 from server.core.errors import InvalidRequest
 from server.core.model import ModelConfig
@@ -24,7 +24,8 @@ class Network:
 
     version: empty for the engine's choice. spec: PrepareSpec.pack(), for who prepares its rows. row_bytes: of one row;
     where pictures keep their own size (`keeps_size`), the most that one may have. row_dtype: of a row's elements.
-    max_batch_size: rows of one call, 0 where the model has no batch axis. labels: by class id, may be shorter.
+    max_batch_size: rows of one call, 0 where the model has no batch axis. unmerged: why it is 1 though the model's
+    config has more; empty else. labels: by class id, may be shorter.
     input_name, input_shape: without the batch axis, -1 where it varies. card: its facts, for the parser.
     class_ids: of the objects that are wanted; empty for all. is_batched_by_gateway: else the engine forms its batches,
     or nobody does.
@@ -42,6 +43,7 @@ class Network:
     card: VisionCard
     class_ids: frozenset[int] = frozenset()
     is_batched_by_gateway: bool = False
+    unmerged: str = ""
 
     @property
     def is_classifier(self) -> bool:
@@ -108,13 +110,20 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
         spec=spec.pack(),
         row_bytes=_row_bytes(spec),
         row_dtype=np.dtype(NUMPY_OF[spec.datatype]),
-        max_batch_size=min(config.max_batch_size, options.max_batch_size),  # which may be the gateway's cap
+        max_batch_size=min(config.merged_rows, options.max_batch_size),  # which may be the gateway's cap
         labels=card.labels,
         input_name=card.input_name,
         input_shape=config.inputs[0].shape,
         card=card,
         is_batched_by_gateway=options.owner is Owner.GATEWAY,
+        unmerged=_unmerged(config),
     )
+
+
+def _unmerged(config: ModelConfig) -> str:
+    if config.max_batch_size < 2:
+        return ""
+    return UNTRIED if config.unmerged is None else config.unmerged
 
 
 def _row_bytes(spec: PrepareSpec) -> int:

@@ -15,7 +15,7 @@ from server.backends.triton_grpc import SERVICE, error_of
 from server.backends.triton_messages import decode_response, encode_request, parsed
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded, PermissionDenied
 from server.core.infer import InferRequest, InferResponse
-from server.core.model import ModelConfig
+from server.core.model import UNMERGED, ModelConfig
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata
 from server.core.slab import Slab
 
@@ -73,7 +73,8 @@ class RemoteLine:
     async def config(self, model_name: str, version: str) -> ModelConfig:
         question = service_pb2.ModelConfigRequest(name=model_name, version=version)
         message = await self._ask("ModelConfig", question.SerializeToString())
-        return config_from_proto(parsed(service_pb2.ModelConfigResponse, message).config)
+        config = config_from_proto(parsed(service_pb2.ModelConfigResponse, message).config)
+        return replace(config, unmerged=config.parameters.get(UNMERGED, ""))
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """See Line. The gateway is told the deadline, and refuses what cannot meet it."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from server.backends.canary import canary_request
 from server.backends.row_checks import noise_request
@@ -17,8 +17,15 @@ TRIAL_S = 30.0
 See: TypeAlias = Callable[[ModelConfig], Awaitable[str]]
 
 
+class Tried(NamedTuple):
+    """What a trial found. failure: why the model cannot serve; empty where it can. unmerged: see ModelConfig."""
+
+    failure: str = ""
+    unmerged: str | None = None
+
+
 class LoadTrial:
-    """Called with the config of a model that was loaded. Why it cannot serve; empty where it can.
+    """Called with the config of a model that was loaded.
 
     Raises InferenceError where the engine could not be asked: try it later.
     """
@@ -28,22 +35,21 @@ class LoadTrial:
         backend: Backend,
         *,
         see: See,
-        try_rows: Callable[[ModelConfig], Awaitable[None]],
+        try_rows: Callable[[ModelConfig], Awaitable[str | None]],
     ) -> None:
         """see: why a picture through the path of `/image` is not answered; empty where it is, or none is taken.
 
-        try_rows: whether its rows follow its batch, which has no bearing on whether it serves.
+        try_rows: why its rows are not merged (see ModelConfig.unmerged), which has no bearing on whether it serves.
         """
         self._backend = backend
         self._see = see
         self._try_rows = try_rows
 
-    async def __call__(self, config: ModelConfig) -> str:
+    async def __call__(self, config: ModelConfig) -> Tried:
         why = await self._why_unanswered(config) or await self._see(config)
         if why:
-            return f"its trial at load failed: {why}"
-        await self._try_rows(config)
-        return ""
+            return Tried(f"its trial at load failed: {why}")
+        return Tried(unmerged=await self._try_rows(config))
 
     async def _why_unanswered(self, config: ModelConfig) -> str:
         """Zeros are enough; a model that fails for them may take noise. One without a canary is not asked."""

@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.backends.canary import canary_request
+from server.backends.load_trial import Tried
 from server.backends.model_health import Cause, ModelHealth, Unavailable
 from server.core.backend import Backend
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InferenceError, ModelNotFound, Overloaded
@@ -22,8 +23,8 @@ class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
     restart_model: restarts what executes the model, for the reason given; None for an engine of others.
-    restart_engine: for the reason given. try_model: why a model that was just loaded cannot serve; empty where it can.
-    It is called again where it raises of the InferenceError tree.
+    restart_engine: for the reason given. try_model: tries a model that was just loaded. It is called again where it
+    raises of the InferenceError tree.
     """
 
     interval_s: float
@@ -31,13 +32,14 @@ class CheckOptions:
     execution_timeout_s: Callable[[ModelConfig], float]
     restart_model: Callable[[str, str], None] | None
     restart_engine: Callable[[str], None]
-    try_model: Callable[[ModelConfig], Awaitable[str]] | None = None
+    try_model: Callable[[ModelConfig], Awaitable[Tried]] | None = None
 
 
 class ModelChecks:
     """All members belong to one event loop. config_of: of a model that is loaded; None for any other.
 
     changed: called with a model's name when it becomes unavailable, and when it is available again.
+    rows_tried: called with a model's config as it is after the trial of its rows.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class ModelChecks:
         options: CheckOptions,
         config_of: Callable[[str], ModelConfig | None],
         changed: Callable[[str], None],
+        rows_tried: Callable[[ModelConfig], None],
     ) -> None:
         self._backend = backend
         self._options = options
         self._config_of = config_of
         self._on_change = changed
+        self._rows_tried = rows_tried
         self._health = ModelHealth(limit=options.failures, interval_s=options.interval_s, changed=self._changed)
         self._since: dict[str, float] = {}
         self.hangs: dict[str, int] = {}  # by model, since the start
@@ -148,8 +152,11 @@ class ModelChecks:
         """The root of a trial's task."""
         assert self._options.try_model is not None
         try:
-            if why := await self._options.try_model(config):
-                self.mark(model_name, Cause.TRIAL, why)
+            tried = await self._options.try_model(config)
+            if tried.failure:
+                self.mark(model_name, Cause.TRIAL, tried.failure)
+            elif tried.unmerged is not None:
+                self._rows_tried(replace(config, unmerged=tried.unmerged))
         except InferenceError:  # it could not be asked: at the next look
             self._untried.add(model_name)
         except Exception:

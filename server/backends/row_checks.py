@@ -91,19 +91,17 @@ class RowChecks:
         return next((found for folder in folders for found in sorted(folder.glob("*.onnx")) if found.is_file()), None)
 
 
-async def try_rows(
-    checks: RowChecks, config: ModelConfig, *, wants: Callable[[ModelConfig], bool], tried: Callable[..., None]
-) -> None:
-    """A trial of a model whose requests would be merged. Raises as RowChecks.why_unmerged."""
+async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[ModelConfig], bool]) -> str | None:
+    """A trial of a model whose rows would be merged: see ModelConfig.unmerged. Raises as RowChecks.why_unmerged."""
     try:
         if not wants(config):
-            return
+            return None
     except InvalidRequest:  # such a model is not served
-        return
+        return None
     why = await checks.why_unmerged(config)
-    tried(config, why)
     if why:
-        log.warning("requests are not merged: each runs alone", model=config.name, reason=why)
+        log.warning("requests, pictures and frames are not merged: each runs alone", model=config.name, reason=why)
+    return why
 
 
 def noise_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:

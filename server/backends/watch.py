@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from server.backends.circuit import Circuit, CircuitOptions
 from server.backends.doubt import answers_within
 from server.backends.known_model import KnownModel
+from server.backends.load_trial import Tried
 from server.backends.model_checks import CheckOptions, ModelChecks
 from server.backends.model_health import Cause
 from server.backends.silence import Due, Silence
@@ -46,7 +47,7 @@ class WatchOptions:
     late_calls: int = 5
     doubt_s: float = 1.0
     loads_at_once: int = 1
-    try_model: Callable[[ModelConfig], Awaitable[str]] | None = None
+    try_model: Callable[[ModelConfig], Awaitable[Tried]] | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class EngineWatch:
             ),
             self._config_of,
             self._show,
+            self._rows_tried,
         )
         self._silence = Silence(cut_s=options.silence_cut_s, restart_s=options.silence_restart_s)
         self._circuit = Circuit(CircuitOptions(failures=options.late_calls))
@@ -206,11 +208,11 @@ class EngineWatch:
         """
         known = self._seen.models.get(model_name)
         if known is None or known.config is None or not (known.is_ready or known.is_withheld):
-            config = await self._backend.model_config(model_name)
-            known = self._judged(model_name, config)
+            known = self._judged(model_name, await self._backend.model_config(model_name))
             self._seen.models[model_name] = known
-            return _served(known, config)
-        return _served(known, known.config)
+        known.require_served()
+        assert known.config is not None
+        return known.config
 
     async def run(self) -> None:
         """Probe for ever. Ends by cancellation only."""
@@ -384,13 +386,14 @@ class EngineWatch:
             reason, cause = (why.reason, why.cause) if why is not None else ("", None)
             self._seen.models[model_name] = replace(known, is_ready=why is None, reason=reason, unavailable=cause)
 
+    def _rows_tried(self, config: ModelConfig) -> None:
+        """The model's config from now on, unless the model is gone."""
+        known = self._seen.models.get(config.name)
+        if known is not None:
+            self._seen.models[config.name] = replace(known, config=config)
+
     def _restart_sick(self, reason: str) -> None:
         """No model of the engine can serve."""
         self._set_down(reason)
         if self._ask_restart is not None:
             self._ask_restart(reason)
-
-
-def _served(known: KnownModel, config: ModelConfig) -> ModelConfig:
-    known.require_served()
-    return config

@@ -25,6 +25,7 @@ MAX_BATCH_SIZE = "max_batch_size"
 MAX_QUEUE_DELAY = "max_queue_delay_us"
 MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
+NETWORK_TYPE = "network-type"  # of a model that takes pictures
 ROWS_FOLLOW_BATCH = "rows_follow_batch"  # read by server.backends.row_trial; of config.pbtxt alone
 NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
 CLOSE = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
@@ -114,20 +115,21 @@ class DeclaredOptions:
         if options.owner is Owner.TRITON and not self._engine_batches:
             options = replace(options, owner=Owner.OFF)
         if self._is_merged_by_us(config, options):
-            options = replace(options, unmerged=UNTRIED)
+            options = replace(options, unmerged=UNTRIED if config.unmerged is None else config.unmerged)
         self._read[config.name] = (config, options)
         return options
 
     def wants_trial(self, config: "ModelConfig") -> bool:
-        """Whether its requests are merged if a trial of it passes. Raises InvalidRequest as read_options does."""
+        """Whether its rows are merged if a trial of it passes. Raises InvalidRequest as read_options does."""
         return self._is_merged_by_us(config, self.of(config))
 
-    def tried(self, config: "ModelConfig", unmerged: str) -> None:
-        """The trial's outcome: why the model's requests are not merged; empty where they are."""
-        self._read[config.name] = (config, replace(self.of(config), unmerged=unmerged))
-
     def _is_merged_by_us(self, config: "ModelConfig", options: BatchOptions) -> bool:
-        if self._merging_backends is None or options.max_batch_size < 2:
+        """Its requests, the pictures of one request, or frames of several cameras."""
+        if self._merging_backends is None or config.max_batch_size < 2:
+            return False
+        if NETWORK_TYPE in config.parameters:
+            return True
+        if options.max_batch_size < 2:
             return False
         is_of_backend = options.owner is Owner.TRITON and config.backend in self._merging_backends
         return options.owner is Owner.GATEWAY or (is_of_backend and config.has_dynamic_batching)

@@ -19,7 +19,7 @@ class BatchOptions:
     max_queue_delay_s: how long rows may be waited for while a slot is free, never into a deadline; 0 for not at all.
     max_queue_size: requests that may wait. max_queue_bytes: of their tensors.
     execution_timeout_s: a model hangs that has a call and answers nothing for so long.
-    unmerged: why each request has a call of its own; empty where requests may share one.
+    unmerged: why each request, picture and frame has a call of its own; empty where they may share one.
     """
 
     owner: Owner = Owner.OFF

@@ -49,7 +49,7 @@ class ModelExplained(msgspec.Struct, frozen=True):
     queue, closed_by, dropped: of a model whose batches the gateway forms; null and empty else. batches, fit: of the
     gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton.
     misspelt: parameters of the config that nobody reads, by the option that was meant.
-    unmerged: why each request has a call of its own; empty where requests may share one.
+    unmerged: why each request, picture and frame has a call of its own; empty where they may share one.
     """
 
     model: str

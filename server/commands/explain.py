@@ -72,7 +72,7 @@ def _told(page: ModelExplained) -> Iterator[tuple[str, str]]:
     if page.misspelt:
         yield "unread", ", ".join(f"{name} (did you mean {meant}?)" for name, meant in page.misspelt.items())
     if page.unmerged:
-        yield "merged", f"no, each request runs alone: {page.unmerged}"
+        yield "merged", f"no, each request and picture goes to the engine alone: {page.unmerged}"
     if page.queue is not None:
         yield "queue", _queue(page.queue)
     yield "fit", _fit(page.fit)

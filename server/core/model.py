@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from server.core.tensor import Datatype
 
+UNMERGED = "unmerged"  # a parameter of the config that a gateway answers: see ModelConfig.unmerged
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -32,6 +34,8 @@ class ModelConfig:
 
     max_batch_size: 0 where the model has no batch dimension. parameters: key → string_value. is_on_gpu: an instance
     group says KIND_GPU, as Triton's own answer does wherever it is so.
+    unmerged: by the gateway's trial, why no execution may have rows of several requests, pictures or frames; empty
+    where it may, None before the trial.
     """
 
     name: str
@@ -46,6 +50,12 @@ class ModelConfig:
     has_sequence_batching: bool = False
     is_ensemble: bool = False
     is_on_gpu: bool = False
+    unmerged: str | None = None
+
+    @property
+    def merged_rows(self) -> int:
+        """Pictures or frames of one execution at most; 0 where the model has no batch dimension."""
+        return self.max_batch_size if self.unmerged == "" else min(self.max_batch_size, 1)
 
 
 @dataclass(frozen=True, slots=True)

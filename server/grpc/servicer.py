@@ -7,6 +7,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from server.backends.core_relay import CoreRelay
+from server.core.model import UNMERGED
 from server.core.relay import GrpcAnswer
 from server.dataplane import DataPlane, Verb
 from server.grpc import shared_memory
@@ -66,6 +67,7 @@ def inference_handlers(
     }
     methods |= {name: partial(_relayed, relay, Verb.READ, name, model_of) for name, model_of in _READS.items()}
     methods["ModelReady"] = partial(_model_ready, plane, relay)
+    methods["ModelConfig"] = partial(_model_config, plane, relay)
     methods |= {name: partial(_relayed, relay, verb, name, scan_repository_request) for name, verb in _CHANGES.items()}
     methods |= {name: partial(_settings, relay, name) for name in _SETTINGS}
     methods |= {name: partial(_about_memory, plane, relay, answer) for name, answer in shared_memory.METHODS.items()}
@@ -109,6 +111,16 @@ async def _model_ready(plane: DataPlane, relay: CallRelay, message: bytes, conte
     return _serialised(service_pb2.ModelReadyResponse(ready=False)) if is_refused else answer
 
 
+async def _model_config(plane: DataPlane, relay: CallRelay, message: bytes, context: Context) -> bytes:
+    answer = await _relayed(relay, Verb.READ, "ModelConfig", scan_model_name, message, context)
+    unmerged = plane.batch_options(scan_model_name(message)).unmerged
+    if not unmerged:
+        return answer
+    response = service_pb2.ModelConfigResponse.FromString(answer)
+    response.config.parameters[UNMERGED].string_value = unmerged
+    return _serialised(response)
+
+
 async def _relayed(
     relay: CallRelay, verb: Verb, name: str, model_of: Callable[[bytes], str], message: bytes, context: Context
 ) -> bytes:
@@ -135,7 +147,8 @@ def _no_model(_: bytes) -> str:
 
 
 def _serialised(
-    message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse | service_pb2.ModelReadyResponse",
+    message: "service_pb2.ServerLiveResponse | service_pb2.ServerReadyResponse | service_pb2.ModelReadyResponse"
+    " | service_pb2.ModelConfigResponse",
 ) -> bytes:
     serialised: bytes = message.SerializeToString()
     return serialised

@@ -99,7 +99,7 @@ def _rows(plane: DataPlane, limits: RestLimits, record: RequestRecorder) -> list
         Row(_GET, "/v2/models/stats", models.read, "Statistics of all models."),
         Row(_GET, _MODEL, models.read, "A model's metadata."),
         Row(_GET, f"{_MODEL}/ready", models.ready, "Whether a model is ready.", or_role=Role.INFER),
-        Row(_GET, f"{_MODEL}/config", models.read, "A model's configuration."),
+        Row(_GET, f"{_MODEL}/config", models.config, "A model's configuration."),
         Row(_GET, f"{_MODEL}/stats", models.read, "A model's statistics."),
         Row(_GET, "/v2/models/{model}/explain", ExplainEndpoint(plane), "How its batches are formed."),
         Row(_POST, f"{_REPOSITORY}/index", models.index, "The models of the repository.", role=Role.READ),

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.core.errors import ModelRefused, NotSupported
+from server.core.model import UNMERGED
 from server.core.relay import HttpAnswer, InferHead
 from server.dataplane import DataPlane, Verb
 from server.rest.body import read_body
@@ -59,6 +60,16 @@ class ModelEndpoints:
         if isinstance(error, ModelRefused):
             return error_response(error.message, 400)  # as Triton answers for a model that failed to load
         return response_of(error)
+
+    async def config(self, request: Request) -> Response:
+        """The engine's, and why the model's rows are not merged here."""
+        answer = await self._read(request, b"")
+        unmerged = self._plane.batch_options(unquote(model_of(request).model_name)).unmerged
+        if answer.status != 200 or not unmerged:
+            return AnswerResponse(answer)
+        config = msgspec.json.decode(answer.body)
+        config.setdefault("parameters", {})[UNMERGED] = {"string_value": unmerged}
+        return AnswerResponse(HttpAnswer(answer.status, answer.headers, msgspec.json.encode(config)))
 
     async def load(self, request: Request) -> Response:
         return await self._change(Verb.LOAD, request)
