@@ -38,16 +38,19 @@ def refusing(error: Exception, *, is_zeros_only: bool = False) -> Callable[[Infe
 async def why(
     act: Callable[[InferRequest], Sequence[Tensor]], config: ModelConfig = MODEL, *, picture: str = ""
 ) -> tuple[str, FakeBackend, list[str]]:
-    """The trial's outcome, the engine that was asked, and the models whose rows were tried."""
+    """Why the model cannot serve, the engine that was asked, and the models whose rows were tried."""
     backend, rows = FakeBackend((config,), answer=act), list[str]()
 
     async def see(_: ModelConfig) -> str:
         return picture
 
-    async def try_rows(tried: ModelConfig) -> None:
+    async def try_rows(tried: ModelConfig) -> str:
         rows.append(tried.name)
+        return "its rows go astray"
 
-    return await LoadTrial(backend, see=see, try_rows=try_rows)(config), backend, rows
+    failure, unmerged = await LoadTrial(backend, see=see, try_rows=try_rows)(config)
+    assert unmerged == ("its rows go astray" if rows else None)
+    return failure, backend, rows
 
 
 @pytest.mark.parametrize(

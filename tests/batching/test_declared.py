@@ -189,18 +189,20 @@ def test_engine_that_forms_no_batches_owns_none() -> None:
 
 
 def test_requests_are_merged_after_a_trial_and_only_those_that_we_merge_are_tried() -> None:
-    """The gateway's batches, and those that our own backends merge under Triton; each config anew."""
+    """The gateway's batches, those that our own backends merge under Triton, and pictures; each config anew."""
     declared = DeclaredOptions(merging_backends=("onnxruntime",))
     owned = dataclasses.replace(MODEL, parameters={"batch_owner": "gateway"})
     tritons = dataclasses.replace(MODEL, has_dynamic_batching=True, backend="onnxruntime")
     others = (MODEL, dataclasses.replace(tritons, backend="python"), dataclasses.replace(owned, max_batch_size=1))
-    assert [declared.wants_trial(config) for config in (owned, tritons, *others)] == [True, True, False, False, False]
-    assert declared.of(owned).unmerged == UNTRIED
-    declared.tried(owned, "its rows go astray")
-    assert declared.of(owned).unmerged == "its rows go astray"
-    declared.tried(owned, "")
-    assert declared.of(owned).unmerged == ""
-    assert declared.of(dataclasses.replace(owned)).unmerged == UNTRIED
+    seeing = with_parameters(**{"network-type": "0"})
+    ones = (*others, dataclasses.replace(seeing, max_batch_size=1))
+    assert [declared.wants_trial(config) for config in (owned, tritons, seeing)] == [True, True, True]
+    assert [declared.wants_trial(config) for config in ones] == [False, False, False, False]
+    for config in (owned, tritons, seeing):
+        assert declared.of(config).unmerged == UNTRIED
+        for why in ("its rows go astray", ""):
+            assert declared.of(dataclasses.replace(config, unmerged=why)).unmerged == why
+    assert declared.of(MODEL).unmerged == ""
     assert DeclaredOptions().of(owned).unmerged == ""
 
 

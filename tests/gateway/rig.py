@@ -41,6 +41,7 @@ CLASSIFIER = ModelConfig(
     inputs=(TensorSpec("x", Datatype.FP32, (3, 8, 8)),),
     outputs=(TensorSpec("p", Datatype.FP32, (3,)),),
     parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
+    unmerged="",
 )
 TENSORS_ONLY = ModelConfig(
     "plain",

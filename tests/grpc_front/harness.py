@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from server.access.door import Door
 from server.admission import Admission, AdmissionLimits
+from server.batching.options import BatchOptions
 from server.core.backend import GrpcStream
 from server.core.caller import NOBODY, Caller
 from server.core.contract import BLOCKED_EXTENSIONS
@@ -81,6 +82,7 @@ class FakePlane:
         self.scripts: list[GrpcStream] = []
         self.refused: dict[str, Exception] = {}
         self.unserved: dict[str, str] = {}
+        self.unmerged: dict[str, str] = {}
         self.answered: list[str] = []
         self.left_of: list[type[BaseException] | None] = []
         self.admission = Admission(AdmissionLimits())
@@ -88,6 +90,9 @@ class FakePlane:
 
     def refusals(self) -> Mapping[str, str]:
         return self.unserved
+
+    def batch_options(self, model_name: str) -> BatchOptions:
+        return BatchOptions(unmerged=self.unmerged.get(model_name, ""))
 
     def readiness(self) -> Readiness:
         return Readiness(not self.unready_reason, self.unready_reason)

@@ -61,6 +61,7 @@ class FakePlane:
         self.unready_reason = ""
         self.refused: dict[str, str] = {}
         self.unavailable: dict[str, str] = {}
+        self.unmerged: dict[str, str] = {}
         self.holds = False
         self.is_stopping = False
         self.admission = Admission(AdmissionLimits())
@@ -78,6 +79,9 @@ class FakePlane:
         if model_name in self.unavailable:
             return ModelUnavailable(self.unavailable[model_name])
         return ModelRefused(self.refused[model_name]) if model_name in self.refused else None
+
+    def batch_options(self, model_name: str) -> BatchOptions:
+        return BatchOptions(unmerged=self.unmerged.get(model_name, ""))
 
     def not_formed(self, head: InferHead) -> Explained:
         return not_formed(head.model_name, Owner.TRITON)

@@ -45,7 +45,8 @@ RELAYED = DETECTOR | {"image-decoder": "engine", "infer-dims": "3;8;8"}
 
 def classifier(name: str, max_batch_size: int, shape: tuple[int, ...] = (3, SIDE, SIDE)) -> ModelConfig:
     inputs = (TensorSpec("x", Datatype.FP32, shape),)
-    return ModelConfig(name, "python", max_batch_size, inputs, (TensorSpec("y", Datatype.FP32, (2,)),), CLASSIFIER)
+    outputs = (TensorSpec("y", Datatype.FP32, (2,)),)
+    return ModelConfig(name, "python", max_batch_size, inputs, outputs, CLASSIFIER, unmerged="")
 
 
 def keeper() -> ModelConfig:

@@ -10,7 +10,7 @@ import pytest
 from deepstream_pipeline.infer.network import Network, network_from
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.infer.trial import LEAST_BYTES, MOST_BYTES, difference, memory_for, row_of_noise, why_not
-from server.core.model import ModelConfig, TensorSpec
+from server.core.model import TensorSpec
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from tests.deepstream_pipeline.infer.fake_core import CLASSIFIER, classifier, keeper
 
@@ -24,9 +24,8 @@ def of(array: npt.ArrayLike, name: str = "y", dtype: npt.DTypeLike = np.float32)
 
 def pixels(layout: str, shape: tuple[int, ...]) -> Network:
     parameters = CLASSIFIER | {"network-input-order": layout}
-    return network_from(
-        ModelConfig("m", "python", 4, (TensorSpec("x", Datatype.UINT8, shape),), classifier("m", 4).outputs, parameters)
-    )
+    inputs = (TensorSpec("x", Datatype.UINT8, shape),)
+    return network_from(replace(classifier("m", 4), inputs=inputs, parameters=parameters))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,17 @@
+"""A model whose rows are not merged says so in its config."""
+
+from tritonclient.grpc import service_pb2
+
+from server.core.model import UNMERGED
+from tests.grpc_front.harness import Front
+
+
+async def test_config_says_why_rows_are_not_merged(front: Front) -> None:
+    """In a parameter; all else is the engine's, and a model whose rows are merged has no such parameter."""
+    question = service_pb2.ModelConfigRequest(name="double").SerializeToString()
+    engines = service_pb2.ModelConfigResponse.FromString(await front.call("ModelConfig", question))
+    assert UNMERGED not in engines.config.parameters
+    front.plane.unmerged = {"double": "output 'y' has a row for each object"}
+    answer = service_pb2.ModelConfigResponse.FromString(await front.call("ModelConfig", question))
+    assert answer.config.parameters.pop(UNMERGED).string_value == "output 'y' has a row for each object"
+    assert answer == engines

@@ -1,0 +1,41 @@
+"""A model whose rows are not merged says so in its config."""
+
+import msgspec
+import pytest
+
+from server.core.model import UNMERGED
+from server.core.relay import HttpAnswer
+from tests.rest.harness import Front
+
+WHY = "output 'y' has a row for each object"
+CONFIG = b'{"name": "a b", "max_batch_size": 8}'
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "parameters"),
+    [
+        ("other", CONFIG, None),
+        ("a b", CONFIG, {UNMERGED: {"string_value": WHY}}),
+        (
+            "a b",
+            b'{"name": "a b", "max_batch_size": 8, "parameters": {"topk": {"string_value": "1"}}}',
+            {"topk": {"string_value": "1"}, UNMERGED: {"string_value": WHY}},
+        ),
+    ],
+)
+async def test_config_says_why_rows_are_not_merged(
+    front: Front, name: str, config: bytes, parameters: dict[str, object] | None
+) -> None:
+    """In a parameter; all else is the engine's, and a model whose rows are merged has no such parameter."""
+    front.plane.unmerged, front.plane.answer = {name: WHY} if parameters else {}, HttpAnswer(200, (), config)
+    reply = await front.ask("GET", f"/v2/models/{name.replace(' ', '%20')}/config")
+    told = msgspec.json.decode(reply.body)
+    assert told.pop("parameters", None) == parameters
+    assert told == {"name": "a b", "max_batch_size": 8}
+
+
+async def test_refused_config_is_relayed_as_it_is(front: Front) -> None:
+    """There is no config that could say it."""
+    front.plane.unmerged, front.plane.answer = {"m": WHY}, HttpAnswer(400, (), b'{"error":"unknown"}')
+    reply = await front.ask("GET", "/v2/models/m/config")
+    assert (reply.status, reply.body) == (400, b'{"error":"unknown"}')
