@@ -15,7 +15,7 @@ from server.image_flow import ImageFlow
 from server.metrics import Metrics
 from server.testing import FakeBackend
 from server.vision.pool import DecodePool
-from tests.gateway.rig import CLASSIFIER, DETECTOR, TENSORS_ONLY, Rig, answer
+from tests.gateway.rig import CLASSIFIER, DETECTOR, NMS_INSIDE, TENSORS_ONLY, Rig, answer
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ async def rig() -> AsyncIterator[Rig]:
     slo = replace(TENSORS_ONLY, name="hasty", parameters={"slo_p99_ms": "50"})
     hasty = replace(CLASSIFIER, name="hasty-classes", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "500"})
     odd = replace(CLASSIFIER, name="odd", parameters={**CLASSIFIER.parameters, "slo_p99_ms": "fast"})
-    backend = FakeBackend((DETECTOR, CLASSIFIER, TENSORS_ONLY, slo, hasty, odd), answer=answer)
+    untried = replace(NMS_INSIDE, name="found-untried", unmerged=None)
+    models = (DETECTOR, CLASSIFIER, NMS_INSIDE, untried, TENSORS_ONLY, slo, hasty, odd)
+    backend = FakeBackend(models, answer=answer)
     options = WatchOptions(probe_interval_s=60, down_interval_s=0.01, canary_interval_s=60)
     watch = EngineWatch(backend, options, refuse=DeclaredOptions().refusal)
     admission, metrics = Admission(AdmissionLimits(max_requests=4)), Metrics()

@@ -43,6 +43,15 @@ CLASSIFIER = ModelConfig(
     parameters={"network-type": "1", "labels": "dark;middle;bright", "net-scale-factor": "0.00392156862745098"},
     unmerged="",
 )
+NMS_INSIDE = ModelConfig(  # a row for each object of all pictures together
+    name="found",
+    backend="onnxruntime",
+    max_batch_size=8,
+    inputs=CLASSIFIER.inputs,
+    outputs=DETECTOR.outputs,
+    parameters={"network-type": "0", "parse-bbox-func-name": "boxes", "net-scale-factor": "0.00392156862745098"},
+    unmerged="output 'boxes' has the shape [3, 4] for one row of input",
+)
 TENSORS_ONLY = ModelConfig(
     "plain",
     "python",
@@ -55,7 +64,7 @@ CALL = HttpCall("POST", b"/v2/models/plain/infer", (), b"{}")
 
 
 def answer(request: InferRequest) -> list[Tensor]:
-    """One box over the whole picture; or how dark, middling or bright each row is."""
+    """One box over the whole picture; more of them the brighter it is; or how dark, middling or bright each row is."""
     array = request.inputs[0].to_numpy()
     if request.model_name == "boxes":
         height, width = array.shape[:2]
@@ -65,6 +74,14 @@ def answer(request: InferRequest) -> list[Tensor]:
             tensor_from_numpy("class_ids", np.array([0], np.int64)),
         ]
     means = array.reshape(array.shape[0], -1).mean(axis=1)
+    if request.model_name.startswith("found"):
+        counts = [round(float(mean) * 4) for mean in means]
+        boxes = [[2 * place, 0, 2 * place + 2, 8] for count in counts for place in range(count)]
+        return [
+            tensor_from_numpy("boxes", np.array(boxes, np.float32).reshape(-1, 4)),
+            tensor_from_numpy("scores", np.full(len(boxes), 0.75, np.float32)),
+            tensor_from_numpy("class_ids", np.repeat(np.arange(len(counts), dtype=np.int64), counts)),
+        ]
     rows = [[1 - mean, 0.1, mean] for mean in means]
     return [tensor_from_numpy("p", np.array(rows, np.float32))]
 

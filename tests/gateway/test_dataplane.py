@@ -53,6 +53,23 @@ async def test_image_request_of_three_makes_two_calls_and_keeps_order(rig: Rig) 
     assert response.timings.batch_size == 2
 
 
+@pytest.mark.parametrize("model", ["found", "found-untried"])
+async def test_pictures_of_a_model_whose_rows_are_not_merged_are_each_a_call(rig: Rig, model: str) -> None:
+    """Its rows do not follow its batch, or nobody knows yet: five pictures are answered as each alone."""
+    images = [picture(level) for level in (255, 0, 64, 128, 191)]
+    alone = [await rig.plane.infer_images(ImageRequest(model, "", (one,), None)) for one in images]
+    rig.backend.calls.clear()
+    together = await rig.plane.infer_images(ImageRequest(model, "", tuple(images), None))
+    found = [result for result in together.results if isinstance(result, Detections)]
+    assert [len(result.xyxy) for result in found] == [4, 0, 1, 2, 3]
+    for result, single in zip(found, (one.results[0] for one in alone), strict=True):
+        assert isinstance(single, Detections)
+        np.testing.assert_array_equal(result.xyxy, single.xyxy)
+        np.testing.assert_array_equal(result.class_id, single.class_id)
+    assert [call.inputs[0].shape[0] for call in rig.backend.calls] == [1] * 5
+    assert together.timings.batch_size == 1
+
+
 async def test_many_images_pass_in_waves_and_keep_their_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's arrays are bounded: five pictures of which two fit at once take three waves."""
     monkeypatch.setattr("server.vision.amounts.WAVE_BYTES", 2 * 3 * 8 * 8 * 4)

@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,9 @@ BOXES = (
 RELAYED = DETECTOR | {"image-decoder": "engine", "infer-dims": "3;8;8"}
 
 
+ASTRAY = "output 'y' has a row for each object"
+
+
 def classifier(name: str, max_batch_size: int, shape: tuple[int, ...] = (3, SIDE, SIDE)) -> ModelConfig:
     inputs = (TensorSpec("x", Datatype.FP32, shape),)
     outputs = (TensorSpec("y", Datatype.FP32, (2,)),)
@@ -58,6 +61,7 @@ def keeper() -> ModelConfig:
 CONFIGS = (
     classifier("owned", 4),
     classifier("lone", 0, (1, 3, SIDE, SIDE)),
+    replace(classifier("astray", 4), unmerged=ASTRAY),
     keeper(),
     ModelConfig("tensors", "python", 4, (TensorSpec("x", Datatype.FP32, (3,)),), (), {}),
     ModelConfig("encoded", "python", 4, (TensorSpec("x", Datatype.BYTES, (1,)),), BOXES, RELAYED),

@@ -6,19 +6,34 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import structlog
 
 from deepstream_pipeline.errors import InferFailed, InferRefused, ModelUnusable
+from deepstream_pipeline.infer import asking
 from deepstream_pipeline.infer.engine import Engine
+from deepstream_pipeline.infer.line import Line
 from deepstream_pipeline.infer.network import network_from
 from deepstream_pipeline.infer.place import EnginePlace
 from server.backends.reaper import claim_run_directory
+from server.batching.declared import UNTRIED
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, Overloaded
 from server.local.running import run_folders, tell_running
 from server.local.socket_folder import reachable
-from tests.deepstream_pipeline.infer.fake_core import SIDE, Asked, FakeCore, classifier, engine_at, row, submit, until
+from tests.deepstream_pipeline.infer.fake_core import (
+    ASTRAY,
+    SIDE,
+    Asked,
+    FakeCore,
+    classifier,
+    engine_at,
+    row,
+    submit,
+    until,
+)
 
 
 @pytest.fixture
@@ -80,6 +95,30 @@ def test_more_rows_than_a_call_may_have_are_several_calls(core: FakeCore, engine
     rows = [answer.row(index) for index in range(6)]
     means = [response.outputs[0].to_numpy()[place][1] for response, place in rows]
     assert means == pytest.approx([value / 10 for value in range(6)], abs=1e-5)
+
+
+def test_rows_of_a_model_that_are_not_merged_are_each_a_call(core: FakeCore, engine: Engine) -> None:
+    """The gateway's trial says so; the log says why."""
+    with structlog.testing.capture_logs() as told:
+        network = engine.network("astray", 20)
+    assert (network.max_batch_size, network.unmerged) == (1, ASTRAY)
+    assert [line["reason"] for line in told if line["log_level"] == "warning"] == [ASTRAY]
+    answer = submit(engine, network, [row(0.1), row(0.3)]).answer()
+    assert [request.inputs[0].shape[0] for request in core.asked] == [1, 1]
+    rows = [answer.row(index) for index in range(2)]
+    assert [response.outputs[0].to_numpy()[place][1] for response, place in rows] == pytest.approx([0.1, 0.3], abs=1e-5)
+
+
+async def test_trial_that_has_not_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has, no frame shares a call; nobody waits longer than for the model itself."""
+    monkeypatch.setattr(asking, "RETRY_S", 0.0)
+    tried, line = classifier("m", 4), Mock(Line)
+    trying = replace(tried, unmerged=None)
+    line.config.side_effect = [trying, trying, tried]
+    assert (await asking.find_network(line, "m", "", 20)).max_batch_size == 4
+    line.config.side_effect = [trying]
+    network = await asking.find_network(line, "m", "", 0.0)
+    assert (network.max_batch_size, network.unmerged) == (1, UNTRIED)
 
 
 def test_model_without_a_batch_axis_is_asked_for_each_row_at_once(core: FakeCore, engine: Engine) -> None:

@@ -24,7 +24,7 @@ from server.shared_memory.absent import SWITCHED_OFF
 from server.testing import FakeMode
 from tests.deepstream_pipeline.gpu.fake_driver import FakeDriver, install
 from tests.deepstream_pipeline.infer.card_gateway import CardGateway
-from tests.deepstream_pipeline.infer.fake_core import SIDE, Asked, row, until
+from tests.deepstream_pipeline.infer.fake_core import ASTRAY, SIDE, Asked, row, until
 
 SHAPE = (3, SIDE, SIDE)
 ON_CARD = HandOverChoice(HandOver.DEVICE)
@@ -144,6 +144,17 @@ def test_more_rows_than_a_call_may_have_are_several_calls(gateway: CardGateway, 
     answer = rig.submit(rig.on_card([value / 10 for value in range(6)])).answer()
     assert means(answer, 6) == pytest.approx([value / 10 for value in range(6)], abs=1e-5)
     assert sorted(rows for _, rows in gateway.engine.inferred) == [2, 4]
+
+
+def test_rows_of_a_model_that_are_not_merged_are_each_a_call(driver: FakeDriver, gateway: CardGateway) -> None:
+    """The gateway's answer to who asks for the model's config says so."""
+    gateway.plane.unmerged = {"owned": ASTRAY}
+    rig = Rig(gateway)
+    assert (rig.network.max_batch_size, rig.network.unmerged) == (1, ASTRAY)
+    answer = rig.submit([row(0.1), row(0.3)]).answer()
+    assert means(answer, 2) == pytest.approx([0.1, 0.3], abs=1e-5)
+    assert [rows for _, rows in gateway.engine.inferred] == [1, 1]
+    rig.close()
 
 
 def test_model_without_a_batch_axis_is_asked_for_each_row(driver: FakeDriver, gateway: CardGateway) -> None:
