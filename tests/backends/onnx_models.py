@@ -193,12 +193,12 @@ def nms_inside() -> onnx.ModelProto:
         node("Slice", ["images", "zero", "one", "one"], ["objects"]),
         node("Slice", ["images", "one", "two", "one"], ["marks"]),
         node("MaxPool", ["objects"], ["pooled"], kernel_shape=[8, 8], strides=[8, 8]),
-        node("Reshape", ["pooled", "flat"], ["scores"]),
+        node("Reshape", ["pooled", "flat"], ["pooled1"]),
         node("Shape", ["images"], ["count"], end=1),
         node("Concat", ["count", "four"], ["wanted"], axis=0),
-        node("Expand", ["boxes1", "wanted"], ["boxes"]),
-        node("NonMaxSuppression", ["boxes", "scores", "most", "half", "half"], ["selected"]),
-        node("GatherND", ["scores", "selected"], ["score1"]),
+        node("Expand", ["boxes1", "wanted"], ["everywhere"]),
+        node("NonMaxSuppression", ["everywhere", "pooled1", "most", "half", "half"], ["selected"]),
+        node("GatherND", ["pooled1", "selected"], ["score1"]),
         node("Unsqueeze", ["score1", "one"], ["score"]),
         node("Gather", ["selected", "columns"], ["where"], axis=1),
         node("Cast", ["where"], ["where_f"], to=TensorProto.FLOAT),
@@ -214,6 +214,44 @@ def nms_inside() -> onnx.ModelProto:
         [("found", TensorProto.FLOAT, ("rows", 4))],
     )
     return _model(nodes, inputs, outputs, initializers=initializers)
+
+
+def nms_detector() -> onnx.ModelProto:
+    """images [n, 3, 32, 32] → boxes [1, rows, 4], scores [1, rows], class_ids [1, rows]: the rows of `nms_inside`.
+
+    The boxes are its cells; the class is ten times the mark.
+    """
+    model, node = nms_inside(), helper.make_node
+    graph = model.graph
+    graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
+    graph.node.extend(
+        [
+            node("Div", ["count", "count"], ["unit"]),  # as a batch axis that the file does not say is 1
+            node("Concat", ["unit", "any", "side4"], ["of_boxes"], axis=0),
+            node("Concat", ["unit", "any"], ["of_scores"], axis=0),
+            node("Gather", ["selected", "two"], ["cell"], axis=1),
+            node("GatherND", ["xyxy", "cell"], ["found_boxes"]),
+            node("Reshape", ["found_boxes", "of_boxes"], ["boxes"]),
+            node("Reshape", ["score1", "of_scores"], ["scores"]),
+            node("Mul", ["mark2", "ten"], ["tenfold"]),
+            node("Round", ["tenfold"], ["rounded"]),
+            node("Cast", ["rounded"], ["classes"], to=TensorProto.INT64),
+            node("Reshape", ["classes", "of_scores"], ["class_ids"]),
+        ]
+    )
+    cells = np.array([[x, y, x + 8, y + 8] for y in range(0, 32, 8) for x in range(0, 32, 8)], np.float32)
+    sizes = {"any": np.array([-1], np.int64), "side4": np.array([4], np.int64)}
+    more = sizes | {"xyxy": cells, "ten": np.array(10, np.float32)}
+    graph.initializer.extend([numpy_helper.from_array(value, name) for name, value in more.items()])
+    del graph.output[:]
+    graph.output.extend(
+        [
+            _value("boxes", TensorProto.FLOAT, ("b", "rows", 4)),
+            _value("scores", TensorProto.FLOAT, ("b", "rows")),
+            _value("class_ids", TensorProto.INT64, ("b", "rows")),
+        ]
+    )
+    return model
 
 
 def sequence_output() -> onnx.ModelProto:

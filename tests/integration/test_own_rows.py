@@ -1,6 +1,7 @@
 """Clients that ask at once get their own rows, whatever the rows of the model do, of the embedded engine and Triton.
 
-`nms` answers a row for each bright cell, so its rows do not follow the batch. `marked` answers a row for each picture.
+`nms` answers a row for each bright cell, so its rows do not follow the batch; `detector` does so for pictures.
+`marked` answers a row for each picture.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,15 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import av
+import cv2
 import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from server.commands import models as models_command
 from tests.backends import onnx_models
-from tests.conftest import RunningStack, start_stack, stop_stack
+from tests.conftest import RunningStack, stop_stack
 from tests.integration.embedded_stack import start_embedded
+from tests.integration.test_batching import multipart
+from tests.integration.video_runs import Place, lines, new_place, run, start_stack_at, two_ports
 from tests.integration.web import call, post_json
 
 pytestmark = pytest.mark.xdist_group("own-rows")
@@ -34,6 +41,21 @@ parameters { key: "max_queue_delay_us" value { string_value: "2000" } }
 BY_TRITON = "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
 COMPLETED = 'backend: "onnxruntime"\ninstance_group [ { kind: KIND_CPU count: 1 } ]\n'
 FOLLOWS = 'parameters { key: "rows_follow_batch" value { string_value: "1" } }\n'
+DETECTOR = """backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "images" data_type: TYPE_FP32 dims: [ 3, 32, 32 ] } ]
+output [
+  { name: "boxes" data_type: TYPE_FP32 dims: [ -1, 4 ] },
+  { name: "scores" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "class_ids" data_type: TYPE_INT64 dims: [ -1 ] }
+]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+parameters { key: "network-type" value { string_value: "0" } }
+parameters { key: "net-scale-factor" value { string_value: "0.00392156862745098" } }
+parameters { key: "parse-bbox-func-name" value { string_value: "boxes" } }
+"""
+SEEN = ((2, 0.3), (0, 0.7), (1, 0.5), (3, 0.2), (1, 0.9))  # objects and marks of five pictures
+NO_DETECTOR_BATCH = "output 'boxes' has the shape [1, 16, 4] for 2 rows of input"
 WHY = "output 'found' has the shape [16, 4] for one row of input"
 
 
@@ -53,11 +75,19 @@ def write_models(repository: Path, *, has_triton: bool) -> None:
         nms, means = CONFIG.replace("OUTPUT", "4") + words, CONFIG.replace("OUTPUT", "2") + words
         onnx_models.save(onnx_models.nms_inside(), repository, f"nms{ending}", config=nms)
         onnx_models.save(marked(), repository, f"marked{ending}", config=means)
+        onnx_models.save(onnx_models.nms_detector(), repository, f"detector{ending}", config=DETECTOR + words)
+    onnx_models.save(onnx_models.nms_detector(), repository, "detector_unbatched", config=DETECTOR)
     onnx_models.save(onnx_models.nms_inside(), repository, "nms_says", config=nms + FOLLOWS)
     if has_triton:
         onnx_models.save(onnx_models.nms_inside(), repository, "nms_completed", config=COMPLETED)
         in_pairs = CONFIG.replace("OUTPUT", "4") + BY_TRITON.replace("2000", "100000")
         onnx_models.save(onnx_models.nms_inside(), repository, "nms_in_pairs", config=in_pairs)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Of Triton's stack, and of video runs that are its guests."""
+    return new_place(tmp_path_factory.mktemp("own-rows"))
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +100,12 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]
 
 
 @pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path) -> Iterator[RunningStack]:
-    folder = tmp_path_factory.mktemp("own-rows")
-    write_models(folder / "models", has_triton=True)
-    stack = start_stack(folder / "home", "--model-repository", str(folder / "models"))
+def triton(place: Place, triton_environment: Path) -> Iterator[RunningStack]:
+    models = place.home.parent / "models"
+    write_models(models, has_triton=True)
+    http_port, grpc_port = two_ports()
+    ports = ("--http-port", http_port, "--grpc-port", grpc_port)
+    stack = start_stack_at(place, "--model-repository", str(models), *ports)
     yield stack
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
@@ -85,6 +117,44 @@ def picture(objects: int, mark: float) -> Any:
         tensor[0, 0, cell // 4 * 8 : cell // 4 * 8 + 8, cell % 4 * 8 : cell % 4 * 8 + 8] = 0.9
     tensor[0, 1] = mark
     return tensor
+
+
+def image(objects: int, mark: float, side: int = 32) -> Any:
+    """The same as RGB, (side, side, 3)."""
+    red, green = (picture(objects, mark)[0] * 255).round().astype(np.uint8)
+    small = np.stack([red, green, np.zeros_like(red)], axis=2)
+    return cv2.resize(small, (side, side), interpolation=cv2.INTER_NEAREST)
+
+
+def see(stack: RunningStack, model: str, *images: Any) -> list[Any]:
+    """The detections in each, of one request."""
+    pngs = [cv2.imencode(".png", one[..., ::-1])[1].tobytes() for one in images]
+    body, media_type = multipart(*pngs)
+    answer = call("POST", f"{stack.http_url}/v2/models/{model}/image", body, {"content-type": media_type})
+    assert answer.status == 200, answer.body
+    return [one["detections"] for one in answer.json["results"]]
+
+
+def write_clip(path: Path, objects: int, mark: float) -> Path:
+    """The path, at which 30 frames show so many objects."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=30, options={"crf": "5"})
+        stream.height = stream.width = 128
+        stream.pix_fmt = "yuv420p"
+        for _ in range(30):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image(objects, mark, 128), format="rgb24")))
+        container.mux(stream.encode(None))
+    return path
+
+
+def found_in(out: Path) -> dict[str, list[list[Any]]]:
+    """By source, what each frame's objects are and where."""
+    found: dict[str, list[list[Any]]] = {}
+    for line in lines(out / "objects.jsonl"):
+        found.setdefault(line["source_id"], []).append(
+            sorted([one["class_id"], *one["xyxy"]] for one in line["objects"])
+        )
+    return found
 
 
 def infer(stack: RunningStack, model: str, tensor: Any) -> Any:
@@ -156,8 +226,9 @@ def test_model_that_is_not_merged_says_why(triton: RunningStack, model: str) -> 
     told = CliRunner().invoke(models_command.app, ["explain", model, "--url", triton.http_url])
     listed = CliRunner().invoke(models_command.app, ["list", "--url", triton.http_url])
     assert (told.exit_code, listed.exit_code) == (0, 0)
-    assert (f"no, each request runs alone: {WHY}" in told.output) == bool(why)
-    assert (f"{model}: each request runs alone: {WHY}" in listed.output) == bool(why)
+    alone = f"each request and picture goes to the engine alone: {WHY}"
+    assert (f"no, {alone}" in told.output) == bool(why)
+    assert (f"{model}: {alone}" in listed.output) == bool(why)
 
 
 def test_requests_of_many_rows_to_a_model_that_is_not_merged_are_answered(triton: RunningStack) -> None:
@@ -165,3 +236,49 @@ def test_requests_of_many_rows_to_a_model_that_is_not_merged_are_answered(triton
     pictures = np.concatenate([picture(2, 0.5), picture(1, 0.5)])
     for model in ("nms_says", "nms_triton", "nms_completed"):
         assert infer(triton, model, pictures).shape == (3, 4)
+
+
+@pytest.mark.parametrize("engine", ["embedded", "triton"])
+@pytest.mark.parametrize("model", ["detector", "detector_unbatched", "detector_triton"])
+def test_pictures_of_one_request_are_answered_as_each_alone(
+    request: pytest.FixtureRequest, engine: str, model: str
+) -> None:
+    """Five unlike pictures, of a model that the gateway batches, that nobody batches, or Triton; it says why."""
+    if engine == "embedded" and model == "detector_triton":
+        pytest.skip("the embedded engine forms no batches")
+    stack: RunningStack = request.getfixturevalue(engine)
+    images = [image(*one) for one in SEEN]
+    alone = [found for one in images for found in see(stack, model, one)]
+    assert [len(found) for found in alone] == [objects for objects, _ in SEEN]
+    assert see(stack, model, *images) == alone
+    assert explained(stack, model)["unmerged"] == NO_DETECTOR_BATCH
+
+
+@pytest.mark.parametrize("way", ["guest", "gateway"])
+def test_frames_of_two_cameras_are_answered_as_of_each_alone(
+    triton: RunningStack, place: Place, way: str, tmp_path: Path
+) -> None:
+    """As a guest of the stack, and by the gateway's port; the log says why no frames share a call."""
+    words = ("--model", "detector_unbatched", *(("--gateway", triton.http_url) if way == "gateway" else ()))
+    clips = [write_clip(tmp_path / f"{name}.mp4", *SEEN[number]) for name, number in (("a", 0), ("b", 3))]
+    alone: dict[str, list[list[Any]]] = {}
+    for clip in clips:
+        ended = run(place, *words, "--source", clip, "--out", tmp_path / f"out-{clip.stem}")
+        assert ended.code == 0, ended.err
+        alone |= found_in(tmp_path / f"out-{clip.stem}")
+    ended = run(place, *words, *(word for clip in clips for word in ("--source", clip)), "--out", tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert NO_DETECTOR_BATCH in ended.err
+    assert found_in(tmp_path / "out") == alone
+    assert [len(frames) for frames in alone.values()] == [30, 30]
+    assert {len(frame) for frames in alone.values() for frame in frames} == {2, 3}
+
+
+def test_config_says_why_rows_are_not_merged(triton: RunningStack) -> None:
+    """Over both protocols, as Triton's clients read it; requests of many rows are taken as before."""
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_address) as by_grpc:
+        told = by_grpc.get_model_config("detector_unbatched").config
+    with tritonclient.http.InferenceServerClient(triton.http_url.removeprefix("http://")) as by_http:
+        also = by_http.get_model_config("detector_unbatched")
+    assert (told.max_batch_size, told.parameters["unmerged"].string_value) == (8, NO_DETECTOR_BATCH)
+    assert (also["max_batch_size"], also["parameters"]["unmerged"]) == (8, {"string_value": NO_DETECTOR_BATCH})

@@ -1,9 +1,7 @@
 """`penstock video run` with the shipped models: its own engine, a gateway elsewhere, and every way to its end."""
 
 import signal
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from tests.integration.video_runs import (
     pictures_of,
     run,
     start_stack_at,
+    two_ports,
     write_street,
 )
 
@@ -115,16 +114,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningS
     stack = start_stack_at(place, *words, PENSTOCK_API_KEYS=f"camera:infer+read:{key}", **NO_TRITON)
     yield stack, key
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
-
-
-def two_ports() -> tuple[str, str]:
-    """Free, the second one above the first."""
-    for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-                return str(port), str(port + 1)
-    raise AssertionError("no two ports are free")
 
 
 def test_gateway_elsewhere_infers_for_whoever_has_its_key(

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -154,6 +155,16 @@ def put_small_models(place: Place) -> None:
 def start_stack_at(place: Place, *arguments: str, **environ: str) -> RunningStack:
     """A stack that runs of the place join."""
     return start_stack(place.home, *arguments, environ={"TMPDIR": str(place.temp), **environ})
+
+
+def two_ports() -> tuple[str, str]:
+    """Free, the second one above the first."""
+    for _ in range(50):
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                return str(port), str(port + 1)
+    raise AssertionError("no two ports are free")
 
 
 def video(place: Place, *words: object, timeout_s: float = RUN_TIMEOUT_S, **environ: str) -> Ended:
