@@ -4,6 +4,7 @@
 `marked` answers a row for each picture.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,7 +56,7 @@ parameters { key: "net-scale-factor" value { string_value: "0.00392156862745098"
 parameters { key: "parse-bbox-func-name" value { string_value: "boxes" } }
 """
 SEEN = ((2, 0.3), (0, 0.7), (1, 0.5), (3, 0.2), (1, 0.9))  # objects and marks of five pictures
-NO_DETECTOR_BATCH = "output 'boxes' has the shape [1, 16, 4] for 2 rows of input"
+NO_DETECTOR_BATCH = re.compile(r"output '(boxes|scores|class_ids)' has the shape \[1, 16(, 4)?\] for 2 rows of input")
 WHY = "output 'found' has the shape [16, 4] for one row of input"
 
 
@@ -251,27 +252,43 @@ def test_pictures_of_one_request_are_answered_as_each_alone(
     alone = [found for one in images for found in see(stack, model, one)]
     assert [len(found) for found in alone] == [objects for objects, _ in SEEN]
     assert see(stack, model, *images) == alone
-    assert explained(stack, model)["unmerged"] == NO_DETECTOR_BATCH
+    assert NO_DETECTOR_BATCH.fullmatch(explained(stack, model)["unmerged"])
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("clips")
+    return [write_clip(folder / f"{name}.mp4", *SEEN[number]) for name, number in (("a", 0), ("b", 3))]
+
+
+@pytest.fixture(scope="module")
+def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, list[list[Any]]]:
+    """What is found in each clip by a run of its own."""
+    found: dict[str, list[list[Any]]] = {}
+    for clip in clips:
+        ended = run(place, "--model", "detector_unbatched", "--source", clip, "--out", clip.with_suffix(""))
+        assert ended.code == 0, ended.err
+        found |= found_in(clip.with_suffix(""))
+    assert [len(frames) for frames in found.values()] == [30, 30]
+    assert sorted(len(frames[-1]) for frames in found.values()) == [2, 3]
+    return found
 
 
 @pytest.mark.parametrize("way", ["guest", "gateway"])
 def test_frames_of_two_cameras_are_answered_as_of_each_alone(
-    triton: RunningStack, place: Place, way: str, tmp_path: Path
+    triton: RunningStack,
+    place: Place,
+    clips: list[Path],
+    alone: dict[str, list[list[Any]]],
+    way: str,
+    tmp_path: Path,
 ) -> None:
     """As a guest of the stack, and by the gateway's port; the log says why no frames share a call."""
     words = ("--model", "detector_unbatched", *(("--gateway", triton.http_url) if way == "gateway" else ()))
-    clips = [write_clip(tmp_path / f"{name}.mp4", *SEEN[number]) for name, number in (("a", 0), ("b", 3))]
-    alone: dict[str, list[list[Any]]] = {}
-    for clip in clips:
-        ended = run(place, *words, "--source", clip, "--out", tmp_path / f"out-{clip.stem}")
-        assert ended.code == 0, ended.err
-        alone |= found_in(tmp_path / f"out-{clip.stem}")
     ended = run(place, *words, *(word for clip in clips for word in ("--source", clip)), "--out", tmp_path / "out")
     assert ended.code == 0, ended.err
-    assert NO_DETECTOR_BATCH in ended.err
+    assert NO_DETECTOR_BATCH.search(ended.err)
     assert found_in(tmp_path / "out") == alone
-    assert [len(frames) for frames in alone.values()] == [30, 30]
-    assert {len(frame) for frames in alone.values() for frame in frames} == {2, 3}
 
 
 def test_config_says_why_rows_are_not_merged(triton: RunningStack) -> None:
@@ -280,5 +297,6 @@ def test_config_says_why_rows_are_not_merged(triton: RunningStack) -> None:
         told = by_grpc.get_model_config("detector_unbatched").config
     with tritonclient.http.InferenceServerClient(triton.http_url.removeprefix("http://")) as by_http:
         also = by_http.get_model_config("detector_unbatched")
-    assert (told.max_batch_size, told.parameters["unmerged"].string_value) == (8, NO_DETECTOR_BATCH)
-    assert (also["max_batch_size"], also["parameters"]["unmerged"]) == (8, {"string_value": NO_DETECTOR_BATCH})
+    assert (told.max_batch_size, also["max_batch_size"]) == (8, 8)
+    assert NO_DETECTOR_BATCH.fullmatch(told.parameters["unmerged"].string_value)
+    assert also["parameters"]["unmerged"] == {"string_value": told.parameters["unmerged"].string_value}
