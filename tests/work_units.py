@@ -21,6 +21,7 @@ LONGEST_FIRST = (
     "video-own-engine",
     "client-stack",
     "embedded",
+    "own-rows",
     "ledgers",
     "workers",
     "tests/integration/test_stop.py",
