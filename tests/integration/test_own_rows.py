@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+import yaml
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
@@ -29,6 +30,7 @@ from tests.integration.web import call, post_json
 
 pytestmark = pytest.mark.xdist_group("own-rows")
 
+Frames = list[list[Any]]  # of each frame, what its objects are and where
 MOST = 8  # clients at once
 CONFIG = """backend: "onnxruntime"
 max_batch_size: 8
@@ -148,16 +150,6 @@ def write_clip(path: Path, objects: int, mark: float) -> Path:
     return path
 
 
-def found_in(out: Path) -> dict[str, list[list[Any]]]:
-    """By source, what each frame's objects are and where."""
-    found: dict[str, list[list[Any]]] = {}
-    for line in lines(out / "objects.jsonl"):
-        found.setdefault(line["source_id"], []).append(
-            sorted([one["class_id"], *one["xyxy"]] for one in line["objects"])
-        )
-    return found
-
-
 def infer(stack: RunningStack, model: str, tensor: Any) -> Any:
     data = {"name": "images", "shape": list(tensor.shape), "datatype": "FP32", "data": tensor.ravel().tolist()}
     answer = post_json(f"{stack.http_url}/v2/models/{model}/infer", {"inputs": [data]})
@@ -261,14 +253,29 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_clip(folder / f"{name}.mp4", *SEEN[number]) for name, number in (("a", 0), ("b", 3))]
 
 
+def see_clips(place: Place, out: Path, *clips: Path, words: Sequence[str] = ()) -> tuple[dict[str, Frames], str]:
+    """What is found in each clip by one run, whose batches wait until each has a frame, and what the run logs."""
+    settings = {
+        "source": [{"uri": str(clip), "camera_id": clip.stem} for clip in clips],
+        "streammux": {"batch-size": len(clips), "batched-push-timeout": 1_000_000},
+        "primary-gie": {"model": "detector_unbatched"},
+    }
+    file = out.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(settings))
+    ended = run(place, file, "--out", out, *words)
+    assert ended.code == 0, ended.err
+    found: dict[str, Frames] = {clip.stem: [] for clip in clips}
+    for line in lines(out / "objects.jsonl"):
+        found[line["source_id"]].append(sorted([one["class_id"], *one["xyxy"]] for one in line["objects"]))
+    return found, ended.err
+
+
 @pytest.fixture(scope="module")
-def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, list[list[Any]]]:
+def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, Frames]:
     """What is found in each clip by a run of its own."""
-    found: dict[str, list[list[Any]]] = {}
+    found: dict[str, Frames] = {}
     for clip in clips:
-        ended = run(place, "--model", "detector_unbatched", "--source", clip, "--out", clip.with_suffix(""))
-        assert ended.code == 0, ended.err
-        found |= found_in(clip.with_suffix(""))
+        found |= see_clips(place, clip.with_suffix(""), clip)[0]
     assert [len(frames) for frames in found.values()] == [30, 30]
     assert sorted(len(frames[-1]) for frames in found.values()) == [2, 3]
     return found
@@ -276,19 +283,13 @@ def alone(triton: RunningStack, place: Place, clips: list[Path]) -> dict[str, li
 
 @pytest.mark.parametrize("way", ["guest", "gateway"])
 def test_frames_of_two_cameras_are_answered_as_of_each_alone(
-    triton: RunningStack,
-    place: Place,
-    clips: list[Path],
-    alone: dict[str, list[list[Any]]],
-    way: str,
-    tmp_path: Path,
+    triton: RunningStack, place: Place, clips: list[Path], alone: dict[str, Frames], way: str, tmp_path: Path
 ) -> None:
     """As a guest of the stack, and by the gateway's port; the log says why no frames share a call."""
-    words = ("--model", "detector_unbatched", *(("--gateway", triton.http_url) if way == "gateway" else ()))
-    ended = run(place, *words, *(word for clip in clips for word in ("--source", clip)), "--out", tmp_path / "out")
-    assert ended.code == 0, ended.err
-    assert NO_DETECTOR_BATCH.search(ended.err)
-    assert found_in(tmp_path / "out") == alone
+    words = ("--gateway", triton.http_url) if way == "gateway" else ()
+    found, logged = see_clips(place, tmp_path / "out", *clips, words=words)
+    assert found == alone
+    assert NO_DETECTOR_BATCH.search(logged)
 
 
 def test_config_says_why_rows_are_not_merged(triton: RunningStack) -> None:
