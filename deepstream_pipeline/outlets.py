@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.gpu.device import Device
@@ -50,6 +50,14 @@ class _Gauge:
 
     def failed(self) -> None:
         self._metrics.sink_errors(self._name)
+
+
+def allowing(options: Sequence[SinkOptions], allowed_outbound: tuple[str, ...]) -> tuple[SinkOptions, ...]:
+    """The same sinks, with what --allow-outbound says: without it none connects to a cloud's metadata service."""
+    return tuple(
+        replace(one, allowed_outbound=allowed_outbound) if isinstance(one, BrokerOptions | RtspOutOptions) else one
+        for one in options
+    )
 
 
 def compose_outlets(

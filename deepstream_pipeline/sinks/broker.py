@@ -42,12 +42,14 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """What all brokers' options have. spool_messages, spool_bytes: what is held while the broker is away."""
+    """What all brokers' options have. spool_messages, spool_bytes: what is held while the broker is away.
+    allowed_outbound: of server.core.outbound.Outbound."""
 
     what: What = What.EVENTS
     schema: Schema = Schema.FULL
     spool_messages: int = 10_000
     spool_bytes: int = 64 * 2**20
+    allowed_outbound: tuple[str, ...] = ()
 
 
 class SinkGauge(Protocol):

@@ -2,19 +2,28 @@
 
 librdkafka reconnects and repeats by itself without duplicates for as long as one producer lives; its queue holds one
 batch only, so that the spool is the bound. Headers: id (of the message), kind ("events" or "objects").
+
+librdkafka looks up names and connects by itself. So the brokers in the settings, and the endpoint that OAuth tokens
+come from, are looked up and checked before it starts; the brokers that the cluster names are checked when the link
+opens, before the first message, but librdkafka may have connected to one of them by then. Not noticed are a DNS answer
+that changes before librdkafka asks, a broker that joins or moves while the link is open, and a redirect that the
+endpoint answers with.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
 from deepstream_pipeline.sinks.link import LinkDown, Outcome, missing, scrub
+from deepstream_pipeline.sinks.reach import require_allowed_host
 from deepstream_pipeline.sinks.spool import Message
+from server.core.outbound import Outbound
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Producer
@@ -25,7 +34,8 @@ SILENT_AFTER_S = 5.0  # without any answer the broker is said to be away
 POLL_S = 0.1
 LET_GO_S = 0.5
 BATCH_MESSAGES = 1_000
-SETTINGS: dict[str, str | int | bool] = {
+Setting = str | int | bool
+SETTINGS: dict[str, Setting] = {
     "acks": "all",
     "enable.idempotence": True,
     "message.timeout.ms": 0,  # it is never given up inside: that would let the next one overtake it
@@ -37,6 +47,10 @@ SETTINGS: dict[str, str | int | bool] = {
     "socket.timeout.ms": 10_000,
     "log_level": 2,  # it writes to stderr; what matters comes by callbacks
 }
+BROKERS = ("bootstrap.servers", "metadata.broker.list")  # two names of one setting
+NO_BROKERS = dict.fromkeys(BROKERS, "")  # with them librdkafka connects to nobody
+TOKENS_FROM = "sasl.oauthbearer.token.endpoint.url"
+TOKENS_OF_AZURE = ("sasl.oauthbearer.metadata.authentication.type", "azure_imds", "169.254.169.254")
 SECRET_SETTINGS = ("password", "secret", "token", "jaas", "ssl.key.pem")
 
 
@@ -74,7 +88,7 @@ class KafkaLink:
             errors.RECORD_LIST_TOO_LARGE,
             errors.INVALID_RECORD,
         }
-        self._options = options
+        self._options, self._outbound = options, Outbound(options.allowed_outbound)
         self._secrets = [value for name, value in options.settings if any(word in name for word in SECRET_SETTINGS)]
         self.place = f"kafka {options.brokers}, topic {options.topic}"
         self._unsent: deque[Message] = deque()  # taken, but librdkafka's queue had no room yet
@@ -83,17 +97,24 @@ class KafkaLink:
         self._refused: list[Message] = []
         self._refusal = self._failure = self._trouble = self._last_error = ""
         self._answered_at = 0.0
-        self._producer: Producer | None = self._produce()  # a setting that cannot be meant is told at the start
+        given = {"bootstrap.servers": options.brokers, **SETTINGS, **dict(options.settings)}
+        self._settings: Mapping[str, Setting] = given
+        self._producer: Producer | None = None
+        try:
+            self._require_allowed(_token_hosts(self._settings))
+        except LinkDown as refused:
+            raise SinkFailed(f"{self.place}: {refused.message}") from None
+        self._new_producer(NO_BROKERS)  # a setting that cannot be meant is told at the start
 
     def open(self, timeout_s: float) -> bool:
         """Asks for the topic's metadata."""
-        if self._producer is None:
-            self._producer = self._produce()
+        producer = self._live()
         try:
-            self._producer.list_topics(self._options.topic, timeout=timeout_s)
+            cluster = producer.list_topics(self._options.topic, timeout=timeout_s)
         except self._kafka.KafkaException as error:
-            self._producer.poll(0)
+            producer.poll(0)
             raise LinkDown(self._last_error or self._said(error.args[0])) from None
+        self._require_allowed(broker.host for broker in cluster.brokers.values())
         self._trouble = self._last_error = ""
         self._answered_at = time.monotonic()
         return True
@@ -127,13 +148,17 @@ class KafkaLink:
 
     def _live(self) -> "Producer":
         if self._producer is None:
-            self._producer = self._produce()
+            self._require_allowed([*_broker_hosts(self._settings), *_token_hosts(self._settings)])
+            self._producer = self._new_producer({})
         return self._producer
 
-    def _produce(self) -> "Producer":
-        given = {"bootstrap.servers": self._options.brokers, **SETTINGS, **dict(self._options.settings)}
+    def _require_allowed(self, hosts: Iterable[str]) -> None:
+        for host in hosts:
+            require_allowed_host(host, self._outbound)
+
+    def _new_producer(self, instead: Mapping[str, Setting]) -> "Producer":
         try:
-            return self._kafka.Producer({**given, "error_cb": self._on_error})
+            return self._kafka.Producer({**self._settings, **instead, "error_cb": self._on_error})
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
             raise SinkFailed(f"{self.place}: {scrub(str(error), self._secrets)}") from None
 
@@ -199,3 +224,25 @@ class KafkaLink:
 
     def _said(self, error: "KafkaError") -> str:
         return scrub(error.str(), self._secrets)
+
+
+def _broker_hosts(settings: Mapping[str, Setting]) -> list[str]:
+    """Of "host:port" and "protocol://host:port", with commas between."""
+    listed = ",".join(str(settings.get(name, "")) for name in BROKERS)
+    return [_host(one.strip().rpartition("//")[2]) for one in listed.split(",") if one.strip()]
+
+
+def _token_hosts(settings: Mapping[str, Setting]) -> list[str]:
+    """Of the endpoint that OAuth tokens come from: librdkafka asks it even without brokers."""
+    name, azure, host_of_azure = TOKENS_OF_AZURE
+    if url := str(settings.get(TOKENS_FROM, "")):
+        return [_host(url.partition("//")[2])]
+    return [host_of_azure] if settings.get(name) == azure else []
+
+
+def _host(place: str) -> str:
+    """Empty where it is written wrongly: librdkafka says so."""
+    try:
+        return urlsplit(f"//{place}").hostname or ""
+    except ValueError:
+        return ""

@@ -9,6 +9,7 @@ User properties (MQTT 5): id (of the message), kind ("events" or "objects").
 import re
 import secrets
 import select
+import socket
 import ssl
 import time
 from collections import deque
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
 from deepstream_pipeline.sinks.link import LinkDown, Outcome, missing, scrub
+from deepstream_pipeline.sinks.reach import require_allowed_peer
 from deepstream_pipeline.sinks.spool import Message
+from server.core.outbound import Outbound
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
@@ -168,7 +171,7 @@ class MqttLink:
 
     def _new_client(self, timeout_s: float) -> "Client":
         options, paho = self._options, self._paho
-        client: Client = paho.Client(
+        client: Client = _checked(options)(
             paho.CallbackAPIVersion.VERSION2,
             self._client_id,
             clean_session=None if self._protocol == paho.MQTTv5 else True,
@@ -250,3 +253,18 @@ class MqttLink:
 
     def _said(self, error: Exception) -> str:
         return scrub(str(error), (self._options.password, self._options.username)) or type(error).__name__
+
+
+def _checked(options: MqttOptions) -> "type[Client]":
+    """paho's client, leading to what is allowed. paho's own on_socket_open comes after the handshake of TLS only."""
+    from paho.mqtt.client import Client
+
+    outbound = Outbound(options.allowed_outbound)
+
+    class Checked(Client):
+        def _create_socket_connection(self) -> socket.socket:
+            connected = super()._create_socket_connection()
+            require_allowed_peer(connected, options.host, outbound)
+            return connected
+
+    return Checked

@@ -3,6 +3,7 @@
 An entry's fields: id (of the message), source_id, kind ("events" or "objects"), body (the JSON line).
 """
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from urllib.parse import unquote, urlsplit
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.sinks.broker import BrokerOptions, BrokerSink, SinkGauge
 from deepstream_pipeline.sinks.link import LinkDown, Outcome, missing, scrub
+from deepstream_pipeline.sinks.reach import require_allowed_peer
 from deepstream_pipeline.sinks.spool import Message
+from server.core.outbound import Outbound
 
 if TYPE_CHECKING:
-    from redis import Redis
+    from redis import Connection, Redis
     from redis.typing import EncodableT, FieldT
 
 ANSWER_TIMEOUT_S = 3.0
@@ -110,6 +113,7 @@ class RedisLink:
             try:
                 self._client = self._redis.Redis.from_url(
                     self._options.url,
+                    **_checked(urlsplit(self._options.url).scheme, Outbound(self._options.allowed_outbound)),
                     socket_timeout=ANSWER_TIMEOUT_S,
                     socket_connect_timeout=ANSWER_TIMEOUT_S,
                     retry=Retry(NoBackoff(), 0),  # it would repeat a batch by itself
@@ -125,3 +129,20 @@ class RedisLink:
         if isinstance(error, self._redis.TimeoutError | TimeoutError):
             return f"no answer within {ANSWER_TIMEOUT_S:g} s"
         return scrub(str(error), self._secrets) or type(error).__name__
+
+
+def _checked(scheme: str, outbound: Outbound) -> "dict[str, type[Connection]]":
+    """For Redis.from_url: a kind of connection that leads to what is allowed. None for Unix sockets."""
+    from redis import Connection, SSLConnection
+
+    class Checked(Connection):
+        def _connect(self) -> socket.socket:
+            connected: socket.socket = super()._connect()  # type: ignore[no-untyped-call]
+            require_allowed_peer(connected, self.host, outbound)
+            return connected
+
+    class CheckedWithTls(SSLConnection, Checked):
+        """The same: SSLConnection puts TLS on what Checked connects."""
+
+    kinds: dict[str, type[Connection]] = {"redis": Checked, "rediss": CheckedWithTls}
+    return {"connection_class": kinds[scheme]} if scheme in kinds else {}

@@ -41,12 +41,14 @@ class RtspOutOptions:
     each that is added to a single one.
 
     timeout_s: the server may take so long for an answer, or for taking a packet. crf: of x264; NVENC's cq.
+    allowed_outbound: of server.core.outbound.Outbound.
     """
 
     url: str = field(repr=False)
     timeout_s: float = 5.0
     crf: int = 25
     encoder: EncoderKind = EncoderKind.AUTO
+    allowed_outbound: tuple[str, ...] = ()
 
 
 class RtspOutSink:
@@ -178,7 +180,7 @@ class _Push:
         self.is_connected = False
         self._timeout_s = options.timeout_s
         self._encoder = lone_encoder(size, Quality(options.crf, is_live=True), codec)
-        self._pending = bytearray(packed(Begin(url, *size, options.timeout_s)))
+        self._pending = bytearray(packed(Begin(url, *size, options.timeout_s, options.allowed_outbound)))
         self._moved_at: float | None = None
         self._skips_to_key = False
         self._said = b""

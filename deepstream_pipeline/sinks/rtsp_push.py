@@ -11,12 +11,17 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 import av
 import msgspec
 from av.container import OutputContainer
 from av.error import FFmpegError
 from av.stream import Stream
+
+from deepstream_pipeline.sinks.link import LinkDown
+from deepstream_pipeline.sinks.reach import require_allowed_host
+from server.core.outbound import Outbound
 
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -31,6 +36,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
     width: int
     height: int
     timeout_s: float
+    allowed_outbound: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Begin({self.width}x{self.height})"
@@ -59,7 +65,8 @@ def packed(message: Begin | Coded) -> bytes:
 def push(source: BinaryIO, tell: Callable[[str], None], alarm: Callable[[float], object]) -> None:
     """Push until the source ends. alarm(seconds) is told before each step that waits for the server, 0 behind it.
 
-    Raises FFmpegError, OSError.
+    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed. FFmpeg looks the name up once more
+    when it connects: an answer that changes in between is not noticed.
     """
     first = _read(source)
     if first is None:
@@ -76,6 +83,8 @@ def push(source: BinaryIO, tell: Callable[[str], None], alarm: Callable[[float],
         packet.pts = packet.dts = coded.pts
         packet.duration, packet.is_keyframe = coded.duration, coded.is_key
         alarm(begin.timeout_s)
+        if not is_connected:
+            require_allowed_host(urlsplit(begin.url).hostname or "", Outbound(begin.allowed_outbound))
         container.mux_one(packet)
         alarm(0)
         if not is_connected:
@@ -107,6 +116,9 @@ def main() -> int:
     av.logging.set_level(av.logging.PANIC)
     try:
         push(sys.stdin.buffer, _tell, lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds))
+    except LinkDown as refused:
+        _tell(refused.message)
+        return 1
     except (FFmpegError, OSError) as error:
         _tell(getattr(error, "strerror", None) or type(error).__name__)
         return 1

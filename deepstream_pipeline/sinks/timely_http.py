@@ -12,6 +12,9 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.response import BaseHTTPResponse
 from urllib3.util import parse_url
 
+from deepstream_pipeline.sinks.reach import require_allowed_peer
+from server.core.outbound import Outbound
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -20,17 +23,21 @@ AT_ONCE_S = 0.001  # 0 would mean not to wait at all, which is another kind of e
 
 class TimelyPost:
     """One kept connection to one address, of one thread. timeout_s: from connecting to the end of what is read of the
-    answer. Not in it is looking up the name; of a host with several addresses each may take that long to connect."""
+    answer. Not in it is looking up the name; of a host with several addresses each may take that long to connect.
+    outbound: what may be connected to."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, outbound: Outbound) -> None:
         self._deadline, self._timeout_s = _Deadline(), timeout_s
         self._target = parse_url(url).request_uri
-        plain, with_tls = _connections(self._deadline)
+        plain, with_tls = _connections(self._deadline, outbound)
         self._pool: HTTPConnectionPool = connection_from_url(url, maxsize=1, timeout=timeout_s, retries=False)
         self._pool.ConnectionCls = with_tls if self._pool.scheme == "https" else plain
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The answer, whose body is not read yet. Redirects are not followed. Raises urllib3's errors, OSError."""
+        """The answer, whose body is not read yet. Redirects are not followed.
+
+        Raises urllib3's errors, OSError, and LinkDown for an address that is not allowed.
+        """
         self._deadline.begin(self._timeout_s)
         return self._pool.urlopen(
             "POST",
@@ -86,8 +93,8 @@ class _TimelyBytes(io.RawIOBase):
         super().close()
 
 
-def _connections(deadline: _Deadline) -> tuple[type[HTTPConnection], type[HTTPSConnection]]:
-    """urllib3's kinds of connection, without TLS and with it, that keep the deadline."""
+def _connections(deadline: _Deadline, outbound: Outbound) -> tuple[type[HTTPConnection], type[HTTPSConnection]]:
+    """urllib3's kinds of connection, without TLS and with it, that keep the deadline and lead to what is allowed."""
 
     class Answer(http.client.HTTPResponse):
         def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
@@ -100,6 +107,7 @@ def _connections(deadline: _Deadline) -> tuple[type[HTTPConnection], type[HTTPSC
         def _new_conn(self) -> socket.socket:
             self.timeout = deadline.left_s
             sock = super()._new_conn()
+            require_allowed_peer(sock, self.host, outbound)
             sock.settimeout(deadline.left_s)
             return sock
 

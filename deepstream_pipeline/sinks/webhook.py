@@ -1,8 +1,9 @@
 """HTTP POST of JSON to an address of the user's: one message, or a list of several.
 
 What cannot be delivered goes to a dead-letter file, a line each: {"time", "reason", "id", "message"}.
-* Nothing listens there, no connection comes about, or 502, 503, 504, 408, 429: the receiver is away, or has enough. The
-  message waits, as with any broker, and at least as long as Retry-After says; the spool is the bound.
+* Nothing listens there, its address is not allowed, no connection comes about, or 502, 503, 504, 408, 429: the receiver
+  is away, or has enough. The message waits, as with any broker, and at least as long as Retry-After says; the spool is
+  the bound.
 * Another 5xx, 425, no answer in time, a broken answer: it may be the message's fault. It is tried again, `attempts`
   times in all, pausing 1, 2, 4, 8, then 16 s (jittered) and at least as long as Retry-After says, then dead letter. All
   messages share one budget of second tries: a few a minute and one for each five messages sent. When it is spent, a
@@ -28,9 +29,10 @@ import structlog
 
 from deepstream_pipeline.errors import SinkFailed
 from deepstream_pipeline.sinks.broker import Backoff, BrokerOptions, BrokerSink, SinkGauge
-from deepstream_pipeline.sinks.link import Outcome, missing
+from deepstream_pipeline.sinks.link import LinkDown, Outcome, missing
 from deepstream_pipeline.sinks.schemas import iso_time
 from deepstream_pipeline.sinks.spool import Message
+from server.core.outbound import Outbound
 
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
@@ -154,7 +156,7 @@ class WebhookLink:
         self._dead_letters = DeadLetters(options.dead_letters)
         self._tried = ("", 0)  # the message at the head, and how often
         self._waits = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
-        self._new_connection = partial(TimelyPost, self._url, options.timeout_s)
+        self._new_connection = partial(TimelyPost, self._url, options.timeout_s, Outbound(options.allowed_outbound))
         self._connection: TimelyPost | None = None
 
     def open(self, timeout_s: float) -> bool:
@@ -173,6 +175,8 @@ class WebhookLink:
         errors = self._urllib3.exceptions
         try:
             answer = self._post(messages)
+        except LinkDown as refused:
+            return Outcome(left=messages, trouble=refused.message)
         except (errors.NewConnectionError, errors.ConnectTimeoutError, errors.SSLError, errors.ProxyError) as error:
             return Outcome(left=messages, trouble=_what_failed(error))
         except (errors.HTTPError, OSError, ValueError) as error:

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from server.access.rules import (
 )
 from server.core.caller import Caller, Quota, Role
 from server.core.errors import AccessUnavailable, InferenceError, PermissionDenied, Unauthenticated
+from server.core.outbound import Outbound
 from server.logs import get_logger
 
 if TYPE_CHECKING:  # they import cryptography, which API keys do not need
@@ -37,11 +39,12 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Where the keys are, and what a caller without one may do."""
+    """Where the keys are, and what a caller without one may do. outbound: where keys of tokens may be fetched from."""
 
     file: Path | None = None
     keys: tuple[ApiKey, ...] = ()
     anonymous: frozenset[Role] = frozenset()
+    outbound: Outbound = field(default_factory=Outbound)
 
 
 class Door:
@@ -216,13 +219,14 @@ class Door:
     def _verifier_of(self, rules: AccessRules, usual: Quota) -> "TokenVerifier | None":
         if rules.tokens is None:
             return None
-        from server.access.jwks import JwksKeys
+        from server.access.jwks import JwksKeys, fetch_json
         from server.access.tokens import TokenVerifier
 
         if not rules.tokens.jwks_url:
             self._jwks = None
         elif self._jwks is None or self._jwks.url != rules.tokens.jwks_url:
-            self._jwks = JwksKeys(rules.tokens.jwks_url, clock=self.now)
+            fetch = partial(fetch_json, outbound=self._options.outbound)
+            self._jwks = JwksKeys(rules.tokens.jwks_url, fetch=fetch, clock=self.now)
         return TokenVerifier(replace(rules.tokens, quota=with_share(rules.tokens.quota, usual)), self._jwks)
 
 

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import urlsplit
 
 import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from server.core.errors import AccessUnavailable, Unauthenticated
+from server.core.outbound import Outbound
 from server.logs import get_logger
 
 FRESH_S = 300.0  # keys are asked for again after this, while the ones that are there still serve
@@ -28,13 +31,27 @@ log = get_logger("access")
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
-async def fetch_json(url: str) -> bytes:
-    """The document at the address, without following it elsewhere. Raises OSError, also where it takes too long."""
+async def fetch_json(url: str, outbound: Outbound) -> bytes:
+    """The document at the address, without following it elsewhere.
+
+    outbound: checked for each address that the host has, before it is connected to. Raises OSError, also where it takes
+    too long.
+    """
     import aiohttp  # here, since most gateways ask nobody
+
+    refused: list[str] = []
+
+    def new_socket(where: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, address = where
+        if why := outbound.why_refused(urlsplit(url).hostname or "", str(address[0])):
+            refused.append(why)
+            raise OSError(why)
+        return socket.socket(family, kind, protocol)
 
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)) as session,
+            aiohttp.TCPConnector(socket_factory=new_socket) as connector,
+            aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)) as session,
             session.get(url, allow_redirects=False) as answer,
         ):
             if answer.status != 200:
@@ -45,7 +62,7 @@ async def fetch_json(url: str) -> bytes:
                 if len(body) > MAX_BYTES:
                     raise OSError(f"its answer has more than {MAX_BYTES} bytes")
     except aiohttp.ClientError as error:
-        raise OSError(f"it cannot be asked ({type(error).__name__})") from error
+        raise OSError(refused[0] if refused else f"it cannot be asked ({type(error).__name__})") from error
     except TimeoutError as error:
         raise OSError(f"it did not answer within {FETCH_TIMEOUT_S:g} s") from error
     return bytes(body)
@@ -58,7 +75,7 @@ class JwksKeys:
     token whose key is here is answered at once, also while the keys are being fetched again.
     """
 
-    def __init__(self, url: str, *, fetch: Fetch = fetch_json, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, *, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
         self._fetch = fetch
         self._clock = clock

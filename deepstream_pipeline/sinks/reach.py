@@ -1,0 +1,33 @@
+"""Keeps sinks from a cloud's metadata service, which hands out the machine's credentials, unless it is allowed."""
+
+import socket
+
+from deepstream_pipeline.sinks.link import LinkDown
+from server.core.outbound import Outbound
+
+
+def require_allowed_peer(connected: socket.socket, host: str, outbound: Outbound) -> None:
+    """To be called before anything is sent.
+
+    It checks the address that the socket is connected to, so a DNS answer that changes makes no difference. Raises
+    LinkDown for an address that is refused, and closes the socket; OSError where the other end has hung up already.
+    """
+    why = outbound.why_refused(host, connected.getpeername()[0])
+    if why:
+        connected.close()
+        raise LinkDown(why)
+
+
+def require_allowed_host(host: str, outbound: Outbound) -> None:
+    """For a library that looks up the name and connects by itself: checks every address of the name before that.
+
+    A name that changes in between is not noticed. A name that cannot be looked up is left to the library, too. Raises
+    LinkDown.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return
+    for *_, address in found:
+        if why := outbound.why_refused(host, str(address[0])):
+            raise LinkDown(why)
