@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import json
 import re
+import socket
 from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
 from pathlib import Path
 
 import jwt
@@ -16,8 +18,12 @@ import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from server.access.door import AccessOptions, Door
 from server.access.jwks import FRESH_S, MAX_BYTES, RETRY_S, USABLE_S, JwksKeys, fetch_json, keys_of
+from server.access.quotas import Quotas
+from server.core.caller import Role
 from server.core.errors import AccessUnavailable, Unauthenticated
+from server.core.outbound import Outbound
 from tests.access.signers import SHARED, Signer, claims, verifier
 from tests.web_server import serving
 
@@ -275,16 +281,68 @@ async def test_address_that_answers_something_else_is_told(
 ) -> None:
     """OSError with the reason; a redirect is not followed, and a long answer not read to its end."""
     with serving(handler()) as url, pytest.raises(OSError, match=complaint):
-        await fetch_json(url)
+        await fetch_json(url, Outbound())
 
 
 async def test_address_is_asked_over_a_real_socket(signers: tuple[Signer, Signer]) -> None:
     """The document as it stands there; nobody listening is an OSError."""
     body = json.dumps({"keys": [signers[0].jwk]}).encode()
     with serving(answering(200, body)) as url:
-        assert await fetch_json(url) == body
+        assert await fetch_json(url, Outbound()) == body
     with pytest.raises(OSError, match="it cannot be asked"):
-        await fetch_json(url)
+        await fetch_json(url, Outbound())
+
+
+def loopback_is_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.1 plays the metadata service; issuer.example leads to it."""
+    look_up = socket.getaddrinfo
+
+    def fake(host: str, *more: object, **named: object) -> object:
+        return look_up("127.0.0.1" if host == "issuer.example" else host, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("server.core.outbound.METADATA", {ip_address("127.0.0.1")})
+    monkeypatch.setattr("socket.getaddrinfo", fake)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "issuer.example"])
+async def test_metadata_service_is_not_asked_for_keys_unless_it_is_allowed(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its address or a name that leads there is in the access file; the error says what to do."""
+    loopback_is_metadata(monkeypatch)
+    asked: list[str] = []
+
+    class Service(answering(200, b"{}")):  # type: ignore[misc]
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+    with serving(Service) as base:
+        url = base.replace("127.0.0.1", host) + "/keys"
+        with pytest.raises(OSError, match=r"metadata service; to connect .*--allow-outbound 127\.0\.0\.1") as refused:
+            await fetch_json(url, Outbound((host,) if host == "issuer.example" else ()))
+        assert str(refused.value).startswith(host)
+        assert asked == []
+        assert await fetch_json(url, Outbound(("127.0.0.1",))) == b"{}"
+
+
+@pytest.mark.parametrize(("allowed", "error"), [((), AccessUnavailable), (("127.0.0.1",), Unauthenticated)])
+async def test_gateway_asks_a_metadata_service_for_keys_only_where_it_is_allowed(
+    allowed: tuple[str, ...],
+    error: type[Exception],
+    tmp_path: Path,
+    signers: tuple[Signer, Signer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same from the access file on: 503 without the keys, and with them 401 for a key that they do not have."""
+    loopback_is_metadata(monkeypatch)
+    file = tmp_path / "access.toml"
+    with serving(answering(200, json.dumps({"keys": [signers[1].jwk]}).encode())) as url:
+        file.write_text(f'[tokens]\naudience = "penstock"\njwks_url = "{url}/keys"\n')
+        door = Door(AccessOptions(file, outbound=Outbound(allowed)), Quotas(max_requests=1, max_bytes=1))
+        with pytest.raises(error):
+            await door.admit([signers[0].token()], Role.INFER)
+        await door.aclose()
 
 
 async def test_shared_secret_in_a_key_set_signs_nothing(tmp_path: Path, signers: tuple[Signer, Signer]) -> None:

@@ -140,6 +140,7 @@ def test_sink_sends_nothing_to_a_metadata_service(kind: str, host: str, service:
 )  # paho
 @pytest.mark.parametrize("kind", LINKS)
 def test_sink_connects_to_a_metadata_address_that_is_allowed(kind: str, service: Service) -> None:
+    """It then sends what it always sends first."""
     trouble = trouble_of(LINKS[kind](METADATA, service.port, (METADATA,)))
     assert "metadata" not in trouble
     assert service.received()
