@@ -259,9 +259,9 @@ def compose_door(settings: Settings, board: Board | None = None, audit: AuditLog
     """Who may do what; None where everybody may do everything. board: of a process that keeps quotas with others."""
     if not settings.restricts_access:
         return None
-    keys = tuple(map(key_of_hashed, settings.api_keys))
+    keys, allowed = tuple(map(key_of_hashed, settings.api_keys)), settings.allow_outbound
     quotas = Quotas(max_requests=settings.max_inflight_requests, max_bytes=settings.max_inflight_bytes, board=board)
-    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles), quotas, audit=audit)
+    return Door(AccessOptions(settings.access_file, keys, settings.anonymous_roles, allowed), quotas, audit=audit)
 
 
 def compose_gate(settings: Settings, door: Door | None, *, needs_key: bool = False) -> Gate:

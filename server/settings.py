@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.access.keys import KeyRefused, read_key_list
@@ -16,6 +16,7 @@ from server.core.address import is_loopback
 from server.core.browser_policy import checked_host, checked_origin
 from server.core.caller import EVERY_ROLE, Role
 from server.core.errors import InvalidRequest
+from server.core.outbound import Outbound
 from server.gpu.mps.limits import mistake_in_memory, read_percentage
 from server.gpu.profiling import Profile
 from server.gpu.telemetry.choice import checked_source
@@ -44,7 +45,7 @@ MAX_WORKERS, MOST_USUAL_WORKERS, CORES_FOR_FRONTS = 64, 8, 8
 LONGEST_AGE_S = 7 * 86_400.0
 LISTS = (
     *("model_repository", "models", "required_models", "batching"),
-    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin"),
+    *("anonymous", "trusted_proxy", "allowed_host", "cors_origin", "allow_outbound"),
 )
 BATCHING = "batching"
 _SEPARATORS = {"model_repository": os.pathsep, BATCHING: ";"}  # of a list in a variable; a comma else
@@ -74,6 +75,8 @@ class Settings(BaseSettings):
 
     allowed_host: tuple[str, ...] = ()  # beside localhost and host: names in Host headers of clients without a key
     cors_origin: tuple[str, ...] = ()  # of pages that may call from a browser, such as https://console.example
+    # beside what is no cloud's metadata service: where keys of tokens may be fetched from
+    allow_outbound: Annotated[tuple[str, ...], AfterValidator(lambda given: Outbound(given).allowed)] = ()
 
     engine: str = "auto"
     engine_grpc: str = ""
@@ -88,7 +91,7 @@ class Settings(BaseSettings):
     mps_active_thread_percentage: Annotated[float | Literal["auto"], BeforeValidator(read_percentage)] = 0
     mps_pinned_memory: str = ""  # of a card's memory for a client: 4G, or by card 0=4G,1=2G
 
-    gpu_metrics: str = "auto"  # off, or a dcgm-exporter's address instead of NVML's own counters
+    gpu_metrics: Annotated[str, AfterValidator(checked_source)] = "auto"  # NVML; off; or a dcgm-exporter's address
     profile: Profile = Profile.OFF  # of the Triton that is started here
 
     access_file: Path | None = None
@@ -151,11 +154,6 @@ class Settings(BaseSettings):
     def _proxies_are_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
         networks(proxies)
         return proxies
-
-    @field_validator("gpu_metrics")
-    @classmethod
-    def _source_is_known(cls, source: str) -> str:
-        return checked_source(source)
 
     @field_validator("allowed_host")
     @classmethod

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,12 +39,12 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Where the keys are, and what a caller without one may do. outbound: where keys of tokens may be fetched from."""
+    """Where the keys are, and what a caller without one may do. allowed_outbound: of Outbound, for keys of tokens."""
 
     file: Path | None = None
     keys: tuple[ApiKey, ...] = ()
     anonymous: frozenset[Role] = frozenset()
-    outbound: Outbound = field(default_factory=Outbound)
+    allowed_outbound: tuple[str, ...] = ()
 
 
 class Door:
@@ -225,7 +225,7 @@ class Door:
         if not rules.tokens.jwks_url:
             self._jwks = None
         elif self._jwks is None or self._jwks.url != rules.tokens.jwks_url:
-            fetch = partial(fetch_json, outbound=self._options.outbound)
+            fetch = partial(fetch_json, outbound=Outbound(self._options.allowed_outbound))
             self._jwks = JwksKeys(rules.tokens.jwks_url, fetch=fetch, clock=self.now)
         return TokenVerifier(replace(rules.tokens, quota=with_share(rules.tokens.quota, usual)), self._jwks)
 

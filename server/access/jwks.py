@@ -34,8 +34,8 @@ Fetch = Callable[[str], Awaitable[bytes]]
 async def fetch_json(url: str, outbound: Outbound) -> bytes:
     """The document at the address, without following it elsewhere.
 
-    outbound: checked for each address that the host has, before it is connected to. Raises OSError, also where it takes
-    too long.
+    outbound: each address of the host is checked before it is connected to. Raises OSError, also where it takes too
+    long.
     """
     import aiohttp  # here, since most gateways ask nobody
 

@@ -116,6 +116,13 @@ AllowsModelCode = Annotated[
         "a request may bring ONNX models only [off]",
     ),
 ]
+AllowsOutbound = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="address or network (169.254.169.254) of a cloud's metadata service that the access file's jwks_url may "
+        "lead to; may be repeated [none]"
+    ),
+]
 
 MetricsKey = Annotated[
     bool | None, typer.Option("--metrics-key-required", help="metrics need a key with the role read [off]")
@@ -183,6 +190,7 @@ def up(
     tls_client_ca: Annotated[Path | None, typer.Option(help="PEM: clients need a certificate it signed")] = None,
     allow_client_shm: SharesMemory = None,
     allow_model_code: AllowsModelCode = None,
+    allow_outbound: AllowsOutbound = None,
     trusted_proxy: Proxies = None,
     otlp_endpoint: Collector = None,
     trace_file: TraceFile = None,
@@ -210,7 +218,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
     """The exit code. flags: as they were given. Raises SettingsError, CannotStart."""
     for name in ("models", "required_models", "anonymous", "trusted_proxy"):
         flags[name] = tuple(filter(None, flags[name].split(","))) if flags.get(name) is not None else None
-    for name in ("batching", "model_repository", "allowed_host", "cors_origin"):
+    for name in ("batching", "model_repository", "allowed_host", "cors_origin", "allow_outbound"):
         flags[name] = tuple(flags.get(name) or ()) or None
     settings = read_settings(flags, file=config)
     configure_logs(settings.log_format, settings.log_level)

@@ -18,12 +18,12 @@ import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from server.access.door import AccessOptions, Door
 from server.access.jwks import FRESH_S, MAX_BYTES, RETRY_S, USABLE_S, JwksKeys, fetch_json, keys_of
-from server.access.quotas import Quotas
 from server.core.caller import Role
 from server.core.errors import AccessUnavailable, Unauthenticated
 from server.core.outbound import Outbound
+from server.engines import compose_door
+from server.settings import read_settings
 from tests.access.signers import SHARED, Signer, claims, verifier
 from tests.web_server import serving
 
@@ -334,12 +334,13 @@ async def test_gateway_asks_a_metadata_service_for_keys_only_where_it_is_allowed
     signers: tuple[Signer, Signer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same from the access file on: 503 without the keys, and with them 401 for a key that they do not have."""
+    """The same from the settings on: 503 without the keys, and with them 401 for a key that they do not have."""
     loopback_is_metadata(monkeypatch)
     file = tmp_path / "access.toml"
     with serving(answering(200, json.dumps({"keys": [signers[1].jwk]}).encode())) as url:
         file.write_text(f'[tokens]\naudience = "penstock"\njwks_url = "{url}/keys"\n')
-        door = Door(AccessOptions(file, outbound=Outbound(allowed)), Quotas(max_requests=1, max_bytes=1))
+        door = compose_door(read_settings({"access_file": file, "allow_outbound": allowed}, environ={}))
+        assert door is not None
         with pytest.raises(error):
             await door.admit([signers[0].token()], Role.INFER)
         await door.aclose()

@@ -49,6 +49,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_ENGINE": "http://h:99999"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE": "http://[::1"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc goes with an engine given by URL"),
+        ({"PENSTOCK_ALLOW_OUTBOUND": "10.0.0.1/8"}, "--allow-outbound '10.0.0.1/8': an address, a network or a host"),
         ({"PENSTOCK_OTLP_ENDPOINT": "collector:4318"}, "the collector's address looks like http://host:4318"),
         ({"PENSTOCK_OTLP_ENDPOINT": "http://"}, "the collector's address looks like http://host:4318"),
         ({"PENSTOCK_OTLP_ENDPOINT": "http://a:secret@h:1"}, "holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS"),
