@@ -26,7 +26,7 @@ from deepstream_pipeline.infer.network import Network
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.interfaces import Analytics, PipelineControl
 from deepstream_pipeline.metrics import VideoMetrics
-from deepstream_pipeline.outlets import Outlets, compose_outlets
+from deepstream_pipeline.outlets import Outlets, allowing, compose_outlets
 from deepstream_pipeline.runner.dispatch import DispatchOptions
 from deepstream_pipeline.runner.pipeline import Pipeline, PipelineOptions, PipelineParts
 from deepstream_pipeline.runner.secondary import SecondaryModel
@@ -128,8 +128,9 @@ class Program:
         settings, network = self._settings, models.network
         rules_of = partial(rules_from, labels=network.labels, has_tracker=settings.tracker.has_tracks)
         is_single = len(settings.sources) == 1
+        sinks = allowing(settings.sinks, settings.api.allowed_outbound)
         self._outlets = compose_outlets(
-            settings.sinks, self._metrics, self._watch, settings.osd, is_single=is_single, device=self._card.device
+            sinks, self._metrics, self._watch, settings.osd, is_single=is_single, device=self._card.device
         )
         osd = self._outlets.osd
 

@@ -96,7 +96,7 @@ AllowOutbound = Annotated[
         "--allow-outbound",
         metavar="NETWORK",
         help="where sources that callers of the control API add may lead beside public hosts: an address, a network "
-        "(10.1.0.0/16) or a host name; repeatable",
+        "(10.1.0.0/16) or a host name. A cloud's metadata address needs it for every source and sink; repeatable",
     ),
 ]
 TlsCertificate = Annotated[

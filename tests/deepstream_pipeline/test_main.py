@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deepstream_pipeline.errors import ModelUnusable, TooManySources
+from deepstream_pipeline.errors import ModelUnusable, SinkFailed, TooManySources
 from deepstream_pipeline.infer.place import EnginePlace
 from deepstream_pipeline.main import Program
 from deepstream_pipeline.settings.complaints import SettingsRefused
@@ -89,3 +89,25 @@ def test_settings_that_hold_are_prepared_without_a_file(core: FakeCore, tmp_path
     """What opens them is the start."""
     prepared(core, tmp_path, "source: {uri: rtsp://a}\nprimary-gie: {model: owned, operate-on-class-ids: [bright]}\n")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_the_settings_allow_reaches_the_sinks(
+    core: FakeCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloud's metadata address that the operator allows is allowed for what the operator named."""
+    composed: list[object] = []
+
+    def compose(sinks: tuple[object, ...], *_: object, **__: object) -> None:
+        composed.extend(sinks)
+        raise SinkFailed("enough is seen")
+
+    monkeypatch.setattr("deepstream_pipeline.main.compose_outlets", compose)
+    text = (
+        "api: {enable: false, allow-outbound: [169.254.169.254]}\nsource: {uri: rtsp://a}\n"
+        "primary-gie: {model: owned}\ntracker: {type: bytetrack}\nsink: {type: webhook, url: http://169.254.169.254/}\n"
+    )
+    program = Program(read(text, tmp_path), EnginePlace(core.folder, "http://127.0.0.1:1", "127.0.0.1:1"))
+    with pytest.raises(SinkFailed, match="enough is seen"):
+        program.start()
+    (webhook,) = composed
+    assert getattr(webhook, "allowed_outbound", None) == ("169.254.169.254",)
