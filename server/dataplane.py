@@ -75,6 +75,7 @@ class DataPlane:
         batches, statistics_of_queues: set by the composer where the gateway may form batches; of the queues by model.
         loads: set by the composer where clients may load more than ONNX models.
         spread: set where others serve the same models; returns when they know of a load or an unload.
+        is_apart: set where models may have engine processes of their own: such a model's streams are its own, too.
         """
         self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
         self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
@@ -84,6 +85,7 @@ class DataPlane:
         self.statistics_of_queues: Callable[[], Mapping[str, QueueStatistics]] = dict
         self.spread: Callable[[], Awaitable[None]] = _nobody_else
         self.tracer: Tracer | None = None
+        self.is_apart: Callable[[str], bool] = lambda _: False
         self._is_stopping = False
 
     def readiness(self) -> Readiness:

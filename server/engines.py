@@ -44,7 +44,6 @@ from server.gpu.telemetry.choice import AUTO, OFF, has_driver
 from server.gpu.telemetry.health import CardHealth
 from server.gpu.telemetry.reader import TelemetryOptions, TelemetryReader
 from server.grpc.server import GrpcLimits, GrpcServer
-from server.local.control import ControlLine, RestartModel
 from server.local.guests import with_guest_room
 from server.local.limits_page import LimitsPage, Row
 from server.local.slab import SharedSlab
@@ -145,19 +144,6 @@ def _triton(settings: Settings, address: EngineAddress, budget: RetryBudget, run
         budget=budget,
         headers=EngineHeaders(read_header_file(file)) if (file := settings.engine_header_file) is not None else None,
     )
-
-
-def model_restarter(
-    settings: Settings, engine: Engine, control: ControlLine | None
-) -> Callable[[str, str], None] | None:
-    """Restarts a model that hangs or fails, for a reason; None for an engine that is not ours."""
-    if settings.engine_is_embedded:
-        from server.backends.embedded.engine import EmbeddedEngine
-
-        return engine.backend.renew if isinstance(engine.backend, EmbeddedEngine) else None
-    if control is None or settings.engine_is_external:
-        return None
-    return lambda model, reason: control.send(RestartModel(model, reason))
 
 
 def compose_registration(settings: Settings, engine: Engine, watch: EngineWatch) -> SlabRegistration | None:

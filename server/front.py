@@ -10,7 +10,7 @@ import itertools
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -18,7 +18,8 @@ import uvloop
 from server.access.audit import AuditLog
 from server.access.certificates import Certificates
 from server.admission import Admission, AdmissionLimits
-from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET, CoreRelay
+from server.backends.core_relay import CoreRelay
+from server.backends.own_engines import RoutedEngine
 from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
 from server.core.address import authority
@@ -48,6 +49,7 @@ from server.local.messages import Hello
 from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
+from server.model_restarts import core_backend
 from server.rest.app import create_app
 from server.rest.listener import HttpListener, bind
 from server.rest.passed_on import WayToCore
@@ -84,9 +86,12 @@ class Front:
         self.page.clear(seat.index)
         self.metrics = Metrics(SharedFiles(seat.run_dir / METRIC_FILES, f"front-{seat.index}"))
         self.core = CoreRelay(seat.run_dir, max_connections=settings.max_inflight_requests + CORE_CONNECTIONS)
-        self.engine = _engine_of(settings, seat.run_dir)
-        self.slab = _borrowed_slab(settings, self.engine) if settings.slab_bytes else None
+        engine = _engine_of(settings, seat.run_dir)
+        self.slab = _borrowed_slab(settings, engine) if settings.slab_bytes else None
         self.link = CoreLink(seat.run_dir, Hello(seat.index), max_asks=settings.max_inflight_requests, slab=self.slab)
+        apart = core_backend(settings, seat.run_dir)
+        routed = RoutedEngine(engine.backend, engine.relay, lambda model: apart if model in self.link.apart else None)
+        self.engine = replace(engine, backend=routed, relay=routed)
         self.pool = DecodePool(
             workers=0 if settings.engine_is_embedded else settings.decoder_share,
             job_timeout_s=settings.decode_timeout_s,
@@ -122,6 +127,7 @@ class Front:
         plane.core = self.core
         plane.tracer = self.tracer
         plane.is_engine_in_core = settings.engine_is_embedded
+        plane.is_apart = lambda model: model in self.link.apart
         plane.options = options
         plane.required_models = settings.required_models
         plane.batches = BatchFlow(
@@ -176,11 +182,7 @@ def _engine_of(settings: Settings, run_dir: Path) -> Engine:
     """The engine, or, where it lives in the core's process, the core, which speaks as an engine does."""
     if not settings.engine_is_embedded:
         return compose_engine(settings.model_copy(update={"slab_bytes": 0}), run_dir)  # the slab is the core's
-    core = TritonBackend(
-        http_url=f"unix://{run_dir / HTTP_SOCKET}",
-        grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
-        max_connections=settings.max_inflight_requests,
-    )
+    core = core_backend(settings, run_dir)
     return Engine(core, core, "embedded in the core")
 
 

@@ -43,7 +43,6 @@ from server.engines import (
     describe_engine,
     grpc_limits,
     metrics_limits,
-    model_restarter,
     port_limits,
     rest_limits,
     standing_readers,
@@ -64,6 +63,7 @@ from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
 from server.logs import get_logger
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
+from server.model_restarts import model_restarter, with_own_engines
 from server.readiness import watch_readers
 from server.rest.app import create_app
 from server.rest.exposition import create_metrics_app
@@ -104,14 +104,16 @@ class Gateway:
         self._settings, self._control = settings, control
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
         self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
-        engine = self.engine = compose_engine(settings, place.run_dir)
+        main = compose_engine(settings, place.run_dir)
+        engine, self.own = with_own_engines(settings, main, control)
+        self.engine = engine
         self.is_sick = False
         self.options = declared_options(settings)
         self.watch = EngineWatch(
             self.engine.backend,
             watch_options(settings, self.options, self.engine, lambda config: self.images.trial(config)),
             ask_restart=self._ask_restart,
-            restart_model=model_restarter(settings, self.engine, control),
+            restart_model=model_restarter(settings, main, self.own, control),
             refuse=partial(judged, self.options),
         )
         self.pool = DecodePool(
@@ -151,7 +153,7 @@ class Gateway:
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.plane.share(self.memory)
         self.plane.audit_to(audit)
-        self.registration = compose_registration(settings, self.engine, self.watch)
+        self.registration = compose_registration(settings, main, self.watch)
         self.core = self._compose_core(place.run_dir)
         self._read_metrics()
 
@@ -172,6 +174,9 @@ class Gateway:
         core = CoreServer(run_dir, self.watch, self.engine.backend, self.batching, lender=lender)
         core.guests = GuestCalls(self.plane, self.engine.backend, self.metrics, code_name_of, lender)
         core.queues = self.batching
+        if self.own is not None:
+            own = self.own
+            core.apart, self.plane.is_apart = lambda: own.names, lambda model: model in own.names
         self.watch.when_silent(core.cut)
         self.plane.spread = core.spread
         return core
@@ -241,6 +246,8 @@ class Gateway:
         async for news in self._control.receive():
             if isinstance(news, EngineNews):
                 self._news = news
+                if self.own is not None:
+                    self.own.assign(news.own_engines)
                 if news.is_running:
                     self.watch.suspect()
                 else:

@@ -14,6 +14,7 @@ from server.backends.disk_loads import DiskLoads
 from server.backends.lost_instances import InstanceRenewal, InstanceSight
 from server.backends.own_triton import OwnTriton
 from server.backends.patience import Patience
+from server.backends.reaper import RunDirectory
 from server.backends.shell_paths import plain_paths
 from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_ports import answers_live
@@ -43,6 +44,7 @@ from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
 from server.local.running import tell_running
 from server.local.socket_folder import reachable
 from server.logs import get_logger
+from server.own_processes import Changed, EngineProcess, OwnGatewayProcess, OwnProcesses, OwnTritonProcess
 
 __all__ = [
     "Announcement",
@@ -110,6 +112,7 @@ class Stack:
         self._renewal: InstanceRenewal | None = None
         self._renewal_task: asyncio.Task[None] | None = None
         self._embedded_restarts = 0
+        self._own = OwnProcesses(self._own_process, claim_run_dir, lambda: self._tell_gateway(self._news))
 
     async def run(self) -> int:
         """0 when what was accepted was answered; 1 when something was cut. Raises CannotStart."""
@@ -162,6 +165,11 @@ class Stack:
             starting.cancel()
             await asyncio.wait({starting})
 
+    def _own_process(self, model: str, run_dir: RunDirectory, changed: Changed) -> EngineProcess:
+        if self._triton is None:
+            return OwnGatewayProcess(model, self._settings, run_dir, changed)
+        return OwnTritonProcess(self._triton, self._settings, run_dir, log_engine, changed)
+
     def _engine_status(self) -> EngineStatus | None:
         return self._engine.status if self._engine is not None else None
 
@@ -210,6 +218,7 @@ class Stack:
             code = await fronts_task
         await self._gateway.stop(patience_s)
         code = max(code, await gateway_task, key=abs)
+        await self._own.stop(0.0 if self._is_hurried else self._engine_grace_s)
         if self._engine is not None and not self._is_hurried:
             await self._engine.stop(self._engine_grace_s)
         if self._engine_task is not None:
@@ -294,8 +303,11 @@ class Stack:
             self._ports = news
         elif isinstance(news, RestartEngine):
             self._restart_engine(news.reason)
-        elif isinstance(news, RestartModel) and self._renewal is not None:
-            self._renewal.restart_model(news.model, news.reason)
+        elif isinstance(news, RestartModel):
+            if self._renewal is not None and news.model not in self._own.folders:
+                self._renewal.restart_model(news.model, news.reason, is_moved=news.has_own_engine)
+            if news.has_own_engine:
+                self._own.restart(news.model, news.reason)
         elif isinstance(news, GatewayReady):
             self._ready = news
             self._announce_when_ready()
@@ -330,6 +342,7 @@ class Stack:
                 mps_beside=mps.beside,
                 mps_restarts=mps.restarts,
                 mps_recovery_s=mps.recovery_s,
+                own_engines=self._own.folders,
             )
         )
 

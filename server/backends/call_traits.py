@@ -17,7 +17,13 @@ _CHANGING_METHODS = tuple(
 )
 _CHANGING_POSTS = (b"/load", b"/unload", b"/trace/setting", b"/logging")
 _SEQUENCE = b"sequence_id"
-_MODELS = b"/v2/models/"
+_MODELS, _REPOSITORY_MODELS = b"/v2/models/", b"/v2/repository/models/"
+_LOADS = (SERVICE + "RepositoryModelLoad", SERVICE + "RepositoryModelUnload")
+_ABOUT_ONE_MODEL = (  # whose requests begin with its name
+    INFER_METHOD,
+    *(SERVICE + name for name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")),
+)
+INDEX_METHOD, INDEX_PATH = SERVICE + "RepositoryIndex", b"/v2/repository/index"
 
 
 def may_repeat_http(call: HttpCall) -> bool:
@@ -62,6 +68,25 @@ def model_of_grpc(call: GrpcCall) -> str:
     if call.method == INFER_METHOD:
         return _first_field(call.message)
     return ""
+
+
+def named_by_http(call: HttpCall) -> str:
+    """The model that the call is about, a load or unload too; empty where there is none."""
+    path = _path(call)
+    if not path.startswith(_REPOSITORY_MODELS):
+        return model_of_http(call)
+    return unquote(path.removeprefix(_REPOSITORY_MODELS).partition(b"/")[0].decode("latin-1"))
+
+
+def named_by_grpc(call: GrpcCall) -> str:
+    """The same over gRPC."""
+    if call.method in _LOADS:
+        try:
+            loaded: str = service_pb2.RepositoryModelLoadRequest.FromString(call.message).model_name
+        except DecodeError:
+            return ""
+        return loaded
+    return _first_field(call.message) if call.method in _ABOUT_ONE_MODEL else ""
 
 
 def sequence_of_http(call: HttpCall) -> str:

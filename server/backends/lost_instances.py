@@ -188,11 +188,17 @@ class InstanceRenewal:
         self._renewed_at = time.monotonic()
         self._old: list[tuple[float, int, frozenset[int]]] = []  # when they are to be gone, of which Triton, whom
         self._broken: dict[str, str] = {}
+        self._moved: set[str] = set()
         self.renewals = 0
 
-    def restart_model(self, model: str, reason: str) -> None:
-        """The model hangs or fails: kill its processes and load it anew. Call it from the loop that runs this."""
+    def restart_model(self, model: str, reason: str, *, is_moved: bool = False) -> None:
+        """The model hangs or fails: kill its processes and load it anew. Call it from the loop that runs this.
+
+        is_moved: another engine serves it from now on, and this one was asked to unload it.
+        """
         self._broken[model] = reason
+        if is_moved:
+            self._moved.add(model)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -235,7 +241,7 @@ class InstanceRenewal:
             known = {str(row["name"]) for row in rows}
             killed = self._sight.end(engine_pid, self._sight.of_model(model, known))
             log.error("killed a model's processes", model=model, reason=reason, pids=",".join(map(str, killed)))
-            if not killed:
+            if not killed and model not in self._moved:
                 await self._renew(model, [])
         except (InferenceError, ValueError) as error:
             if self._engine_pid() == engine_pid:
@@ -253,7 +259,7 @@ class InstanceRenewal:
                 lost.setdefault(model_of(instance, known), []).append(instance)
             if nameless := lost.pop("", None):
                 log.warning("a process of some model died; its name tells not of which", instances=",".join(nameless))
-            for model in sorted(lost.keys() & ready):
+            for model in sorted(lost.keys() & ready - self._moved):
                 old = self._sight.retire(model, known)
                 await self._renew(model, lost[model])
                 self._old.append((time.monotonic() + OLD_GOES_S, engine_pid, old))

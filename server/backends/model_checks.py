@@ -22,15 +22,15 @@ OWN_STALL_S = 1.0  # an event loop that stood still for so long read its answers
 class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
-    restart_model: restarts what executes the model, for the reason given; None for an engine of others.
-    restart_engine: for the reason given. try_model: tries a model that was just loaded. It is called again where it
-    raises of the InferenceError tree.
+    restart_model: restarts what executes the model, for the reason given, by how often it hung; None for an engine of
+    others. restart_engine: for the reason given. try_model: tries a model that was just loaded. It is called again where
+    it raises of the InferenceError tree.
     """
 
     interval_s: float
     failures: int
     execution_timeout_s: Callable[[ModelConfig], float]
-    restart_model: Callable[[str, str], None] | None
+    restart_model: Callable[[str, str, int], None] | None
     restart_engine: Callable[[str], None]
     try_model: Callable[[ModelConfig], Awaitable[Tried]] | None = None
 
@@ -220,7 +220,7 @@ class ModelChecks:
         if reason := self._health.sick_reason(model_name):
             self._options.restart_engine(reason)
         elif why is not None and self._options.restart_model is not None:
-            self._options.restart_model(model_name, why.reason)
+            self._options.restart_model(model_name, why.reason, self.hangs.get(model_name, 0))
 
     def _changed(self, model_name: str) -> None:
         now, why = time.monotonic(), self._health.unavailable(model_name)

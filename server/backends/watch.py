@@ -66,12 +66,12 @@ class EngineWatch:
         options: WatchOptions,
         *,
         ask_restart: Callable[[str], None] | None = None,
-        restart_model: Callable[[str, str], None] | None = None,
+        restart_model: Callable[[str, str, int], None] | None = None,
         refuse: Callable[[ModelConfig], str] | None = None,
     ) -> None:
         """refuse: why a model of that config is not served here though the engine would; empty where it is.
 
-        restart_model: restarts what executes a model that hangs or fails, for a reason; None for an engine of others.
+        restart_model: restarts what executes a model that hangs or fails; see CheckOptions.
 
         The attribute `hindrance`, which a composer may set, says why the engine cannot serve though it answers.
         """

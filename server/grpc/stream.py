@@ -93,6 +93,9 @@ class _EndsStream(Exception):
         self.status = status
 
 
+_Key = tuple[bool, str]  # whether it is for decoupled models; the model where it has an engine process of its own
+
+
 @dataclass(slots=True)
 class _Side:
     """One of the engine's streams. pending: requests on it that are not answered. silence: how long it may last."""
@@ -111,6 +114,8 @@ _FAILURES: dict[grpc.StatusCode, type[InferenceError]] = {
 class _Session:
     """One stream of a client's over two of the engine's, one for models that answer once and one for decoupled ones.
 
+    A model with an engine process of its own has streams of its own.
+
     Triton 2.51 takes both on one stream, and dies of it (SIGABRT) or never answers again when both answer at a time.
     """
 
@@ -128,7 +133,7 @@ class _Session:
         self._writing = asyncio.Lock()
         self._whole = asyncio.timeout(None)
         self._reading: asyncio.Timeout | None = None
-        self._sides: dict[bool, _Side] = {}  # by whether it is for decoupled models
+        self._sides: dict[_Key, _Side] = {}
         self._tasks = asyncio.TaskGroup()
         self._trailing: GrpcMetadata = ()
         self._is_half_closed = False
@@ -191,22 +196,22 @@ class _Session:
         if self._is_cut_short:
             raise BackendUnavailable("this gateway stops and takes no more requests; open the stream to another one")
 
-    async def _side(self, *, is_decoupled: bool) -> _Side:
+    async def _side(self, key: _Key) -> _Side:
         """The engine's stream for such models. Opened by the first request, so streams without requests cost little."""
-        side = self._sides.get(is_decoupled)
+        side = self._sides.get(key)
         if side is None:
             opened: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()
-            self._tasks.create_task(self._serve(opened, is_decoupled=is_decoupled))
+            self._tasks.create_task(self._serve(opened, key))
             await opened
-            side = self._sides[is_decoupled]
+            side = self._sides[key]
         return side
 
-    async def _serve(self, opened: "asyncio.Future[GrpcStream]", *, is_decoupled: bool) -> None:
+    async def _serve(self, opened: "asyncio.Future[GrpcStream]", key: _Key) -> None:
         """One of the engine's streams, from its opening to its end."""
         async with self._plane.stream_grpc(
             self._method, self._metadata, caller=self._caller, deadline=deadline_of(self._context)
         ) as engine:
-            side = self._sides[is_decoupled] = _Side(engine)
+            side = self._sides[key] = _Side(engine)
             if not opened.done():  # else whoever waited for it was cancelled, as this is about to be
                 opened.set_result(engine)
             await self._pump_down(side)
@@ -253,7 +258,9 @@ class _Session:
             await self._tell_due()
             return
         self._ledger.send(sent)
-        side = await self._side(is_decoupled=sent.is_decoupled)
+        side = await self._side(
+            (sent.is_decoupled, scan.head.model_name if self._plane.is_apart(scan.head.model_name) else "")
+        )
         side.pending += 1
         if side.silence is not None and side.silence.when() is None:
             side.silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_patience_s)

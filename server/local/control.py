@@ -7,7 +7,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SICK_GRACE_S = 5.0  # what running requests get of a gateway that ends with a sick engine in its own process
@@ -20,6 +20,8 @@ class EngineNews:
 
     mps_…: of the MPS beside it, where there is one: its processes that are clients, and that compute without it; how
     often all were restarted because of it, and how long the last time took until requests were served again.
+    own_engines: by model that hung before, the run directory of the engine process that serves it; empty while that
+    starts.
     """
 
     is_running: bool
@@ -31,6 +33,7 @@ class EngineNews:
     mps_beside: int = 0
     mps_restarts: int = 0
     mps_recovery_s: float = 0.0
+    own_engines: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def readers(news: "Callable[[], EngineNews]", *, has_mps: bool) -> dict[str, Callable[[], float]]:
@@ -91,6 +94,7 @@ class RestartModel:
 
     model: str
     reason: str
+    has_own_engine: bool = False  # whether by a new engine process of its own
 
 
 News = EngineNews | GatewayServes | GatewayReady | FrontReady | RestartEngine | RestartModel

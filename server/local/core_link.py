@@ -88,6 +88,7 @@ class CoreLink:
         self._generation = 0
         self._models: Mapping[str, KnownModel] = _NOBODY
         self._owned: frozenset[str] = frozenset()
+        self.apart: frozenset[str] = frozenset()  # models that have an engine process of their own, asked by the core
         self._cut: Callable[[str], None] = lambda _: None
         self._numbers = itertools.count(1)
         self._asks: dict[int, tuple[asyncio.Future[InferResponse], float]] = {}
@@ -343,7 +344,7 @@ class CoreLink:
             tell("the core serves", generation=state.generation)
         self._is_up, self._reason, self._generation = state.is_up, state.reason, state.generation
         self._models = {known.name: self._same(known) for known in state.models}
-        self._owned = frozenset(state.owned)
+        self._owned, self.apart = frozenset(state.owned), frozenset(state.apart)
         self.first_state.set()
         if state.is_up:
             self.first_up.set()

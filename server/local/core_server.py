@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,7 +90,8 @@ class CoreServer:
     """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone.
 
     guests: their inferences, set before `run`; none are welcome without it. queues: of the batching, where it is in
-    this process, set before `run`: fronts' inferences wait in them without a task each.
+    this process, set before `run`: fronts' inferences wait in them without a task each. apart: set before `run` where
+    models have engine processes of their own.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class CoreServer:
         self._decoder: msgspec.msgpack.Decoder[UP] = msgspec.msgpack.Decoder(UP)
         self.guests: GuestCalls | None = None
         self.queues: Queues | None = None
+        self.apart: Callable[[], tuple[str, ...]] = tuple
         self._fronts: dict[BatchLine[UP], _Front] = {}
         self._strangers: dict[BatchLine[UP], float] = {}  # since when they have not said who they are
         self._guest_numbers = itertools.count(1)
@@ -199,7 +202,7 @@ class CoreServer:
         watch = self._watch
         models = tuple(watch.models.values())
         owned = tuple(known.name for known in models if self._owns(known.name))
-        return State(watch.is_up, watch.reason, watch.generation, models, owned)
+        return State(watch.is_up, watch.reason, watch.generation, models, owned, self.apart())
 
     def _tell(self, *, is_due: bool) -> None:
         state = self._state()

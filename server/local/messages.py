@@ -87,13 +87,17 @@ class Known(Record, frozen=True):
 
 
 class State(Record, frozen=True):
-    """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway."""
+    """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway.
+
+    apart: models that have an engine process of their own, which the core asks.
+    """
 
     is_up: bool
     reason: str
     generation: int
     models: tuple[KnownModel, ...]
     owned: tuple[str, ...]
+    apart: tuple[str, ...] = ()
 
 
 class Know(Record, frozen=True):

@@ -98,7 +98,7 @@ async def watching(
     asked: list[str],
     options: WatchOptions = QUICK,
     *,
-    restart_model: Callable[[str, str], None] | None = None,
+    restart_model: Callable[[str, str, int], None] | None = None,
 ) -> AsyncIterator[EngineWatch]:
     watch = EngineWatch(engine, options, ask_restart=asked.append, restart_model=restart_model)
     task = asyncio.create_task(watch.run())
@@ -268,8 +268,8 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
 @pytest.mark.parametrize("is_crowded", [True, False])
 async def test_watch_restarts_a_model_that_answers_no_client(is_crowded: bool) -> None:
     """Behind a long queue a canary is late though the model works; late while no client is served, the model hangs."""
-    engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), dict[str, str]()
-    async with watching(engine, [], restart_model=restarted.__setitem__) as watch:
+    engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), list[tuple[str, str, int]]()
+    async with watching(engine, [], restart_model=lambda *what: restarted.append(what)) as watch:
         await watch.first_ready.wait()
         if is_crowded:
             engine.on_infer = watch.note_served  # answers to others come while the canary waits
@@ -279,7 +279,7 @@ async def test_watch_restarts_a_model_that_answers_no_client(is_crowded: bool) -
         assert watch.is_up
         assert watch.models["good"].is_ready
         assert watch.models["stuck"].is_ready is is_crowded
-        assert restarted == ({} if is_crowded else {"stuck": "it answered nothing for 1 s (execution_timeout_ms)"})
+        assert restarted == ([] if is_crowded else [("stuck", "it answered nothing for 1 s (execution_timeout_ms)", 1)])
 
 
 async def test_model_that_fails_is_unavailable_alone_and_comes_back() -> None:

@@ -117,10 +117,18 @@ class EmbeddedEngine:
         if model is None or len(self._hung_runs) >= MAX_HUNG_RUNS:
             log.error("model is not restarted: too many threads hang", model=model_name, hung_runs=len(self._hung_runs))
             return
-        error = BackendUnavailable(f"model {model_name!r} is restarted: {reason}")
+        self._abandon(model, BackendUnavailable(f"model {model_name!r} is restarted: {reason}"))
+        self._start_load(model_name, None)
+
+    async def give_up(self, model_name: str) -> None:
+        """Unload a model that hangs. Its callers get an error now; a run that hangs goes on until its node is done."""
+        if (model := self._models.get(model_name)) is not None:
+            self._abandon(model, BackendUnavailable(f"model {model_name!r} is restarted: it hung"))
+            model.remove()
+
+    def _abandon(self, model: Model, error: BackendUnavailable) -> None:
         self._hung_runs += [run for version in model.serving.values() for run in version.abandon(error)]
         model.state_on_disk = None
-        self._start_load(model_name, None)
 
     async def unload(self, model_name: str) -> None:
         """Requests that run or wait are answered. A name that is not loaded is no error, as in Triton."""

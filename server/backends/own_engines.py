@@ -1,0 +1,296 @@
+"""Models with a record of hanging, each served by an engine process of its own behind the main engine's seams."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+from tritonclient.grpc import service_pb2
+
+from server.backends.call_traits import INDEX_METHOD, INDEX_PATH, model_of_grpc, named_by_grpc, named_by_http
+from server.backends.call_traits import INFER_METHOD as INFER
+from server.backends.replica import Engine
+from server.core.backend import Backend, GrpcStream, Relay
+from server.core.errors import BackendUnavailable, InferenceError
+from server.core.infer import InferRequest, InferResponse
+from server.core.model import ModelConfig, ModelMetadata, ModelState
+from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream
+from server.logs import get_logger
+
+log = get_logger("engine")
+MAX_OWN_ENGINES = 8
+INDEX_S = 1.0  # an own engine that does not answer does not delay the others
+MAX_SILENT_LOOKS = 30  # about a second apart; then its process is started again
+_Work = Callable[[], Coroutine[None, None, None]]
+RECORD = "it hung before; an engine process of its own serves it"
+STARTING = "it hung before; an engine process of its own starts for it"
+
+
+class RoutedEngine:
+    """Backend and Relay: the main engine's, but for the models that `route` sends elsewhere.
+
+    route: the engine that serves a model, None for the main one. Raises BackendUnavailable while that engine starts.
+    """
+
+    def __init__(self, backend: Backend, relay: Relay, route: Callable[[str], Engine | None]) -> None:
+        self._backend = backend
+        self._relay = relay
+        self._route = route
+
+    def _backend_of(self, model_name: str) -> Backend:
+        return self._route(model_name) or self._backend
+
+    def _relay_of(self, model_name: str) -> Relay:
+        return self._route(model_name) or self._relay
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        return await self._backend_of(request.model_name).infer(request)
+
+    async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
+        return await self._backend_of(model_name).model_metadata(model_name, model_version)
+
+    async def model_config(self, model_name: str, model_version: str = "") -> ModelConfig:
+        return await self._backend_of(model_name).model_config(model_name, model_version)
+
+    async def ready(self, model_name: str = "", model_version: str = "") -> bool:
+        try:
+            return await self._backend_of(model_name).ready(model_name, model_version)
+        except BackendUnavailable:
+            return False
+
+    async def repository_index(self) -> list[ModelState]:
+        return await self._backend.repository_index()
+
+    async def load(self, model_name: str) -> None:
+        await self._backend_of(model_name).load(model_name)
+
+    async def unload(self, model_name: str) -> None:
+        await self._backend_of(model_name).unload(model_name)
+
+    async def metrics(self) -> bytes:
+        """The main engine's."""
+        return await self._backend.metrics()
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        return await self._relay_of(named_by_http(call)).http(call, deadline=deadline)
+
+    async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
+        return await self._relay_of(named_by_http(call)).http_stream(call, deadline=deadline)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        return await self._relay_of(named_by_grpc(call)).grpc(call, deadline=deadline)
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        """Its first request says which engine gets all of it."""
+
+        async def opened(first: bytes) -> GrpcStream:
+            relay = self._relay_of(model_of_grpc(GrpcCall(INFER, first)))
+            return await relay.grpc_stream(method, metadata, deadline=deadline)
+
+        return _LateStream(opened)
+
+
+class _LateStream:
+    """A GrpcStream that is opened by its first request. Who receives waits for that."""
+
+    def __init__(self, opened: Callable[[bytes], Coroutine[None, None, GrpcStream]]) -> None:
+        self._open = opened
+        self._stream: asyncio.Future[GrpcStream] = asyncio.get_running_loop().create_future()
+
+    async def send(self, message: bytes) -> None:
+        if not self._stream.done():
+            self._stream.set_result(await self._open(message))
+        await self._stream.result().send(message)
+
+    async def half_close(self) -> None:
+        await (await self._stream).half_close()
+
+    async def receive(self) -> bytes | None:
+        return await (await asyncio.shield(self._stream)).receive()
+
+    async def end(self) -> GrpcAnswer:
+        return await self._stream.result().end()
+
+    def cancel(self) -> None:
+        if self._stream.done() and not self._stream.cancelled():
+            self._stream.result().cancel()
+        self._stream.cancel()
+
+
+@dataclass(slots=True)
+class _Own:
+    """folder: of the process that runs; empty while it starts. engine: once the model is loaded there."""
+
+    folder: str = ""
+    reason: str = STARTING
+    engine: Engine | None = None
+    silent_looks: int = 0
+
+
+class OwnEngines(RoutedEngine):
+    """Of a gateway. Its members belong to one event loop.
+
+    connect: to the engine process in that folder. give_up: has the main engine let go of a model that hangs. start:
+    starts an engine process for a model, or starts it again where there is one, for a reason; `assign` says where.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        relay: Relay,
+        *,
+        connect: Callable[[str], Engine],
+        give_up: Callable[[str], Coroutine[None, None, None]],
+        start: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(backend, relay, self._find)
+        self._connect = connect
+        self._give_up = give_up
+        self._start = start
+        self._own: dict[str, _Own] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Models with a record of hanging."""
+        return tuple(self._own)
+
+    def serves(self, model_name: str) -> bool:
+        """Whether the model is loaded in an engine of its own."""
+        return model_name in self._own and self._own[model_name].engine is not None
+
+    def restart(self, model_name: str, reason: str, *, hangs: int) -> bool:
+        """Serve the model by a new process, for the reason given. False, and nothing done, where it has no record.
+
+        hangs: how often it hung; with one it has a record, until there are MAX_OWN_ENGINES.
+        """
+        if model_name not in self._own:
+            if not hangs or len(self._own) >= MAX_OWN_ENGINES:
+                return False
+            self._add(model_name)
+        self._start(model_name, reason)
+        return True
+
+    def assign(self, folders: Mapping[str, str]) -> None:
+        """Where the processes are now, by model; an empty folder for one that starts."""
+        for name, folder in folders.items():
+            own = self._own.get(name) or self._add(name)
+            if own.folder == folder:
+                continue
+            own.folder, own.reason, own.silent_looks = folder, STARTING, 0
+            former, own.engine = own.engine, None
+            if former is not None:
+                self._run(former.aclose)
+            if folder:
+                self._run(partial(self._load, name, own))
+
+    async def repository_index(self) -> list[ModelState]:
+        """The main engine's, with the rows of models that have their own engines in place of its own."""
+        rows = [row for row in await super().repository_index() if row.name not in self._own]
+        return [*rows, *await self._own_rows()] if self._own else rows
+
+    async def load(self, model_name: str) -> None:
+        """An own engine that starts loads its model by itself."""
+        if model_name not in self._own or self.serves(model_name):
+            await super().load(model_name)
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        answer = await super().http(call, deadline=deadline)
+        if not self._own or answer.status != 200 or call.target.partition(b"?")[0] != INDEX_PATH:
+            return answer
+        rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
+        wants_ready = b"true" in call.body
+        own = [
+            {"name": row.name, "version": row.version, "state": row.state, "reason": row.reason}
+            for row in await self._own_rows()
+            if row.state == "READY" or not wants_ready
+        ]
+        return replace(answer, body=msgspec.json.encode(rows + own))
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        answer = await super().grpc(call, deadline=deadline)
+        if not self._own or answer.code or call.method != INDEX_METHOD:
+            return answer
+        index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
+        rows = [row for row in index.models if row.name not in self._own]
+        wants_ready = service_pb2.RepositoryIndexRequest.FromString(call.message).ready
+        own = [
+            index.ModelIndex(name=row.name, version=row.version, state=row.state, reason=row.reason)
+            for row in await self._own_rows()
+            if row.state == "READY" or not wants_ready
+        ]
+        return replace(answer, message=service_pb2.RepositoryIndexResponse(models=rows + own).SerializeToString())
+
+    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
+        if self._own:
+            return await super().grpc_stream(method, metadata, deadline=deadline)
+        return await self._relay.grpc_stream(method, metadata, deadline=deadline)
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for own in self._own.values():
+            if own.engine is not None:
+                await own.engine.aclose()
+        await super().aclose()
+
+    def _find(self, model_name: str) -> Engine | None:
+        own = self._own.get(model_name)
+        if own is None:
+            return None
+        if own.engine is None:
+            raise BackendUnavailable(f"model {model_name!r} is unavailable: {own.reason}")
+        return own.engine
+
+    def _add(self, model_name: str) -> _Own:
+        own = self._own[model_name] = _Own()
+        log.warning("model hung; it gets an engine process of its own", model=model_name)
+        self._run(partial(self._give_up, model_name))
+        return own
+
+    async def _load(self, model_name: str, own: _Own) -> None:
+        engine, folder = self._connect(own.folder), own.folder
+        try:
+            await engine.load(model_name)
+        except InferenceError as error:
+            own.reason = error.message
+            log.error("model that hung cannot be loaded into its own engine", model=model_name, reason=error.message)
+        else:
+            if own.folder == folder:
+                own.engine = engine
+                log.info("an engine process of its own serves the model", model=model_name)
+                return
+        await engine.aclose()
+
+    async def _own_rows(self) -> list[ModelState]:
+        listed = await asyncio.gather(*(self._rows_of(name, own) for name, own in self._own.items()))
+        return [row for rows in listed for row in rows]
+
+    async def _rows_of(self, model_name: str, own: _Own) -> list[ModelState]:
+        if (engine := own.engine) is None:
+            return [ModelState(model_name, "1", "UNAVAILABLE", own.reason)]
+        try:
+            async with asyncio.timeout(INDEX_S):
+                rows = [row for row in await engine.repository_index() if row.name == model_name]
+        except (InferenceError, TimeoutError) as error:
+            own.silent_looks += 1
+            if own.silent_looks == MAX_SILENT_LOOKS:
+                own.silent_looks = 0
+                self._start(model_name, "its engine process does not answer")
+            return [ModelState(model_name, "1", "UNAVAILABLE", f"its engine process does not answer: {error}")]
+        own.silent_looks = 0
+        return [replace(row, reason=row.reason or RECORD) for row in rows]
+
+    def _run(self, work: _Work) -> None:
+        task = asyncio.create_task(self._rooted(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _rooted(self, work: _Work) -> None:
+        with suppress(InferenceError):
+            await work()

@@ -1,0 +1,79 @@
+"""How a gateway restarts a model that hangs or fails: in its engine, or by an engine process of its own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
+from server.backends.disk_loads import DiskLoads
+from server.backends.own_engines import OwnEngines
+from server.backends.own_triton import OwnTriton
+from server.backends.triton import TritonBackend
+from server.backends.triton_listeners import TritonListeners
+from server.engines import Engine
+from server.local.control import ControlLine, RestartModel
+from server.local.socket_folder import reachable
+from server.settings import Settings
+
+
+def core_backend(settings: Settings, run_dir: Path) -> TritonBackend:
+    """To the core in that run directory, which speaks as an engine does."""
+    return TritonBackend(
+        http_url=f"unix://{run_dir / HTTP_SOCKET}",
+        grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
+        max_connections=settings.max_inflight_requests,
+    )
+
+
+def with_own_engines(settings: Settings, main: Engine, control: ControlLine | None) -> tuple[Engine, OwnEngines | None]:
+    """The engine as the gateway asks it, and the part of it that serves models with a record of hanging.
+
+    None where models are restarted in their engine only: one of others, one under MPS, whose clients are counted, and
+    one that clients share memory with.
+    """
+    if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
+        return main, None
+
+    def connect(folder: str) -> TritonBackend:
+        run_dir = reachable(Path(folder))
+        if settings.engine_is_embedded:
+            return core_backend(settings, run_dir)
+        listeners = TritonListeners(run_dir)
+        return OwnTriton(
+            http_url=listeners.http_url,
+            grpc_address=listeners.grpc_address,
+            max_connections=settings.max_inflight_requests,
+            disk=DiskLoads(settings.repositories, run_dir / "labels"),
+        )
+
+    own = OwnEngines(
+        main.backend,
+        main.relay,
+        connect=connect,
+        give_up=getattr(main.backend, "give_up", main.backend.unload),
+        start=lambda model, reason: control.send(RestartModel(model, reason, has_own_engine=True)),
+    )
+    return replace(main, backend=own, relay=own), own
+
+
+def model_restarter(
+    settings: Settings, main: Engine, own: OwnEngines | None, control: ControlLine | None
+) -> Callable[[str, str, int], None] | None:
+    """Restarts a model, for a reason, by how often it hung; None for an engine that is not ours."""
+    in_place: Callable[[str, str], None]
+    if settings.engine_is_embedded:
+        from server.backends.embedded.engine import EmbeddedEngine  # here, so that ONNX Runtime is loaded for it only
+
+        assert isinstance(main.backend, EmbeddedEngine)
+        in_place = main.backend.renew
+    elif control is None or settings.engine_is_external:
+        return None
+    else:
+        line = control
+        in_place = lambda model, reason: line.send(RestartModel(model, reason))  # noqa: E731
+
+    def restart(model: str, reason: str, hangs: int) -> None:
+        if own is None or not own.restart(model, reason, hangs=hangs):
+            in_place(model, reason)
+
+    return restart

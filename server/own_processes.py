@@ -1,0 +1,147 @@
+"""Engine processes of models with a record of hanging: one each, killed and started anew when its model hangs again."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.backends.reaper import RunDirectory
+from server.backends.shell_paths import plain_paths
+from server.backends.triton_listeners import TritonListeners
+from server.backends.triton_log import Emit
+from server.backends.triton_process import TritonOptions, TritonProcess
+from server.backends.triton_runtime import TritonRuntime
+from server.backends.triton_status import EngineState
+from server.local.control import GatewayReady, RestartEngine, RestartModel
+from server.local.gateway_process import CORE, GatewayProcess, Part
+from server.local.socket_folder import reachable
+from server.logs import get_logger
+from server.settings import Settings
+
+log = get_logger("stack")
+START_AGAIN_S = 30.0  # after several starts that failed
+Changed = Callable[[bool], None]
+
+
+class EngineProcess(Protocol):
+    """Runs one engine until it is stopped, or cannot be started."""
+
+    def run(self) -> Coroutine[None, None, object]: ...
+
+    def end_hang(self, reason: str) -> None:
+        """Kill the process; it is started again."""
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class OwnTritonProcess(TritonProcess):
+    """A Triton for one model. changed: called with whether it runs."""
+
+    def __init__(
+        self, runtime: TritonRuntime, settings: Settings, run_dir: RunDirectory, emit: Emit, changed: Changed
+    ) -> None:
+        options = TritonOptions(
+            engine_id=run_dir.engine_id,
+            repositories=plain_paths(
+                tuple(path for path in settings.repositories if path.is_dir()), run_dir.path / "repositories"
+            ),
+            listeners=TritonListeners(reachable(run_dir.path)),
+        )
+        super().__init__(
+            runtime.prepare(run_dir.path),
+            options,
+            emit=emit,
+            on_status=lambda status: changed(status.state is EngineState.RUNNING),
+        )
+
+    def end_hang(self, reason: str) -> None:
+        """See EngineProcess."""
+        self.restart(reason, is_lost=True)
+
+
+class OwnGatewayProcess(GatewayProcess):
+    """The embedded engine for one model: a core without fronts, on Unix sockets in its run directory."""
+
+    def __init__(self, model: str, settings: Settings, run_dir: RunDirectory, changed: Changed) -> None:
+        own = {
+            **{"engine": "embedded", "models": (model,), "required_models": None, "workers": 2, "decoders": 1},
+            **{"host": "127.0.0.1", "metrics_port": 0, "gpu_metrics": "off", "slab_bytes": 0},
+            **{"audit_log": None, "otlp_endpoint": ""},
+        }
+        part = Part(f"engine of {model}", (CORE,), died=lambda: changed(False))
+        super().__init__(settings.model_copy(update=own).model_dump_json(), run_dir.path, self._hear, part=part)
+        self._changed = changed
+
+    def _hear(self, news: object) -> None:
+        if isinstance(news, GatewayReady):
+            self._changed(True)
+        elif isinstance(news, RestartModel | RestartEngine):
+            self.end_hang(news.reason)
+
+    def end_hang(self, reason: str) -> None:
+        """See EngineProcess."""
+        log.error("killed the engine process of a model", reason=reason)
+        self.cut_off()
+
+
+@dataclass(slots=True)
+class _Held:
+    run_dir: RunDirectory
+    process: EngineProcess
+    task: asyncio.Task[None]
+    is_running: bool = False
+
+
+class OwnProcesses:
+    """make: the process for a model, in that run directory, which calls Changed. changed: `folders` says otherwise."""
+
+    def __init__(
+        self,
+        make: Callable[[str, RunDirectory, Changed], EngineProcess],
+        claim: Callable[[], RunDirectory],
+        changed: Callable[[], None],
+    ) -> None:
+        self._make = make
+        self._claim = claim
+        self._changed = changed
+        self._held: dict[str, _Held] = {}
+        self._is_stopping = False
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """By model: the run directory of its process, empty while that starts."""
+        return {name: str(held.run_dir.path) if held.is_running else "" for name, held in self._held.items()}
+
+    def restart(self, model: str, reason: str) -> None:
+        """Start a process for the model, or end the one that it has and start it again."""
+        if self._is_stopping:
+            return
+        if (held := self._held.get(model)) is not None:
+            if held.is_running:
+                held.process.end_hang(reason)
+            return
+        run_dir = self._claim()
+        process = self._make(model, run_dir, lambda is_running: self._note(model, is_running))
+        log.warning("start an engine process for a model that hung", model=model, reason=reason)
+        self._held[model] = _Held(run_dir, process, asyncio.create_task(self._run(process)))
+        self._changed()
+
+    async def stop(self, grace_s: float) -> None:
+        """End all for good."""
+        self._is_stopping = True
+        for held in self._held.values():
+            await held.process.stop(grace_s)
+            held.task.cancel()
+            await asyncio.wait({held.task})
+            held.run_dir.release()
+
+    async def _run(self, process: EngineProcess) -> None:
+        while not self._is_stopping:
+            await process.run()
+            if not self._is_stopping:
+                await asyncio.sleep(START_AGAIN_S)
+
+    def _note(self, model: str, is_running: bool) -> None:
+        if (held := self._held.get(model)) is not None and held.is_running != is_running:
+            held.is_running = is_running
+            self._changed()

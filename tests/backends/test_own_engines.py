@@ -1,0 +1,145 @@
+"""A model with a record of hanging has an engine of its own; the others never leave the main one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from server.backends.call_traits import INDEX_METHOD
+from server.backends.own_engines import MAX_OWN_ENGINES, RECORD, OwnEngines
+from server.backends.triton import TritonBackend
+from server.core.errors import BackendUnavailable
+from server.core.infer import InferRequest
+from server.core.relay import GrpcCall
+from tests.backends.fake_triton import FakeTriton
+from tests.backends.replica_groups import HTTP_INFER, X, infer_call, infer_request, until
+
+
+def to(fake: FakeTriton) -> TritonBackend:
+    return TritonBackend(http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=8)
+
+
+@dataclass
+class Bench:
+    """main, own: fakes. given_up, started: what the main engine let go, and what was to be started."""
+
+    engines: OwnEngines
+    main: FakeTriton
+    own: FakeTriton
+    given_up: list[str] = field(default_factory=list)
+    started: list[tuple[str, str]] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    """The folder `own` stands for the own engine."""
+    async with FakeTriton().running() as main, FakeTriton(has_streams=True).running() as own:
+        backend, made = to(main), list[Bench]()
+
+        async def give_up(model: str) -> None:
+            made[0].given_up.append(model)
+
+        engines = OwnEngines(
+            backend,
+            backend,
+            connect=lambda _: to(own),
+            give_up=give_up,
+            start=lambda model, reason: made[0].started.append((model, reason)),
+        )
+        made.append(Bench(engines, main, own))
+        try:
+            yield made[0]
+        finally:
+            await engines.aclose()
+
+
+async def ask_all(engines: OwnEngines) -> None:
+    """An inference in each of the three ways."""
+    await engines.infer(infer_request())
+    await engines.grpc(infer_call(), deadline=None)
+    await engines.http(HTTP_INFER, deadline=None)
+
+
+async def test_model_without_a_record_is_restarted_in_the_main_engine() -> None:
+    """A failing canary is no hang."""
+    async with bench() as own:
+        assert not own.engines.restart("double", "it fails", hangs=0)
+        await ask_all(own.engines)
+        assert own.engines.names == ()
+        assert (own.given_up, own.started) == ([], [])
+        assert (own.main.grpc_methods.count("ModelInfer"), len(own.main.http_requests)) == (2, 1)
+
+
+async def test_model_that_hung_is_asked_of_its_own_engine_from_then_on() -> None:
+    """While that starts its clients are told so; later restarts are that engine's, whatever their cause."""
+    async with bench() as own:
+        assert own.engines.restart("double", "it hangs", hangs=1)
+        await until(lambda: own.given_up == ["double"])
+        with pytest.raises(BackendUnavailable, match="model 'double' is unavailable: it hung before; an engine proc"):
+            await own.engines.infer(infer_request())
+        own.engines.assign({"double": ""})
+        own.engines.assign({"double": "own"})
+        await until(lambda: is_served(own))
+        await ask_all(own.engines)
+        assert (own.own.grpc_methods.count("ModelInfer"), len(own.own.http_requests)) == (2, 1)
+        assert ("ModelInfer" in own.main.grpc_methods, own.main.http_requests) == (False, [])
+        assert own.engines.restart("double", "it fails", hangs=1)
+        assert own.started == [("double", "it hangs"), ("double", "it fails")]
+        assert own.given_up == ["double"]
+
+
+def is_served(own: Bench) -> bool:
+    return "RepositoryModelLoad" in own.own.grpc_methods and own.engines.serves("double")
+
+
+async def test_stream_goes_to_the_engine_of_its_first_request() -> None:
+    """The main one has no streams here."""
+    async with bench() as own:
+        own.engines.assign({"double": "own"})
+        await until(lambda: is_served(own))
+        stream = await own.engines.grpc_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=asyncio.get_running_loop().time() + 10
+        )
+        receiving = asyncio.create_task(stream.receive())
+        await stream.send(infer_call().message)
+        answer = service_pb2.ModelStreamInferResponse.FromString(await receiving or b"")
+        assert answer.infer_response.model_name == "double"
+        stream.cancel()
+
+
+async def test_index_lists_the_record_over_both_protocols() -> None:
+    """READY with the reason; the main engine's row of the model is not shown."""
+    async with bench() as own:
+        own.engines.assign({"double": "own"})
+        await until(lambda: is_served(own))
+        rows = {row.name: row for row in await own.engines.repository_index()}
+        assert (rows["double"].state, rows["double"].reason) == ("READY", RECORD)
+        answer = await own.engines.grpc(GrpcCall(INDEX_METHOD, b""), deadline=None)
+        index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
+        assert [(row.state, row.reason) for row in index.models if row.name == "double"] == [("READY", RECORD)]
+        assert len(index.models) == len(rows)
+
+
+async def test_own_engine_that_starts_or_cannot_load_is_unavailable_with_the_reason() -> None:
+    """`broken` cannot be loaded there; a load of a model whose engine starts is that engine's."""
+    async with bench() as own:
+        own.engines.assign({"double": "", "broken": "own"})
+        await own.engines.load("double")
+        assert "RepositoryModelLoad" not in own.main.grpc_methods
+        await until(lambda: "RepositoryModelLoad" in own.own.grpc_methods)
+        with pytest.raises(BackendUnavailable, match="model 'broken' is unavailable: "):
+            await own.engines.infer(InferRequest("broken", (X,)))
+        rows = {row.name: row for row in await own.engines.repository_index()}
+        assert (rows["double"].state, rows["double"].reason[:14]) == ("UNAVAILABLE", "it hung before")
+
+
+async def test_own_engines_are_bounded() -> None:
+    """Further models are restarted in the main engine."""
+    async with bench() as own:
+        for number in range(MAX_OWN_ENGINES):
+            assert own.engines.restart(f"m{number}", "it hangs", hangs=1)
+        assert not own.engines.restart("one-more", "it hangs", hangs=1)
+        assert len(own.engines.names) == MAX_OWN_ENGINES
