@@ -68,14 +68,12 @@ class DataPlane:
         metrics: Metrics,
         quotas: Quotas | None = None,
     ) -> None:
-        """quotas: of callers that have one; None where none is kept. tracer: set by the composer where there is one.
+        """quotas: of callers that have one; None where none is kept. The composer sets where they are wanted:
 
-        options: set by the composer where more is said of models' batches and deadlines than their configs say.
-        required_models: set by the composer; see server.readiness.
-        batches, statistics_of_queues: set by the composer where the gateway may form batches; of the queues by model.
-        loads: set by the composer where clients may load more than ONNX models.
-        spread: set where others serve the same models; returns when they know of a load or an unload.
-        is_apart: set where models may have engine processes of their own: such a model's streams are its own, too.
+        tracer. options: more of models' batches and deadlines than their configs say. required_models: see readiness.
+        batches, statistics_of_queues: where the gateway may form batches; of the queues by model.
+        loads: where clients may load more than ONNX models. is_apart: of models with engine processes of their own.
+        spread: where others serve the same models; returns when they know of a load or an unload.
         """
         self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
         self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)

@@ -101,13 +101,11 @@ class Gateway:
 
     def __init__(self, settings: Settings, control: ControlLine | None, place: Place) -> None:
         run_dir = place.fronts_dir
-        self._settings, self._control = settings, control
+        self._settings, self._control, self.is_sick = settings, control, False
         self._news = EngineNews(is_running=settings.engine_is_external, reason="the engine is starting", restarts=0)
         self.metrics = Metrics(None if run_dir is None else SharedFiles(run_dir / METRIC_FILES, "core"))
         main = compose_engine(settings, place.run_dir)
-        engine, self.own = with_own_engines(settings, main, control)
-        self.engine = engine
-        self.is_sick = False
+        self.engine, self.own = with_own_engines(settings, main, control)
         self.options = declared_options(settings)
         self.watch = EngineWatch(
             self.engine.backend,
@@ -125,7 +123,9 @@ class Gateway:
         limits = AdmissionLimits(settings.max_inflight_requests, settings.max_inflight_bytes)
         self.page = None if run_dir is None else LimitsPage(run_dir / PAGE_NAME)
         self.admission = Admission(limits, None if self.page is None else core_counts(self.page))
-        self.batching = BatcherPool(engine.backend, self._options_of, slab=engine.slab, formed=self.metrics.batch)
+        self.batching = BatcherPool(
+            self.engine.backend, self._options_of, slab=self.engine.slab, formed=self.metrics.batch
+        )
         audit = AuditLog(settings.audit_log)
         self.door = compose_door(settings, None if run_dir is None else core_board(run_dir), audit)
         self.certificates = Certificates.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -175,8 +175,7 @@ class Gateway:
         core.guests = GuestCalls(self.plane, self.engine.backend, self.metrics, code_name_of, lender)
         core.queues = self.batching
         if self.own is not None:
-            own = self.own
-            core.apart, self.plane.is_apart = lambda: own.names, lambda model: model in own.names
+            core.apart, self.plane.is_apart = self.own.names, self.own.has
         self.watch.when_silent(core.cut)
         self.plane.spread = core.spread
         return core
@@ -187,10 +186,7 @@ class Gateway:
         read("inflight_bytes", lambda: self.admission.statistics().size_bytes)
         read("receiving_bytes", lambda: self.admission.statistics().receiving_bytes)
         page_total = self.page.total if self.page is not None else lambda _: 0
-        read(
-            "queue_depth",
-            lambda: {("decode",): self.pool.statistics().waiting + page_total(Row.DECODES_WAITING)},
-        )
+        read("queue_depth", lambda: {("decode",): self.pool.statistics().waiting + page_total(Row.DECODES_WAITING)})
         for name, queued in queue_readers(self.batching.statistics).items():
             read(name, queued)
         read("decoder_restarts_total", lambda: self.pool.statistics().restarts + page_total(Row.DECODER_RESTARTS))
@@ -201,9 +197,6 @@ class Gateway:
         if (replicas := self.engine.replicas) is not None:
             read("replica_up", lambda: {(row.name,): int(row.standing is Standing.UP) for row in replicas.statistics()})
             read("replica_ejections_total", lambda: {(row.name,): row.ejections for row in replicas.statistics()})
-        parents = EngineNews.readers(lambda: self._news, has_mps=self._settings.mps == "on")
-        for name, reader in (watch_readers(self.watch) | parents).items():
-            read(name, reader)
         read("ready", lambda: int(self.plane.readiness().is_ready))
         if isinstance(memory := self.memory, SharedMemory):
             read("shared_memory_regions", lambda: memory.count())
@@ -218,8 +211,9 @@ class Gateway:
         if (tracer := self.tracer) is not None:
             read("spans_dropped_total", lambda: tracer.dropped_spans + page_total(Row.SPANS_DROPPED))
         self.telemetry = compose_telemetry(self._settings, self.watch)
-        standing = standing_readers(self._settings, self.certificates)
-        for name, reader in (standing | telemetry_readers(self.telemetry)).items():
+        parents = EngineNews.readers(lambda: self._news, has_mps=self._settings.mps == "on")
+        standing = standing_readers(self._settings, self.certificates) | telemetry_readers(self.telemetry)
+        for name, reader in (watch_readers(self.watch) | parents | standing).items():
             read(name, reader)
 
     def _options_of(self, model_name: str) -> BatchOptions | None:

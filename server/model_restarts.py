@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from server.backends.core_relay import GRPC_SOCKET, HTTP_SOCKET
@@ -34,8 +35,10 @@ def with_own_engines(settings: Settings, main: Engine, control: ControlLine | No
     if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
         return main, None
 
+    cached_path = cache(reachable)
+
     def connect(folder: str) -> TritonBackend:
-        run_dir = reachable(Path(folder))
+        run_dir = cached_path(Path(folder))
         if settings.engine_is_embedded:
             return core_backend(settings, run_dir)
         listeners = TritonListeners(run_dir)

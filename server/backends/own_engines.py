@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import msgspec
@@ -23,9 +23,11 @@ log = get_logger("engine")
 MAX_OWN_ENGINES = 8
 INDEX_S = 1.0  # an own engine that does not answer does not delay the others
 MAX_SILENT_LOOKS = 30  # about a second apart; then its process is started again
-_Work = Callable[[], Coroutine[None, None, None]]
 RECORD = "it hung before; an engine process of its own serves it"
+SILENT = "the engine process of its own does not answer"
 STARTING = "it hung before; an engine process of its own starts for it"
+
+_Work = Callable[[], Coroutine[None, None, None]]
 
 
 class RoutedEngine:
@@ -155,10 +157,13 @@ class OwnEngines(RoutedEngine):
         self._own: dict[str, _Own] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
     def names(self) -> tuple[str, ...]:
         """Models with a record of hanging."""
         return tuple(self._own)
+
+    def has(self, model_name: str) -> bool:
+        """Whether the model has a record of hanging."""
+        return model_name in self._own
 
     def serves(self, model_name: str) -> bool:
         """Whether the model is loaded in an engine of its own."""
@@ -204,13 +209,9 @@ class OwnEngines(RoutedEngine):
         if not self._own or answer.status != 200 or call.target.partition(b"?")[0] != INDEX_PATH:
             return answer
         rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
-        wants_ready = b"true" in call.body
-        own = [
-            {"name": row.name, "version": row.version, "state": row.state, "reason": row.reason}
-            for row in await self._own_rows()
-            if row.state == "READY" or not wants_ready
-        ]
-        return replace(answer, body=msgspec.json.encode(rows + own))
+        question = msgspec.json.decode(call.body) if call.body else {}
+        rows += map(asdict, await self._own_rows(ready=question.get("ready", False)))
+        return replace(answer, body=msgspec.json.encode(rows))
 
     async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
         answer = await super().grpc(call, deadline=deadline)
@@ -218,13 +219,9 @@ class OwnEngines(RoutedEngine):
             return answer
         index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
         rows = [row for row in index.models if row.name not in self._own]
-        wants_ready = service_pb2.RepositoryIndexRequest.FromString(call.message).ready
-        own = [
-            index.ModelIndex(name=row.name, version=row.version, state=row.state, reason=row.reason)
-            for row in await self._own_rows()
-            if row.state == "READY" or not wants_ready
-        ]
-        return replace(answer, message=service_pb2.RepositoryIndexResponse(models=rows + own).SerializeToString())
+        ready = service_pb2.RepositoryIndexRequest.FromString(call.message).ready
+        rows += [index.ModelIndex(**asdict(row)) for row in await self._own_rows(ready=ready)]
+        return replace(answer, message=service_pb2.RepositoryIndexResponse(models=rows).SerializeToString())
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         if self._own:
@@ -254,43 +251,45 @@ class OwnEngines(RoutedEngine):
         return own
 
     async def _load(self, model_name: str, own: _Own) -> None:
+        """Until its process is ended again, if it is."""
         engine, folder = self._connect(own.folder), own.folder
         try:
             await engine.load(model_name)
-        except InferenceError as error:
-            own.reason = error.message
-            log.error("model that hung cannot be loaded into its own engine", model=model_name, reason=error.message)
-        else:
             if own.folder == folder:
                 own.engine = engine
                 log.info("an engine process of its own serves the model", model=model_name)
-                return
-        await engine.aclose()
+        except InferenceError as error:
+            own.reason = error.message
+            log.error("model that hung cannot be loaded into its own engine", model=model_name, reason=error.message)
+        finally:
+            if own.engine is not engine:
+                await engine.aclose()
 
-    async def _own_rows(self) -> list[ModelState]:
+    async def _own_rows(self, *, ready: bool = False) -> list[ModelState]:
+        """ready: only rows of versions that are served."""
         listed = await asyncio.gather(*(self._rows_of(name, own) for name, own in self._own.items()))
-        return [row for rows in listed for row in rows]
+        return [row for rows in listed for row in rows if row.state == "READY" or not ready]
 
     async def _rows_of(self, model_name: str, own: _Own) -> list[ModelState]:
         if (engine := own.engine) is None:
-            return [ModelState(model_name, "1", "UNAVAILABLE", own.reason)]
+            return [ModelState(model_name, "", "UNAVAILABLE", own.reason)]
         try:
             async with asyncio.timeout(INDEX_S):
                 rows = [row for row in await engine.repository_index() if row.name == model_name]
-        except (InferenceError, TimeoutError) as error:
+        except (InferenceError, TimeoutError):
             own.silent_looks += 1
             if own.silent_looks == MAX_SILENT_LOOKS:
                 own.silent_looks = 0
-                self._start(model_name, "its engine process does not answer")
-            return [ModelState(model_name, "1", "UNAVAILABLE", f"its engine process does not answer: {error}")]
+                self._start(model_name, SILENT)
+            return [ModelState(model_name, "", "UNAVAILABLE", SILENT)]
         own.silent_looks = 0
         return [replace(row, reason=row.reason or RECORD) for row in rows]
 
     def _run(self, work: _Work) -> None:
-        task = asyncio.create_task(self._rooted(work))
+        async def root() -> None:
+            with suppress(InferenceError):
+                await work()
+
+        task = asyncio.create_task(root())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _rooted(self, work: _Work) -> None:
-        with suppress(InferenceError):
-            await work()

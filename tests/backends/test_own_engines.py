@@ -68,7 +68,7 @@ async def test_model_without_a_record_is_restarted_in_the_main_engine() -> None:
     async with bench() as own:
         assert not own.engines.restart("double", "it fails", hangs=0)
         await ask_all(own.engines)
-        assert own.engines.names == ()
+        assert own.engines.names() == ()
         assert (own.given_up, own.started) == ([], [])
         assert (own.main.grpc_methods.count("ModelInfer"), len(own.main.http_requests)) == (2, 1)
 
@@ -142,4 +142,4 @@ async def test_own_engines_are_bounded() -> None:
         for number in range(MAX_OWN_ENGINES):
             assert own.engines.restart(f"m{number}", "it hangs", hangs=1)
         assert not own.engines.restart("one-more", "it hangs", hangs=1)
-        assert len(own.engines.names) == MAX_OWN_ENGINES
+        assert len(own.engines.names()) == MAX_OWN_ENGINES
