@@ -1,6 +1,7 @@
 """What is read from a call before it goes to one replica, to another one, or to all."""
 
 import pytest
+from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
 from server.backends import call_traits
@@ -83,3 +84,43 @@ def test_sequence_is_read_from_both_protocols() -> None:
     header = (b"inference-header-content-length", b"%d" % len(body))
     assert call_traits.sequence_of_http(post(b"/v2/models/m/infer", body + b"\x00\x01", header)) == "7"
     assert call_traits.sequence_of_http(post(b"/v2/models/m/infer", b'{"inputs":[]}')) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "model"),
+    [
+        (post(b"/v2/models/a%20b/versions/1/infer"), "a b"),
+        (post(b"/v2/repository/models/a%20b/load?x=1"), "a b"),
+        (post(b"/v2/repository/index"), ""),
+        (HttpCall("GET", b"/v2", (), b""), ""),
+    ],
+)
+def test_http_call_names_its_model(call: HttpCall, model: str) -> None:
+    """In the path, of a load, too."""
+    assert call_traits.named_by_http(call) == model
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "model"),
+    [
+        ("ModelInfer", service_pb2.ModelInferRequest(model_name=LONG_NAME), LONG_NAME),
+        ("ModelReady", service_pb2.ModelReadyRequest(name="m"), "m"),
+        ("ModelMetadata", service_pb2.ModelMetadataRequest(name="m", version="1"), "m"),
+        ("ModelConfig", service_pb2.ModelConfigRequest(name="m"), "m"),
+        ("ModelStatistics", service_pb2.ModelStatisticsRequest(), ""),
+        ("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(repository_name="r", model_name="m"), "m"),
+        ("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="m"), "m"),
+        ("RepositoryIndex", service_pb2.RepositoryIndexRequest(repository_name="r"), ""),
+        ("LogSettings", service_pb2.LogSettingsRequest(), ""),
+    ],
+)
+def test_grpc_call_names_its_model(method: str, message: Message, model: str) -> None:
+    """Each kind of call that is about one model."""
+    call = GrpcCall(call_traits.SERVICE + method, message.SerializeToString())
+    assert call_traits.named_by_grpc(call) == model
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "RepositoryModelLoad"])
+def test_grpc_call_that_cannot_be_read_names_no_model(method: str) -> None:
+    """The engine says what is wrong with it."""
+    assert call_traits.named_by_grpc(GrpcCall(call_traits.SERVICE + method, b"\xff\xff")) == ""

@@ -286,6 +286,31 @@ async def test_model_that_hangs_is_loaded_anew_and_its_callers_are_told_at_once(
     release.set()
 
 
+async def test_model_that_is_given_up_ends_its_calls_and_is_not_loaded_again(
+    engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers get an error though the run goes on, and the index says that it is unloaded."""
+    release, entered = threading.Event(), threading.Event()
+    run = OrtModel.run
+
+    def stuck(self: OrtModel, *args: Any) -> list[Any]:
+        entered.set()
+        release.wait(30)
+        return run(self, *args)
+
+    monkeypatch.setattr(OrtModel, "run", stuck)
+    await load_slow(engine, repository)
+    call = slow(engine, 1)
+    await asyncio.to_thread(entered.wait, 10)
+    await engine.give_up("slow")
+    await engine.give_up("unknown")
+    with pytest.raises(BackendUnavailable, match="model 'slow' is restarted: it hung"):
+        await call
+    rows = [row for row in await engine.repository_index() if row.name == "slow"]
+    assert [(row.state, row.reason) for row in rows] == [("UNAVAILABLE", "unloaded")]
+    release.set()
+
+
 async def test_model_is_not_loaded_anew_beside_too_many_threads_that_hang(
     engine: EmbeddedEngine, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

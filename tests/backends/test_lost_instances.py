@@ -256,7 +256,13 @@ class ScriptedSight(InstanceSight):
 
 
 async def renewed(
-    eyes: InstanceSight, triton: FalseTriton, *, until: str, has_room: bool = True, broken: str = ""
+    eyes: InstanceSight,
+    triton: FalseTriton,
+    *,
+    until: str,
+    has_room: bool = True,
+    broken: str = "",
+    is_moved: bool = False,
 ) -> list[str]:
     """Why Triton was restarted, if it was. until: the path that ends it, or restart. broken: a model to restart."""
     restarts: list[str] = []
@@ -264,7 +270,7 @@ async def renewed(
         eyes, OverHttp(triton.url), engine_pid=lambda: TRITON, restart=restarts.append, has_room=lambda _: has_room
     )
     if broken:
-        renewal.restart_model(broken, "it answered nothing for 30 s")
+        renewal.restart_model(broken, "it answered nothing for 30 s", is_moved=is_moved)
     task = asyncio.create_task(renewal.run())
     async with asyncio.timeout(60):
         while not (restarts if until == "restart" else any(until in path for path, _ in triton.asked)):
@@ -341,6 +347,13 @@ async def test_model_that_hangs_in_tritons_own_process_is_loaded_anew_beside_its
     """A backend in C++ has no processes: new instances take the calls, and the old ones are left."""
     assert await renewed(ScriptedSight(), triton, until="/load", broken="m") == []
     assert [path for path, _ in triton.asked if path.endswith("/load")] == ["/v2/repository/models/m/load"]
+
+
+async def test_model_that_another_engine_serves_is_not_loaded_again(triton: FalseTriton) -> None:
+    """Neither beside what hangs, nor in the place of processes that died."""
+    assert await renewed(ScriptedSight(), triton, until="index", broken="m", is_moved=True) == []
+    assert await renewed(ScriptedSight(("m_0_1",)), triton, until="index", broken="m", is_moved=True) == []
+    assert not any(path.endswith("/load") for path, _ in triton.asked)
 
 
 async def test_model_that_hangs_and_cannot_be_loaded_again_has_triton_restarted(triton: FalseTriton) -> None:

@@ -8,18 +8,31 @@ from dataclasses import dataclass, field
 import pytest
 from tritonclient.grpc import service_pb2
 
+from server.backends import own_engines
 from server.backends.call_traits import INDEX_METHOD
 from server.backends.own_engines import MAX_OWN_ENGINES, RECORD, OwnEngines
 from server.backends.triton import TritonBackend
 from server.core.errors import BackendUnavailable
 from server.core.infer import InferRequest
+from server.core.model import ModelState
 from server.core.relay import GrpcCall
 from tests.backends.fake_triton import FakeTriton
 from tests.backends.replica_groups import HTTP_INFER, X, infer_call, infer_request, until
 
 
-def to(fake: FakeTriton) -> TritonBackend:
-    return TritonBackend(http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=8)
+class OwnBackend(TritonBackend):
+    """Says nothing of its models once it is silent."""
+
+    is_silent = False
+
+    async def repository_index(self) -> list[ModelState]:
+        if self.is_silent:
+            raise BackendUnavailable("no answer")
+        return await super().repository_index()
+
+
+def to(fake: FakeTriton) -> OwnBackend:
+    return OwnBackend(http_url=fake.http_url, grpc_address=fake.grpc_address, max_connections=8)
 
 
 @dataclass
@@ -31,6 +44,7 @@ class Bench:
     own: FakeTriton
     given_up: list[str] = field(default_factory=list)
     started: list[tuple[str, str]] = field(default_factory=list)
+    connected: list[OwnBackend] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -42,10 +56,14 @@ async def bench() -> AsyncIterator[Bench]:
         async def give_up(model: str) -> None:
             made[0].given_up.append(model)
 
+        def connect(_: str) -> OwnBackend:
+            made[0].connected.append(to(own))
+            return made[0].connected[-1]
+
         engines = OwnEngines(
             backend,
             backend,
-            connect=lambda _: to(own),
+            connect=connect,
             give_up=give_up,
             start=lambda model, reason: made[0].started.append((model, reason)),
         )
@@ -143,3 +161,17 @@ async def test_own_engines_are_bounded() -> None:
             assert own.engines.restart(f"m{number}", "it hangs", hangs=1)
         assert not own.engines.restart("one-more", "it hangs", hangs=1)
         assert len(own.engines.names()) == MAX_OWN_ENGINES
+
+
+async def test_own_engine_that_falls_silent_is_unavailable_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some looks at it; the others are listed meanwhile."""
+    monkeypatch.setattr(own_engines, "MAX_SILENT_LOOKS", 2)
+    async with bench() as own:
+        own.engines.assign({"double": "own"})
+        await until(lambda: is_served(own))
+        own.connected[0].is_silent = True
+        for _ in range(2):
+            rows = {row.name: row for row in await own.engines.repository_index()}
+            assert (rows["double"].state, rows["double"].reason) == ("UNAVAILABLE", own_engines.SILENT)
+            assert "broken" in rows
+        assert own.started == [("double", own_engines.SILENT)]

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, News, RestartEngine
+from server.local.control import ControlLine, EngineNews, GatewayReady, GatewayServes, News, RestartEngine, RestartModel
 
 
 async def test_control_line_carries_every_kind_of_news_in_order() -> None:
@@ -11,10 +11,11 @@ async def test_control_line_carries_every_kind_of_news_in_order() -> None:
     left, right = socket.socketpair()
     sender, receiver = await ControlLine.over(left), await ControlLine.over(right)
     told: list[News] = [
-        EngineNews(is_running=True, reason="", restarts=1, gateway_restarts=2),
+        EngineNews(is_running=True, reason="", restarts=1, gateway_restarts=2, own_engines={"m": "/run/1", "n": ""}),
         GatewayServes(1, 2, 3),
         GatewayReady("triton 2.51.0", ["a"], {"b": "broken\non purpose"}),
         RestartEngine("sick"),
+        RestartModel("m", "it hangs", has_own_engine=True),
     ]
     for news in told:
         sender.send(news)
