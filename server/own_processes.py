@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from server.backends.reaper import RunDirectory
@@ -10,8 +11,9 @@ from server.backends.shell_paths import plain_paths
 from server.backends.triton_listeners import TritonListeners
 from server.backends.triton_log import Emit
 from server.backends.triton_process import TritonOptions, TritonProcess
-from server.backends.triton_runtime import TritonRuntime
+from server.backends.triton_runtime import TritonRuntime, TritonUnavailable
 from server.backends.triton_status import EngineState
+from server.choices import CannotStart
 from server.local.control import GatewayReady, RestartEngine, RestartModel
 from server.local.gateway_process import CORE, GatewayProcess, Part
 from server.local.socket_folder import reachable
@@ -85,10 +87,11 @@ class OwnGatewayProcess(GatewayProcess):
 
 
 @dataclass(slots=True)
-class _Held:
-    run_dir: RunDirectory
-    process: EngineProcess
-    task: asyncio.Task[None]
+class _Own:
+    """run_dir, process: once there is a folder for it."""
+
+    run_dir: RunDirectory | None = None
+    process: EngineProcess | None = None
     is_running: bool = False
 
 
@@ -104,44 +107,52 @@ class OwnProcesses:
         self._make = make
         self._claim = claim
         self._changed = changed
-        self._held: dict[str, _Held] = {}
+        self._own: dict[str, _Own] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
     @property
     def folders(self) -> dict[str, str]:
         """By model: the run directory of its process, empty while that starts."""
-        return {name: str(held.run_dir.path) if held.is_running else "" for name, held in self._held.items()}
+        return {
+            name: str(own.run_dir.path) if own.run_dir and own.is_running else "" for name, own in self._own.items()
+        }
 
     def restart(self, model: str, reason: str) -> None:
-        """Start a process for the model, or end the one that it has and start it again."""
-        if self._is_stopping:
-            return
-        if (held := self._held.get(model)) is not None:
-            if held.is_running:
-                held.process.end_hang(reason)
-            return
-        run_dir = self._claim()
-        process = self._make(model, run_dir, lambda is_running: self._note(model, is_running))
-        log.warning("start an engine process for a model that hung", model=model, reason=reason)
-        self._held[model] = _Held(run_dir, process, asyncio.create_task(self._run(process)))
-        self._changed()
+        """Start a process for the model; the one that it has is killed and started again."""
+        own = self._own.get(model)
+        if own is not None and own.process is not None and own.is_running:
+            own.process.end_hang(reason)
+        elif own is None and not self._is_stopping:
+            log.warning("starting an engine process for a model that hung", model=model, reason=reason)
+            self._own[model] = _Own()
+            self._tasks.append(asyncio.create_task(self._run(model, self._own[model])))
+            self._changed()
 
     async def stop(self, grace_s: float) -> None:
         """End all for good."""
         self._is_stopping = True
-        for held in self._held.values():
-            await held.process.stop(grace_s)
-            held.task.cancel()
-            await asyncio.wait({held.task})
-            held.run_dir.release()
+        await asyncio.gather(*(own.process.stop(grace_s) for own in self._own.values() if own.process is not None))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for own in self._own.values():
+            if own.run_dir is not None:
+                own.run_dir.release()
 
-    async def _run(self, process: EngineProcess) -> None:
+    async def _run(self, model: str, own: _Own) -> None:
+        """The root of its task."""
         while not self._is_stopping:
-            await process.run()
+            try:
+                own.run_dir = own.run_dir or self._claim()
+                own.process = own.process or self._make(model, own.run_dir, partial(self._note, own))
+                await own.process.run()
+            except (CannotStart, TritonUnavailable, OSError) as error:
+                log.error("no engine process for a model that hung", model=model, reason=str(error))
             if not self._is_stopping:
                 await asyncio.sleep(START_AGAIN_S)
 
-    def _note(self, model: str, is_running: bool) -> None:
-        if (held := self._held.get(model)) is not None and held.is_running != is_running:
-            held.is_running = is_running
+    def _note(self, own: _Own, is_running: bool) -> None:
+        if own.is_running != is_running:
+            own.is_running = is_running
             self._changed()

@@ -22,6 +22,7 @@ from server.logs import get_logger
 log = get_logger("engine")
 MAX_OWN_ENGINES = 8
 INDEX_S = 1.0  # an own engine that does not answer does not delay the others
+LOAD_AGAIN_S = 0.5
 MAX_SILENT_LOOKS = 30  # about a second apart; then its process is started again
 RECORD = "it hung before; an engine process of its own serves it"
 SILENT = "the engine process of its own does not answer"
@@ -129,7 +130,6 @@ class _Own:
     """folder: of the process that runs; empty while it starts. engine: once the model is loaded there."""
 
     folder: str = ""
-    reason: str = STARTING
     engine: Engine | None = None
     silent_looks: int = 0
 
@@ -187,7 +187,7 @@ class OwnEngines(RoutedEngine):
             own = self._own.get(name) or self._add(name)
             if own.folder == folder:
                 continue
-            own.folder, own.reason, own.silent_looks = folder, STARTING, 0
+            own.folder, own.silent_looks = folder, 0
             former, own.engine = own.engine, None
             if former is not None:
                 self._run(former.aclose)
@@ -241,7 +241,7 @@ class OwnEngines(RoutedEngine):
         if own is None:
             return None
         if own.engine is None:
-            raise BackendUnavailable(f"model {model_name!r} is unavailable: {own.reason}")
+            raise BackendUnavailable(f"model {model_name!r} is unavailable: {STARTING}")
         return own.engine
 
     def _add(self, model_name: str) -> _Own:
@@ -251,16 +251,20 @@ class OwnEngines(RoutedEngine):
         return own
 
     async def _load(self, model_name: str, own: _Own) -> None:
-        """Until its process is ended again, if it is."""
+        """Where it cannot be loaded, its own engine says why, and takes other loads of it."""
         engine, folder = self._connect(own.folder), own.folder
         try:
-            await engine.load(model_name)
-            if own.folder == folder:
+            while own.folder == folder:
+                try:
+                    await engine.load(model_name)
+                except BackendUnavailable:
+                    await asyncio.sleep(LOAD_AGAIN_S)
+                    continue
+                except InferenceError as error:
+                    log.error("model that hung cannot be loaded again", model=model_name, reason=error.message)
                 own.engine = engine
-                log.info("an engine process of its own serves the model", model=model_name)
-        except InferenceError as error:
-            own.reason = error.message
-            log.error("model that hung cannot be loaded into its own engine", model=model_name, reason=error.message)
+                log.info("model has an engine process of its own", model=model_name)
+                return
         finally:
             if own.engine is not engine:
                 await engine.aclose()
@@ -272,7 +276,7 @@ class OwnEngines(RoutedEngine):
 
     async def _rows_of(self, model_name: str, own: _Own) -> list[ModelState]:
         if (engine := own.engine) is None:
-            return [ModelState(model_name, "", "UNAVAILABLE", own.reason)]
+            return [ModelState(model_name, "", "UNAVAILABLE", STARTING)]
         try:
             async with asyncio.timeout(INDEX_S):
                 rows = [row for row in await engine.repository_index() if row.name == model_name]

@@ -12,7 +12,7 @@ from server.backends import own_engines
 from server.backends.call_traits import INDEX_METHOD
 from server.backends.own_engines import MAX_OWN_ENGINES, RECORD, OwnEngines
 from server.backends.triton import TritonBackend
-from server.core.errors import BackendUnavailable
+from server.core.errors import BackendUnavailable, ModelNotFound
 from server.core.infer import InferRequest
 from server.core.model import ModelState
 from server.core.relay import GrpcCall
@@ -141,16 +141,17 @@ async def test_index_lists_the_record_over_both_protocols() -> None:
         assert len(index.models) == len(rows)
 
 
-async def test_own_engine_that_starts_or_cannot_load_is_unavailable_with_the_reason() -> None:
-    """`broken` cannot be loaded there; a load of a model whose engine starts is that engine's."""
+async def test_own_engine_that_starts_or_cannot_load_says_why() -> None:
+    """`broken` cannot be loaded there, and its own engine says so; a load of a model whose engine starts is that's."""
     async with bench() as own:
         own.engines.assign({"double": "", "broken": "own"})
         await own.engines.load("double")
         assert "RepositoryModelLoad" not in own.main.grpc_methods
-        await until(lambda: "RepositoryModelLoad" in own.own.grpc_methods)
-        with pytest.raises(BackendUnavailable, match="model 'broken' is unavailable: "):
+        await until(lambda: own.engines.serves("broken"))
+        with pytest.raises(ModelNotFound, match="'broken' is not found"):
             await own.engines.infer(InferRequest("broken", (X,)))
         rows = {row.name: row for row in await own.engines.repository_index()}
+        assert (rows["broken"].state, rows["broken"].reason[:14]) == ("UNAVAILABLE", "Internal: boom")
         assert (rows["double"].state, rows["double"].reason[:14]) == ("UNAVAILABLE", "it hung before")
 
 
