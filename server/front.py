@@ -90,7 +90,7 @@ class Front:
         self.slab = _borrowed_slab(settings, engine) if settings.slab_bytes else None
         self.link = CoreLink(seat.run_dir, Hello(seat.index), max_asks=settings.max_inflight_requests, slab=self.slab)
         apart = core_backend(settings, seat.run_dir)
-        routed = RoutedEngine(engine.backend, engine.relay, lambda model: apart if model in self.link.apart else None)
+        routed = RoutedEngine(engine.backend, engine.relay, lambda: self.link.apart, lambda _: apart)
         self.engine = replace(engine, backend=routed, relay=routed)
         self.pool = DecodePool(
             workers=0 if settings.engine_is_embedded else settings.decoder_share,

@@ -1,10 +1,11 @@
 """Models with a record of hanging, each served by an engine process of its own behind the main engine's seams."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from tritonclient.grpc import service_pb2
@@ -28,28 +29,35 @@ RECORD = "it hung before; an engine process of its own serves it"
 SILENT = "the engine process of its own does not answer"
 STARTING = "it hung before; an engine process of its own starts for it"
 
+C = TypeVar("C", HttpCall, GrpcCall)
 _Work = Callable[[], Coroutine[None, None, None]]
 
 
 class RoutedEngine:
-    """Backend and Relay: the main engine's, but for the models that `route` sends elsewhere.
+    """Backend and Relay: the main engine's, but for the models in `apart`, which `route` finds the engine of.
 
-    route: the engine that serves a model, None for the main one. Raises BackendUnavailable while that engine starts.
+    route: raises BackendUnavailable while that engine starts. While there are no such models a call costs what it costs
+    without this.
     """
 
-    def __init__(self, backend: Backend, relay: Relay, route: Callable[[str], Engine | None]) -> None:
+    def __init__(
+        self, backend: Backend, relay: Relay, apart: Callable[[], Collection[str]], route: Callable[[str], Engine]
+    ) -> None:
         self._backend = backend
         self._relay = relay
+        self._apart = apart
         self._route = route
 
     def _backend_of(self, model_name: str) -> Backend:
-        return self._route(model_name) or self._backend
+        return self._route(model_name) if model_name in self._apart() else self._backend
 
-    def _relay_of(self, model_name: str) -> Relay:
-        return self._route(model_name) or self._relay
+    def _relay_of(self, named_by: Callable[[C], str], call: C) -> Relay:
+        if not (apart := self._apart()) or (model_name := named_by(call)) not in apart:
+            return self._relay
+        return self._route(model_name)
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        return await self._backend_of(request.model_name).infer(request)
+    def infer(self, request: InferRequest) -> Coroutine[Any, Any, InferResponse]:
+        return self._backend_of(request.model_name).infer(request)
 
     async def model_metadata(self, model_name: str, model_version: str = "") -> ModelMetadata:
         return await self._backend_of(model_name).model_metadata(model_name, model_version)
@@ -79,20 +87,22 @@ class RoutedEngine:
     async def aclose(self) -> None:
         await self._backend.aclose()
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        return await self._relay_of(named_by_http(call)).http(call, deadline=deadline)
+    def http(self, call: HttpCall, *, deadline: float | None) -> Coroutine[Any, Any, HttpAnswer]:
+        return self._relay_of(named_by_http, call).http(call, deadline=deadline)
 
     async def http_stream(self, call: HttpCall, *, deadline: float | None) -> HttpStream:
-        return await self._relay_of(named_by_http(call)).http_stream(call, deadline=deadline)
+        return await self._relay_of(named_by_http, call).http_stream(call, deadline=deadline)
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        return await self._relay_of(named_by_grpc(call)).grpc(call, deadline=deadline)
+    def grpc(self, call: GrpcCall, *, deadline: float | None) -> Coroutine[Any, Any, GrpcAnswer]:
+        return self._relay_of(named_by_grpc, call).grpc(call, deadline=deadline)
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
         """Its first request says which engine gets all of it."""
+        if not self._apart():
+            return await self._relay.grpc_stream(method, metadata, deadline=deadline)
 
         async def opened(first: bytes) -> GrpcStream:
-            relay = self._relay_of(model_of_grpc(GrpcCall(INFER, first)))
+            relay = self._relay_of(model_of_grpc, GrpcCall(INFER, first))
             return await relay.grpc_stream(method, metadata, deadline=deadline)
 
         return _LateStream(opened)
@@ -150,7 +160,7 @@ class OwnEngines(RoutedEngine):
         give_up: Callable[[str], Coroutine[None, None, None]],
         start: Callable[[str, str], None],
     ) -> None:
-        super().__init__(backend, relay, self._find)
+        super().__init__(backend, relay, lambda: self._own, self._find)
         self._connect = connect
         self._give_up = give_up
         self._start = start
@@ -204,29 +214,34 @@ class OwnEngines(RoutedEngine):
         if model_name not in self._own or self.serves(model_name):
             await super().load(model_name)
 
-    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
-        answer = await super().http(call, deadline=deadline)
-        if not self._own or answer.status != 200 or call.target.partition(b"?")[0] != INDEX_PATH:
+    def http(self, call: HttpCall, *, deadline: float | None) -> Coroutine[Any, Any, HttpAnswer]:
+        if self._own and call.target.partition(b"?")[0] == INDEX_PATH:
+            return self._http_index(call, deadline)
+        return super().http(call, deadline=deadline)
+
+    def grpc(self, call: GrpcCall, *, deadline: float | None) -> Coroutine[Any, Any, GrpcAnswer]:
+        if self._own and call.method == INDEX_METHOD:
+            return self._grpc_index(call, deadline)
+        return super().grpc(call, deadline=deadline)
+
+    async def _http_index(self, call: HttpCall, deadline: float | None) -> HttpAnswer:
+        answer = await self._relay.http(call, deadline=deadline)
+        if answer.status != 200:
             return answer
         rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
         question = msgspec.json.decode(call.body) if call.body else {}
         rows += map(asdict, await self._own_rows(ready=question.get("ready", False)))
         return replace(answer, body=msgspec.json.encode(rows))
 
-    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
-        answer = await super().grpc(call, deadline=deadline)
-        if not self._own or answer.code or call.method != INDEX_METHOD:
+    async def _grpc_index(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:
+        answer = await self._relay.grpc(call, deadline=deadline)
+        if answer.code:
             return answer
         index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
         rows = [row for row in index.models if row.name not in self._own]
         ready = service_pb2.RepositoryIndexRequest.FromString(call.message).ready
         rows += [index.ModelIndex(**asdict(row)) for row in await self._own_rows(ready=ready)]
         return replace(answer, message=service_pb2.RepositoryIndexResponse(models=rows).SerializeToString())
-
-    async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        if self._own:
-            return await super().grpc_stream(method, metadata, deadline=deadline)
-        return await self._relay.grpc_stream(method, metadata, deadline=deadline)
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -236,13 +251,10 @@ class OwnEngines(RoutedEngine):
                 await own.engine.aclose()
         await super().aclose()
 
-    def _find(self, model_name: str) -> Engine | None:
-        own = self._own.get(model_name)
-        if own is None:
-            return None
-        if own.engine is None:
+    def _find(self, model_name: str) -> Engine:
+        if (engine := self._own[model_name].engine) is None:
             raise BackendUnavailable(f"model {model_name!r} is unavailable: {STARTING}")
-        return own.engine
+        return engine
 
     def _add(self, model_name: str) -> _Own:
         own = self._own[model_name] = _Own()
