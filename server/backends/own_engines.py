@@ -135,6 +135,10 @@ class _LateStream:
         self._stream.cancel()
 
 
+class _IndexQuestion(msgspec.Struct):
+    ready: bool = False
+
+
 @dataclass(slots=True)
 class _Own:
     """folder: of the process that runs; empty while it starts. engine: once the model is loaded there."""
@@ -229,8 +233,11 @@ class OwnEngines(RoutedEngine):
         if answer.status != 200:
             return answer
         rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
-        question = msgspec.json.decode(call.body) if call.body else {}
-        rows += map(asdict, await self._own_rows(ready=question.get("ready", False)))
+        try:
+            ready = msgspec.json.decode(call.body, type=_IndexQuestion).ready
+        except msgspec.DecodeError:  # the engine took it, so it asked for all
+            ready = False
+        rows += map(asdict, await self._own_rows(ready=ready))
         return replace(answer, body=msgspec.json.encode(rows))
 
     async def _grpc_index(self, call: GrpcCall, deadline: float | None) -> GrpcAnswer:

@@ -347,7 +347,7 @@ class EngineWatch:
             is_judged = known is not None and (known.is_ready or known.is_withheld)
             if is_ready and not is_judged:
                 await self._learn(name)
-            elif not is_ready and (known is None or is_judged):
+            elif not is_ready and (known is None or (is_judged and known.unavailable is not Cause.HANG)):
                 reason = next((row.reason for row in versions if row.reason), NOT_LOADED)
                 self._seen.models[name] = KnownModel(name, False, reason, known.config if known else None)
                 self._checks.forget(name)

@@ -1,6 +1,7 @@
 """A model with a record of hanging has an engine of its own; the others never leave the main one."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,21 +10,28 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from server.backends import own_engines
-from server.backends.call_traits import INDEX_METHOD
+from server.backends.call_traits import INDEX_METHOD, INDEX_PATH
 from server.backends.own_engines import MAX_OWN_ENGINES, RECORD, OwnEngines
 from server.backends.triton import TritonBackend
 from server.core.errors import BackendUnavailable, ModelNotFound
 from server.core.infer import InferRequest
 from server.core.model import ModelState
-from server.core.relay import GrpcCall
+from server.core.relay import GrpcCall, HttpAnswer, HttpCall
 from tests.backends.fake_triton import FakeTriton
 from tests.backends.replica_groups import HTTP_INFER, X, infer_call, infer_request, until
 
+INDEX = b'[{"name": "other", "version": "1", "state": "READY"}, {"name": "double", "state": "UNAVAILABLE"}]'
+
 
 class OwnBackend(TritonBackend):
-    """Says nothing of its models once it is silent."""
+    """Says nothing of its models once it is silent. The fakes have no index over HTTP."""
 
     is_silent = False
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        if call.target == INDEX_PATH:
+            return HttpAnswer(200, (), INDEX)
+        return await super().http(call, deadline=deadline)
 
     async def repository_index(self) -> list[ModelState]:
         if self.is_silent:
@@ -139,6 +147,18 @@ async def test_index_lists_the_record_over_both_protocols() -> None:
         index = service_pb2.RepositoryIndexResponse.FromString(answer.message)
         assert [(row.state, row.reason) for row in index.models if row.name == "double"] == [("READY", RECORD)]
         assert len(index.models) == len(rows)
+
+
+@pytest.mark.parametrize(("body", "names"), [(b"", ["double", "broken"]), (b'{"ready":true}', ["double"])])
+async def test_index_over_http_has_the_rows_that_were_asked_for(body: bytes, names: list[str]) -> None:
+    """The main engine's answer is replaced for the models that have engines of their own."""
+    async with bench() as own:
+        own.engines.assign({"double": "own", "broken": "own"})
+        await until(lambda: own.engines.serves("broken") and is_served(own))
+        answer = await own.engines.http(HttpCall("POST", b"/v2/repository/index", (), body), deadline=None)
+        rows = json.loads(answer.body)
+        assert [row["name"] for row in rows] == ["other", *names]
+        assert [(row["state"], row["reason"]) for row in rows if row["name"] == "double"] == [("READY", RECORD)]
 
 
 async def test_own_engine_that_starts_or_cannot_load_says_why() -> None:

@@ -265,6 +265,24 @@ async def test_watch_finds_a_model_that_somebody_loaded_behind_its_back() -> Non
             await watch.find("nobody")
 
 
+async def test_model_that_hung_is_refused_with_the_reason_until_its_canary_passes() -> None:
+    """Though the engine does not list it as ready meanwhile, since another process of its own starts for it."""
+    engine, restarted = ScriptedEngine(models={"good": "", "stuck": ""}), list[tuple[str, str, int]]()
+    async with watching(engine, [], restart_model=lambda *what: restarted.append(what)) as watch:
+        await watch.first_ready.wait()
+        engine.hung.add("stuck")
+        await until(lambda: restarted)
+        engine.loaded.discard("stuck")
+        looks = engine.looks
+        await until(lambda: engine.looks > looks + 3)
+        assert watch.models["stuck"].unavailable is Cause.HANG
+        with pytest.raises(ModelUnavailable, match="it answered nothing for 1 s"):
+            watch.models["stuck"].require_served()
+        engine.hung.clear()
+        engine.loaded.add("stuck")
+        await until(lambda: watch.models["stuck"].is_ready)
+
+
 @pytest.mark.parametrize("is_crowded", [True, False])
 async def test_watch_restarts_a_model_that_answers_no_client(is_crowded: bool) -> None:
     """Behind a long queue a canary is late though the model works; late while no client is served, the model hangs."""
