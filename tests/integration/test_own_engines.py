@@ -16,6 +16,7 @@ from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.embedded_stack import LOOKUP_CONFIG, NO_TRITON
 from tests.integration.living import family, gateway_of, triton_of, wait_for
+from tests.integration.test_models import penstock
 from tests.integration.web import Answer, call, post_json
 from tests.tiny_models import CONFIG, IDENTITY, write_model
 
@@ -173,3 +174,4 @@ def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_
         assert (rows["bad"].state, rows["bad"].reason, rows["fine"].reason) == ("READY", RECORD, "")
         assert client.is_model_ready("bad")
         client.close()
+        assert f"bad: {RECORD}" in penstock(stack, "models", "list")
