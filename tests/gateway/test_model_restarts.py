@@ -1,0 +1,58 @@
+"""Which gateways serve a model that hung from its own process, and what the parent process is told of a restart."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from server.backends.triton import TritonBackend
+from server.engines import Engine
+from server.local.control import ControlLine, News, RestartModel
+from server.model_restarts import model_restarter, with_own_engines
+from server.settings import Settings
+
+
+@asynccontextmanager
+async def told(settings: Settings) -> AsyncIterator[list[News]]:
+    """What the parent heard after `m` failed and then hung twice."""
+    left, right = socket.socketpair()
+    ours, parent = await ControlLine.over(left), await ControlLine.over(right)
+    backend = TritonBackend(http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1)
+    main = Engine(backend, backend, "nowhere")
+    engine, own = with_own_engines(settings, main, ours)
+    restart = model_restarter(settings, main, own, ours)
+    if restart is not None:
+        for reason, hangs in (("it fails", 0), ("it hangs", 1), ("it hangs again", 2)):
+            restart("m", reason, hangs)
+    ours.close()
+    async with asyncio.timeout(10):
+        yield [news async for news in parent.receive()]
+    parent.close()
+    await engine.backend.aclose()
+
+
+async def test_model_that_hung_gets_an_engine_of_its_own_and_one_that_fails_does_not() -> None:
+    """With the first hang, for good."""
+    async with told(Settings(engine="triton")) as news:
+        assert news == [
+            RestartModel("m", "it fails"),
+            RestartModel("m", "it hangs", has_own_engine=True),
+            RestartModel("m", "it hangs again", has_own_engine=True),
+        ]
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(engine="triton", mps="on"), Settings(engine="triton", allow_client_shm=True)]
+)
+async def test_model_is_restarted_in_an_engine_that_more_depends_on(settings: Settings) -> None:
+    """Clients of MPS are counted, and regions that clients share are registered with one engine."""
+    async with told(settings) as news:
+        assert news == [RestartModel("m", reason) for reason in ("it fails", "it hangs", "it hangs again")]
+
+
+async def test_model_in_an_engine_of_others_is_not_restarted() -> None:
+    """Who runs it does that."""
+    async with told(Settings(engine="http://127.0.0.1:9")) as news:
+        assert news == []
