@@ -45,13 +45,17 @@ LONGEST_GAP_S = 1.0  # on a machine that is busy with other tests; a restart of 
 
 @dataclass(frozen=True)
 class Hanging:
-    """A stack, its model that hangs on demand, and how to ask its neighbour. engine: the process of all others."""
+    """A stack, its model that hangs on demand, and how to ask its neighbour. engine: the process of all others.
+
+    gateway: the process that knows of the record.
+    """
 
     stack: RunningStack
     model: str
     ask: Callable[[bool], Answer]
     ask_neighbour: Callable[[], Answer]
     engine: psutil.Process
+    gateway: psutil.Process
 
     def hang(self) -> None:
         """And wait until the model serves again."""
@@ -131,6 +135,7 @@ def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Ite
                     {"inputs": [{"name": "index", "shape": [1, 1], "datatype": "INT64", "data": [3]}]},
                 ),
                 gateway_of(stack),
+                gateway_of(stack),
             )
         else:
             yield Hanging(
@@ -139,6 +144,7 @@ def stack_over(engine: str, folder: Path, request: pytest.FixtureRequest) -> Ite
                 lambda hangs: infer(stack, "bad", "x", "FP32", -1.0 if hangs else 1.0),
                 lambda: infer(stack, "fine", "x", "FP32", 1.0),
                 triton_of(stack),
+                gateway_of(stack),
             )
         everyone = family(stack)
         assert stop_stack(stack) == 0, "".join(stack.log[-30:])
@@ -175,3 +181,24 @@ def test_model_that_hangs_again_is_ended_with_its_own_process_and_its_neighbour_
         assert client.is_model_ready("bad")
         client.close()
         assert f"bad: {RECORD}" in penstock(stack, "models", "list")
+
+
+@pytest.mark.parametrize("engine", ["triton", "embedded"])
+def test_record_outlives_the_gateway(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The next one finds the engine process of the model that hung, which goes on, and does not load it elsewhere."""
+    with stack_over(engine, tmp_path, request) as hanging:
+        wait_for(lambda: hanging.ask(False).status == 200, 60, "the model serves")
+        hanging.hang()
+        own = hanging.own_process()
+        hanging.gateway.kill()
+        hanging.gateway.wait(10)
+        wait_for(lambda: serves(hanging), 60, "the next gateway serves the model")
+        assert own.is_running()
+        assert hanging.row()["reason"] == RECORD
+
+
+def serves(hanging: Hanging) -> bool:
+    try:
+        return hanging.ask(False).status == 200
+    except OSError:
+        return False
