@@ -150,6 +150,9 @@ class FakePlane:
         finally:
             self.admission.leave(size_bytes)
 
+    def is_apart(self, model_name: str) -> bool:
+        return False
+
     def is_decoupled(self, model_name: str) -> bool | None:
         return model_name == "repeat" if model_name in ("repeat", "double", "texts") else None
 
