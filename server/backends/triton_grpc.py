@@ -14,6 +14,7 @@ from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_stream import TritonStream
 from server.backends.triton_unary import UnaryCalls, is_plain_address, is_socket_address
+from server.core.client_tls import client_certificate, trusted_roots
 from server.core.errors import (
     BackendFailed,
     BackendUnavailable,
@@ -69,7 +70,7 @@ class TritonGrpc:
         self._patience = patience
         options = _channel_options(patience)
         self._channel = (
-            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
+            grpc.aio.secure_channel(address, _tls_credentials(), options)
             if is_tls
             else grpc.aio.insecure_channel(address, options)
         )
@@ -266,6 +267,12 @@ def _forwarded(metadata: GrpcMetadata) -> GrpcMetadata:
 
 def _metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> GrpcMetadata:
     return tuple((key, value) for key, value in metadata) if metadata else ()
+
+
+def _tls_credentials() -> grpc.ChannelCredentials:
+    """As client_context, which gRPC cannot use. Raises InvalidRequest."""
+    certificate = client_certificate()
+    return grpc.ssl_channel_credentials(trusted_roots(), certificate, certificate)
 
 
 def _channel_options(patience: Patience) -> list[tuple[str, int]]:

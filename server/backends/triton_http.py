@@ -1,7 +1,6 @@
 """The engine's HTTP port: calls passed on and answers passed back, as bytes, over a bounded pool of connections."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from server.backends.out_of_memory import without_keys
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.core.address import authority
+from server.core.client_tls import client_context
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer, HttpCall, HttpStream
 
@@ -73,7 +73,7 @@ class TritonHttp:
         self._origin = origin
         self._patience = patience
         self._budget = budget or RetryBudget()
-        self._tls = ssl.create_default_context() if origin.is_tls else None
+        self._tls = client_context() if origin.is_tls else None
         self._idle: list[HttpConnection] = []
         self._slots = asyncio.Semaphore(max_connections)
         self._is_closed = False

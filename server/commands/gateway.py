@@ -2,7 +2,6 @@
 
 import http
 import http.client
-import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -16,13 +15,14 @@ import msgspec
 from server.batching.explanation import HEADER as EXPLAIN_HEADER
 from server.batching.explanation import Explained
 from server.batching.page import ModelExplained
+from server.core.client_tls import CA_VARIABLE, CERTIFICATE_VARIABLE, client_context
+from server.core.errors import InvalidRequest
 
 INFER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 120.0
 INDEX_TIMEOUT_S = 5.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
 API_KEY_HEADER = "x-api-key"
-CLIENT_CERTIFICATE_VARIABLE = "PENSTOCK_CLIENT_CERTIFICATE"
 EMBEDDED_ENGINE = "penstock-embedded"
 _WAYS_ON = "start it with `make up`, or give its address with --url"
 T = TypeVar("T")
@@ -207,14 +207,16 @@ class Gateway:
         except TimeoutError as error:
             raise GatewayError(f"{self.url} did not answer within {timeout_s:g} s") from error
         except http.client.RemoteDisconnected as error:
-            raise GatewayError(f"{self.url} closed the connection without an answer: try again") from error
+            raise GatewayError(f"{self.url} closed the connection without an answer: {_advice(self.url)}") from error
         except http.client.BadStatusLine as error:
             raise GatewayError(f"what answers at {self.url} does not speak HTTP: check the address") from error
-        except ssl.SSLError as error:
+        except ssl.SSLCertVerificationError as error:
             raise GatewayError(
-                f"{self.url} does not speak TLS as it should ({error.reason}): check the address; SSL_CERT_FILE names "
-                f"the CA that signed its certificate, {CLIENT_CERTIFICATE_VARIABLE} a client certificate of yours"
+                f"the certificate of {self.url} is not trusted ({error.verify_message}): set {CA_VARIABLE} to the file "
+                "of the CA that signed it"
             ) from error
+        except ssl.SSLError as error:
+            raise GatewayError(f"TLS with {self.url} failed ({error.reason}): {_advice(self.url)}") from error
         except (http.client.HTTPException, OSError) as error:
             raise GatewayError(f"the connection to {self.url} broke ({error}): try again") from error
         finally:
@@ -234,22 +236,22 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     if parts.scheme not in ("http", "https") or not host:
         raise GatewayError(f"{url!r} is no gateway's address: give one such as http://127.0.0.1:8000")
     if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=_tls()), parts.path.rstrip("/")
+        try:
+            context = client_context()
+        except InvalidRequest as error:
+            raise GatewayError(error.message) from error
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context), parts.path.rstrip("/")
     return http.client.HTTPConnection(host, port, timeout=timeout_s), parts.path.rstrip("/")
 
 
-def _tls() -> ssl.SSLContext:
-    """Believes the system's CAs, or those of SSL_CERT_FILE; shows the certificate of PENSTOCK_CLIENT_CERTIFICATE."""
-    context = ssl.create_default_context()
-    if file := os.environ.get(CLIENT_CERTIFICATE_VARIABLE):
-        try:
-            context.load_cert_chain(file)
-        except (ssl.SSLError, OSError) as error:
-            raise GatewayError(
-                f"{CLIENT_CERTIFICATE_VARIABLE} is {file!r}, which cannot be used ({error}): give a PEM file with the "
-                "certificate and its key"
-            ) from error
-    return context
+def _advice(url: str) -> str:
+    """What to try where the server ended the connection while TLS was set up, or where it should have been."""
+    if url.startswith("http://"):
+        return "try again, with https:// if the server uses TLS"
+    return (
+        "check the address (http:// if the server has no TLS); "
+        f"if it requires client certificates, set {CERTIFICATE_VARIABLE}"
+    )
 
 
 def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool) -> GatewayError:

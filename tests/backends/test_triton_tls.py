@@ -39,7 +39,6 @@ class Identity(NamedTuple):
     """Who the engine says it is."""
 
     certificate: Path
-    credentials: grpc.ServerCredentials
     key: Path
 
 
@@ -52,11 +51,11 @@ def identity(tmp_path: Path) -> Identity:
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    return Identity(certificate, grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())]), key)
+    return Identity(certificate, key)
 
 
 @asynccontextmanager
-async def tls_engine(identity: Identity) -> AsyncIterator[tuple[str, str]]:
+async def tls_engine(identity: Identity, *, needs_client: bool = False) -> AsyncIterator[tuple[str, str]]:
     """Answers every HTTP request with 200 and says that it is live over gRPC."""
 
     async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,13 +70,19 @@ async def tls_engine(identity: Identity) -> AsyncIterator[tuple[str, str]]:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(identity.certificate, identity.key)
+    if needs_client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(identity.certificate)
     http_server = await asyncio.start_server(answer_http, "localhost", 0, ssl=context)
     grpc_server = grpc.aio.server()
     handlers = {"ServerLive": grpc.unary_unary_rpc_method_handler(live)}
     grpc_server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
     )
-    grpc_port = grpc_server.add_secure_port("localhost:0", identity.credentials)
+    pem = identity.certificate.read_bytes()
+    pair, roots = [(identity.key.read_bytes(), pem)], pem if needs_client else None
+    credentials = grpc.ssl_server_credentials(pair, roots, needs_client)
+    grpc_port = grpc_server.add_secure_port("localhost:0", credentials)
     await grpc_server.start()
     try:
         yield f"https://localhost:{http_server.sockets[0].getsockname()[1]}", f"localhost:{grpc_port}"
@@ -86,12 +91,14 @@ async def tls_engine(identity: Identity) -> AsyncIterator[tuple[str, str]]:
         await grpc_server.stop(0)
 
 
-async def run_client(addresses: tuple[str, str], roots: Path | None) -> str:
-    """What the client prints; roots: the certificates that it trusts, None for the system's."""
-    names = ("SSL_CERT_FILE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")
+async def run_client(addresses: tuple[str, str], roots: Path | None, own: Path | None = None) -> str:
+    """What the client prints. roots: certificates that it trusts, None for the system's. own: its own, with the key."""
+    names = ("SSL_CERT_FILE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "PENSTOCK_CLIENT_CERTIFICATE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     if roots is not None:
-        environment |= dict.fromkeys(names, str(roots))
+        environment["SSL_CERT_FILE"] = str(roots)
+    if own is not None:
+        environment["PENSTOCK_CLIENT_CERTIFICATE"] = str(own)
     client = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CLIENT, *addresses, stdout=subprocess.PIPE, cwd=CHECKOUT, env=environment
     )
@@ -103,6 +110,15 @@ async def test_backend_https_reaches_both_ports_over_tls(identity: Identity) -> 
     """HTTP and gRPC answer through TLS where the certificate is trusted."""
     async with tls_engine(identity) as addresses:
         assert await run_client(addresses, identity.certificate) == "200 True\n"
+
+
+async def test_backend_sends_its_client_certificate_to_both_ports(identity: Identity, tmp_path: Path) -> None:
+    """PENSTOCK_CLIENT_CERTIFICATE names a PEM file with the certificate and its key."""
+    both = tmp_path / "both.pem"
+    both.write_bytes(identity.certificate.read_bytes() + identity.key.read_bytes())
+    async with tls_engine(identity, needs_client=True) as addresses:
+        assert await run_client(addresses, identity.certificate, both) == "200 True\n"
+        assert "200 True" not in await run_client(addresses, identity.certificate)
 
 
 async def test_backend_https_unknown_certificate_is_refused(identity: Identity) -> None:

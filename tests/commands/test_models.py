@@ -281,7 +281,7 @@ def test_list_at_an_address_of_something_else_says_so(penstock: Call, stand_in: 
     answer = penstock("models", "list", "--url", stand_in.url)
     assert f"what answers at {stand_in.url} is no gateway (no such page): check the address\n" in answer.stderr
     answer = penstock("models", "list", "--url", stand_in.url.replace("http:", "https:"))
-    assert "does not speak TLS as it should" in answer.stderr
+    assert "http:// if the server has no TLS" in answer.stderr
 
 
 @pytest.mark.parametrize(("verb", "done"), [("load", "loaded"), ("unload", "unloaded")])
