@@ -19,7 +19,7 @@ def networks(proxies: tuple[str, ...]) -> tuple[Network, ...]:
         return tuple(ip_network(proxy.strip()) for proxy in proxies)
     except ValueError as error:
         raise ValueError(
-            f"trusted_proxy: {error}; give addresses or networks, such as 10.0.0.5 or 10.0.0.0/24"
+            f"trusted_proxy is not valid ({error}); give addresses or networks, such as 10.0.0.5 or 10.0.0.0/24"
         ) from None
 
 
@@ -88,7 +88,7 @@ def _has_host(url: str) -> bool:
 def require_tls_pair(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
     """Raises ValueError for a certificate without its key, a key without its certificate, a client CA without both."""
     if (certificate is None) is not (key is None) or (client_ca is not None and certificate is None):
-        raise ValueError("TLS needs tls_cert and tls_key, both as PEM files; tls_client_ca goes with them")
+        raise ValueError("TLS needs both tls_cert and tls_key; tls_client_ca needs them, too")
 
 
 def require_loaded(required_models: tuple[str, ...] | None, models: tuple[str, ...] | None) -> None:

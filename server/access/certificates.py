@@ -142,27 +142,29 @@ def _load(files: TlsFiles) -> _Loaded:
     client_ca = _read(files.client_ca, "tls_client_ca") if files.client_ca is not None else None
     try:
         expires = x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
-    except ValueError as error:
-        raise TlsFileError(f"tls_cert {files.certificate} holds no PEM certificate ({error}); give one") from None
+    except ValueError:
+        raise TlsFileError(
+            f"tls_cert {files.certificate} contains no PEM certificate; give a PEM certificate chain"
+        ) from None
     try:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
-    except (ssl.SSLError, OSError) as error:
+    except (OSError, ValueError) as error:
         raise TlsFileError(
-            f"tls_key {files.key} does not go with tls_cert {files.certificate} ({_reason(error)}); "
+            f"tls_key {files.key} cannot be used with tls_cert {files.certificate} ({_reason(error)}); "
             "give the certificate's own key, as PEM without a password"
         ) from None
     if client_ca is not None:
         try:
             context.load_verify_locations(cadata=client_ca.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
+        except (ssl.SSLError, ValueError):
             raise TlsFileError(
-                f"tls_client_ca {files.client_ca} holds no PEM certificate ({_reason(error)}); give the CA's"
+                f"tls_client_ca {files.client_ca} contains no PEM certificate; give the CA's certificate"
             ) from None
     return _Loaded(context, certificate, key, client_ca, expires)
 
 
 def _no_password() -> str:
-    raise ssl.SSLError("the key has a password")
+    raise ValueError("the key has a password")
 
 
 def _read(path: Path, setting: str) -> bytes:

@@ -169,7 +169,7 @@ class Door:
         if caller.key_name:
             roles = ", ".join(sorted(caller.roles)) or "none"
             return PermissionDenied(
-                f"{caller.key_name!r} has not the role {role}, which this needs (it has: {roles}); use another key",
+                f"{caller.key_name!r} lacks the role {role}, which this needs (it has: {roles}); use another key",
                 client=caller.key_name,
             )
         if self._verifier is None and self._ring is not None and not self.key_count:

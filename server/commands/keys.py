@@ -56,7 +56,7 @@ def new(
         words = ",".join(role or [Role.INFER]).split(",")
         roles_of(checked_name(name), words)
         table = _table(name, secret, words, rate=rate, share=share)
-        _append(file, table)
+        _append(file, name, table)
     except (KeyRefused, AccessFileError) as error:
         fail(str(error))
     except OSError as error:
@@ -75,12 +75,15 @@ def _table(name: str, secret: str, roles: list[str], *, rate: str, share: float 
     return "\n".join(lines) + "\n"
 
 
-def _append(file: Path, table: str) -> None:
-    """The file with the table at its end, in one step and only where the whole can be read. Raises AccessFileError."""
+def _append(file: Path, name: str, table: str) -> None:
+    """Appends the key's table to the file, in one step and only if the result is valid. Raises AccessFileError."""
     before = ""
     if file.exists():
         with suppress(NoKeysYet):
-            read_access_file(file)
+            if name in {key.name for key in read_access_file(file).keys}:
+                raise AccessFileError(
+                    f'{file} has a key {name!r}; choose another name, or delete [keys."{name}"] first'
+                )
         before = file.read_text().rstrip("\n") + "\n\n"
     replaced = file.stat() if before else None
     handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")

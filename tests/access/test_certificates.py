@@ -5,6 +5,12 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from server.access.certificates import Certificates, TlsFileError, TlsFiles, subject_of
 from server.access.door import AccessOptions, Door
@@ -55,7 +61,16 @@ def test_tls_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     """The two files must belong together."""
     certificate, _ = OURS.sign(tmp_path, "one")
     _, key = OURS.sign(tmp_path, "other")
-    with pytest.raises(TlsFileError, match="does not go with"):
+    with pytest.raises(TlsFileError, match="cannot be used with tls_cert"):
+        Certificates(TlsFiles(certificate, key))
+
+
+def test_tls_key_with_a_password_is_refused(tmp_path: Path) -> None:
+    """The message says that the password is the reason."""
+    certificate, key = OURS.sign(tmp_path, "one")
+    secret = load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")))
+    with pytest.raises(TlsFileError, match=r"\(the key has a password\); give the certificate's own key"):
         Certificates(TlsFiles(certificate, key))
 
 
@@ -139,7 +154,7 @@ async def test_client_certificate_has_the_roles_of_its_subject(tmp_path: Path) -
     assert (camera.key_name, camera.roles) == ("certificate:CN=camera-7,O=acme", {Role.INFER})
     assert camera.quota is not None
     assert camera.quota.rate == 7
-    with pytest.raises(PermissionDenied, match="has not the role admin"):
+    with pytest.raises(PermissionDenied, match="lacks the role admin"):
         await door.admit([], Role.ADMIN, certificate="CN=ops,O=other")
 
 

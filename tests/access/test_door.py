@@ -43,7 +43,7 @@ async def test_key_lets_in_whom_it_names_for_what_its_roles_say(tmp_path: Path) 
     ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin", "read"))
     caller = await ours.admit([CAMERA], Role.INFER)
     assert (caller.key_name, caller.owner, caller.roles) == ("camera", "key camera", {Role.INFER})
-    with pytest.raises(PermissionDenied, match=r"'camera' has not the role admin, which this needs \(it has: infer\)"):
+    with pytest.raises(PermissionDenied, match=r"'camera' lacks the role admin, which this needs \(it has: infer\)"):
         await ours.admit([CAMERA], Role.ADMIN)
     with pytest.raises(PermissionDenied, match=r"it has: admin, read"):
         await ours.admit([OPS], Role.INFER)
@@ -58,7 +58,7 @@ async def test_another_role_that_does_as_well_lets_in_for_this_once(tmp_path: Pa
     ours, _ = file_door(tmp_path, key_text("camera", CAMERA, "infer") + key_text("ops", OPS, "admin"))
     assert Role.READ in (await ours.admit([CAMERA], Role.READ, or_role=Role.INFER)).roles
     assert (await ours.admit([CAMERA], Role.INFER)).roles == {Role.INFER}
-    with pytest.raises(PermissionDenied, match="'ops' has not the role read"):
+    with pytest.raises(PermissionDenied, match="'ops' lacks the role read"):
         await ours.admit([OPS], Role.READ, or_role=Role.INFER)
 
 

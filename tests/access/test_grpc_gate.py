@@ -68,7 +68,7 @@ async def test_key_lets_its_call_through_and_stays_behind(front: Front, metadata
         (api_key(STRANGER), Code.UNAUTHENTICATED, "the API key is unknown"),
         ((("authorization", "Basic cGstc2VjcmV0"),), Code.UNAUTHENTICATED, "`authorization` is not `Bearer …`"),
         ((*bearer(KEYS[Role.INFER]), *api_key(STRANGER)), Code.UNAUTHENTICATED, "two different keys are sent"),
-        (api_key(KEYS[Role.READ]), Code.PERMISSION_DENIED, "'read' has not the role infer"),
+        (api_key(KEYS[Role.READ]), Code.PERMISSION_DENIED, "'read' lacks the role infer"),
     ],
 )
 async def test_call_that_may_not_is_refused_counted_and_logged_without_a_key(

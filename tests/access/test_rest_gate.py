@@ -55,7 +55,7 @@ async def test_scheme_is_read_as_http_has_it(front: Front) -> None:
         (((b"authorization", b"Basic cGstc2VjcmV0"),), 401, "`authorization` is not `Bearer …`"),
         ((*bearer(KEYS[Role.INFER]), *api_key(STRANGER)), 401, "two different keys are sent"),
         (((b"x-api-key", b"\xff\xfe"),), 401, "the API key is unknown"),
-        (api_key(KEYS[Role.READ]), 403, "'read' has not the role infer"),
+        (api_key(KEYS[Role.READ]), 403, "'read' lacks the role infer"),
     ],
 )
 async def test_request_that_may_not_is_refused_counted_and_logged_without_a_key(

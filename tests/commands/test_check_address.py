@@ -12,7 +12,7 @@ __all__ = ["only_ours"]  # a fixture: no shipped models, and nobody at the usual
 NOBODY = "http://127.0.0.1:1"
 KEY_WANTED = "(a check wants a key with the roles infer and read)"
 NO_KEY = (401, '{"error": "this needs an API key"}', {})
-NO_ROLE = (403, '{"error": "\'ci\' has not the role read, which this needs (it has: admin); use another key"}', {})
+NO_ROLE = (403, '{"error": "\'ci\' lacks the role read, which this needs (it has: admin); use another key"}', {})
 
 
 def test_check_of_a_named_address_where_nobody_listens_is_a_failure(penstock: Call) -> None:
@@ -25,7 +25,7 @@ def test_check_of_a_named_address_where_nobody_listens_is_a_failure(penstock: Ca
 
 @pytest.mark.parametrize(
     ("refusal", "why"),
-    [(NO_KEY, "asks for an API key: give one that it knows"), (NO_ROLE, "'ci' has not the role read")],
+    [(NO_KEY, "asks for an API key: give one that it knows"), (NO_ROLE, "'ci' lacks the role read")],
 )
 def test_check_of_a_gateway_that_lets_nobody_ask_is_a_failure(
     penstock: Call, stand_in: StandIn, refusal: tuple[int, str, dict[str, str]], why: str

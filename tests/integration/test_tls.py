@@ -207,5 +207,5 @@ def test_start_with_a_key_of_another_certificate_is_refused_in_one_sentence(tmp_
     _, key = OURS.sign(tmp_path, "other")
     code, text = fails_to_start(tmp_path, "--engine", "embedded", "--tls-cert", str(certificate), "--tls-key", str(key))
     assert code == 2
-    assert "does not go with" in text
+    assert "cannot be used with tls_cert" in text
     assert "Traceback" not in text
