@@ -393,6 +393,6 @@ def _explain(item: Mapping[str, Any], origins: Mapping[str, str]) -> str:
         return text
     name = str(location[0])
     origin = origins.get(name, name)
-    subject = f"{origin}: {name}" if ":" in origin else origin  # a line of a file names no setting by itself
+    subject = f"{origin}: {name}" if ":" in origin else origin  # file:line does not name the setting
     fix = _FIXES.get(str(item["type"]), text.replace("Input should", "it should", 1))
-    return f"{subject} is {item.get('input')!r}: {fix}"
+    return f"{subject}: {text}" if text.startswith(f"{name} is ") else f"{subject} is {item.get('input')!r}: {fix}"

@@ -70,6 +70,8 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
             {"PENSTOCK_METRICS_KEY_REQUIRED": "true"},
             "metrics_key_required needs API keys: give access_file or PENSTOCK_API_KEYS, or leave it out",
         ),
+        ({"PENSTOCK_ALLOWED_HOST": "http://h"}, "PENSTOCK_ALLOWED_HOST: allowed_host is 'http://h'; give a name"),
+        ({"PENSTOCK_TRUSTED_PROXY": "h"}, "PENSTOCK_TRUSTED_PROXY: trusted_proxy is not valid ('h' does not appear"),
         ({"PENSTOCK_REQUIRED_MODELS": "a,*"}, "required_models has * and names; * alone requires every model"),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],
