@@ -262,7 +262,7 @@ class Gateway:
         unavailable = {name: known.reason for name, known in self.watch.models.items() if self._is_missed(known)}
         if self._control is not None:
             engine = await describe_engine(self._settings, self.engine.relay)
-            self._control.send(GatewayReady(engine, models, unavailable))
+            self._control.send(GatewayReady(engine, models, unavailable, self.plane.readiness().reason))
 
     def _is_missed(self, known: KnownModel) -> bool:
         """Whether it should serve and does not: what --models or somebody else's Triton leaves out is no loss."""

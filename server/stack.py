@@ -68,7 +68,7 @@ READY_PROBE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a person is told once requests will be served. engine: which one serves. workers: 1 for one process."""
+    """Printed at start. engine: its name and version. workers: 1 for one process. not_ready: see GatewayReady."""
 
     engine: str
     http_url: str
@@ -77,6 +77,7 @@ class Announcement:
     models: tuple[str, ...]
     unavailable: dict[str, str]
     workers: int = 1
+    not_ready: str = ""
 
 
 def log_engine(level: int, event: str, /, **fields: str | int) -> None:
@@ -381,6 +382,7 @@ def announcement(host: str, ports: GatewayServes, news: GatewayReady, *, has_tls
         f"{scheme}://{authority(shown, ports.metrics_port)}/metrics",
         tuple(news.models),
         news.unavailable,
+        not_ready=news.not_ready,
     )
 
 

@@ -253,7 +253,7 @@ async def _run(choice: EngineChoice) -> int:
 
 
 def announce(ready: Announcement) -> None:
-    """The last lines a person reads: which engine, which models, which not and why, and the URLs."""
+    """Print the summary: unavailable models with their reasons, the engine, the models that serve, the URLs."""
     lines = [
         f"cannot serve {name}: {reason.removeprefix(f'model {name!r} cannot be loaded: ')}"
         for name, reason in sorted(ready.unavailable.items())
@@ -263,6 +263,9 @@ def announce(ready: Announcement) -> None:
     lines.append(f"serving {', '.join(ready.models) or nothing}")
     lines.append("Ctrl-C drains and stops")
     workers = f"  ({ready.workers} workers)" if ready.workers > 1 else ""
-    lines.append(f"ready: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}{workers}")
+    if ready.not_ready:
+        lines.append(f"health checks fail: {ready.not_ready}")
+    state = "not ready" if ready.not_ready else "ready"
+    lines.append(f"{state}: REST {ready.http_url}  gRPC {ready.grpc_address}  metrics {ready.metrics_url}{workers}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()

@@ -64,14 +64,15 @@ class GatewayServes:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReady:
-    """Gateway → parent: requests will be served by these models; the others could not be loaded, and why.
+    """Gateway → parent: these models serve requests; unavailable: the others, each with the reason.
 
-    engine: which one serves, for a person.
+    engine: its name and version, for a person. not_ready: why health checks fail all the same; empty if they pass.
     """
 
     engine: str
     models: list[str]
     unavailable: dict[str, str]
+    not_ready: str = ""
 
 
 @dataclass(frozen=True, slots=True)

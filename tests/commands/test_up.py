@@ -55,6 +55,15 @@ def test_ready_line_says_how_many_workers_serve_where_there_is_more_than_one(
     )
 
 
+def test_gateway_whose_required_models_do_not_serve_is_not_called_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is a line of its own."""
+    announce(Announcement("Triton", "http://a:1", "a:2", "http://a:3/metrics", ("m",), {}, not_ready="model 'n'"))
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "health checks fail: model 'n'",
+        "not ready: REST http://a:1  gRPC a:2  metrics http://a:3/metrics",
+    ]
+
+
 def test_keys_of_the_environment_are_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the gateway's nor the one with which commands beside it ask: Triton's Python models could read them."""
 
