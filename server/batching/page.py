@@ -47,9 +47,10 @@ class ModelExplained(msgspec.Struct, frozen=True):
     """The answer to GET /v2/models/{model}/explain.
 
     queue, closed_by, dropped: of a model whose batches the gateway forms; null and empty else. batches, fit: of the
-    gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton.
+    gateway's batches, else of the engine's own statistics. proposed_config: for batches formed by Triton; empty if
+    requests may not share a call.
     misspelt: parameters of the config that nobody reads, by the option that was meant.
-    unmerged: why each request, picture and frame has a call of its own; empty where they may share one.
+    unmerged: why each request, picture and frame has a call of its own; empty if they may share one.
     """
 
     model: str
@@ -98,7 +99,7 @@ def _page(model_name: str, options: BatchOptions, fit: Fit | None, batches_by_ro
         batches=[BatchesOfRows(rows, batches) for rows, batches in sorted(batches_by_rows.items())],
         closed_by={},
         dropped={},
-        proposed_config=propose(fit, options).text,
+        proposed_config="" if options.unmerged else propose(fit, options).text,
         unmerged=options.unmerged,
     )
 

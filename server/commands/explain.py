@@ -21,8 +21,8 @@ BAR_COLUMNS, LABEL_COLUMNS = 40, 8
 MIB = 1 << 20
 _OWNERS = {
     Owner.GATEWAY: "the gateway forms its batches",
-    Owner.TRITON: "Triton forms its batches; what is told here is Triton's own count",
-    Owner.OFF: "nobody forms batches of it; what is told here is the engine's own count",
+    Owner.TRITON: "Triton forms its batches; the counts are Triton's statistics",
+    Owner.OFF: "no batches are formed; the counts are the engine's statistics",
 }
 
 
@@ -32,9 +32,9 @@ def explain(
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
 ) -> None:
-    """Tell who forms a model's batches, what the queue and the fit are now, and how large batches came to be.
+    """Show which component forms a model's batches, its queue, the fit of batch times, and the sizes of its batches.
 
-    At the end stands a piece of config.pbtxt with which Triton would form them, by that fit and the model's slo_p99_ms.
+    The last part is a config.pbtxt snippet with which Triton would form them, from the fit and the model's slo_p99_ms.
     """
     try:
         page = gateway_of(url, api_key).explain_model(name)
@@ -58,7 +58,9 @@ def print_page(page: ModelExplained, console: Console) -> None:
         console.print(table)
     else:
         _print_lines(console, *(f"{label:<{LABEL_COLUMNS}}  {told}" for label, told in _told(page)))
-    _print_lines(console, "", *_histogram(page.batches), "", page.proposed_config.rstrip("\n"))
+    _print_lines(console, "", *_histogram(page.batches))
+    if page.proposed_config:
+        _print_lines(console, "", page.proposed_config.rstrip("\n"))
 
 
 def _print_lines(console: Console, *lines: str, is_whole: bool = True) -> None:

@@ -86,11 +86,19 @@ def test_models_explain_of_a_model_that_triton_batches_says_whose_count_it_is(
     """And of one that was never asked, that there is nothing to tell yet."""
     options = BatchOptions(Owner.TRITON, max_batch_size=16)
     shown = shown_by(stand_in, penstock, explain_engine("street", options, EngineBatches()))
-    assert "street: Triton forms its batches; what is told here is Triton's own count" in shown
+    assert "street: Triton forms its batches; the counts are Triton's statistics" in shown
     assert "fit       none yet" in shown
     assert "no batches yet" in shown
     assert "queue  " not in shown
     assert "max_queue" not in shown.split("\n\n")[0]
+
+
+def test_models_explain_proposes_no_batches_for_requests_that_run_alone(penstock: Call, stand_in: StandIn) -> None:
+    """Only the reason is shown."""
+    options = BatchOptions(Owner.TRITON, max_batch_size=16, unmerged="output 'y' has the shape [4, 2]")
+    shown = shown_by(stand_in, penstock, explain_engine("filters", options, EngineBatches()))
+    assert "merged    no, each request runs alone: output 'y' has the shape [4, 2]" in shown
+    assert "dynamic_batching" not in shown
 
 
 def test_models_explain_names_parameters_that_nobody_reads(penstock: Call, stand_in: StandIn) -> None:
