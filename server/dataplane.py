@@ -390,7 +390,7 @@ class DataPlane:
             await self._watch.note_loaded(model_name)
             await self.spread()
             if refusal := self.refusals().get(model_name):
-                raise InvalidRequest(f"the engine loaded it, and it is not served: {refusal}")
+                raise InvalidRequest(f"the model is loaded but not served: {refusal}")
         elif is_done and verb is Verb.UNLOAD:
             self._watch.note_unloaded(model_name)
             await self.spread()

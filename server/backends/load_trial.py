@@ -67,8 +67,10 @@ class LoadTrial:
             response = await self._backend.infer(request)
         except (InvalidRequest, OutOfMemory):  # it does not take that, or not now
             return ""
-        except BackendFailed as error:
-            return error.message
+        except BackendFailed as error:  # the client's message names the model by itself
+            return error.message.removeprefix(f"model {config.name!r} failed: ").removeprefix(
+                f"model {config.name!r}: "
+            )
         answered = {tensor.name for tensor in response.outputs}
         missing = [spec.name for spec in config.outputs if spec.name not in answered]
         return f"it answers without its output {missing[0]!r}" if missing else ""

@@ -50,7 +50,7 @@ def read_header(content: bytes | mmap) -> OnnxHeader:
     header, reader = OnnxHeader(), WireReader(content, max_fields=MAX_FIELDS)
     numbers = {number for number, *_ in reader.fields()}
     if not {_IR_VERSION, _ANY_GRAPH} <= numbers:
-        raise InvalidRequest("it is no ONNX model: it has no ir_version and graph")
+        raise InvalidRequest("it is not an ONNX model: it has no ir_version and graph")
     _read(reader, header, _MODEL, (0, len(content)), 0)
     return header
 

@@ -125,7 +125,9 @@ def difference(alone: Sequence[Arrays], batch: Arrays, tolerance: float) -> str:
             if rows.shape[:1] != (len(alone),):
                 return f"output '{name}' has the shape {list(rows.shape)} for {len(alone)} rows of input"
             if not is_alike(rows[number : number + 1], single, tolerance):
-                return f"row {number + 1} of output '{name}' is another in a batch of {len(alone)} than alone"
+                return (
+                    f"row {number + 1} of output '{name}' differs between a batch of {len(alone)} and a request alone"
+                )
     return ""
 
 

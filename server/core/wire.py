@@ -77,7 +77,7 @@ class WireReader:
         self._fields_left -= 1
         if self._fields_left < 0:
             raise InvalidRequest(
-                f"the request has more than {self._max_fields} fields (tensors, parameters, dimensions)"
+                f"the message has more than {self._max_fields} fields (tensors, parameters, dimensions, nodes)"
             )
 
 
@@ -101,4 +101,4 @@ def as_int64(value: int) -> int:
 
 def malformed(position: int) -> InvalidRequest:
     """The error for bytes that are no message of the expected kind."""
-    return InvalidRequest(f"the request is not a protobuf message of this method (at byte {position})")
+    return InvalidRequest(f"not a valid protobuf message of this kind (at byte {position})")

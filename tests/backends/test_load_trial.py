@@ -61,6 +61,7 @@ async def why(
         (answer("y"), "its trial at load failed: it answers without its output 'z'"),
         (answer(), "its trial at load failed: it answers without its output 'y'"),
         (refusing(BackendFailed("the output is a scalar")), "its trial at load failed: the output is a scalar"),
+        (refusing(BackendFailed("model 'm' failed: KeyError")), "its trial at load failed: KeyError"),
         (refusing(BackendFailed("division by zero"), is_zeros_only=True), ""),
         (refusing(InvalidRequest("x must not be 0")), ""),
         (refusing(OutOfMemory("out of memory")), ""),

@@ -172,7 +172,7 @@ def test_custom_operator_is_refused_unless_the_file_defines_it(domain: str, oper
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no ONNX model"),
+        (b"", "not an ONNX model"),
         (b"PK\3\4 TorchScript", "protobuf"),
         (b"\x80\x04\x95 pickle", "protobuf"),
         (b"\x08\x08\x3a\x04\x0a\x00\x0a\x7f", "protobuf"),

@@ -73,7 +73,7 @@ async def test_model_whose_trial_fails_is_not_merged_whatever_it_says(config: Mo
     """Neither the config nor the graph is believed where the answers differ."""
     backend = FakeBackend((config,), answer=reversed_rows)
     checks = RowChecks(backend, written(tmp_path, onnx_models.identity()))
-    assert await checks.why_unmerged(config) == "row 1 of output 'y' is another in a batch of 2 than alone"
+    assert await checks.why_unmerged(config) == "row 1 of output 'y' differs between a batch of 2 and a request alone"
 
 
 async def test_every_version_that_is_served_is_tried() -> None:

@@ -54,11 +54,11 @@ def count_of(x: Any) -> Any:
         (lambda x: x.repeat(2, axis=0), "output 'y' has the shape [2, 3] for one row of input"),
         (lambda x: x.mean(axis=0, keepdims=True), "output 'y' has the shape [1, 3] for 2 rows of input"),
         (lambda x: x.mean(), "output 'y' has the shape [] for one row of input"),
-        (lambda x: x[::-1], "row 1 of output 'y' is another in a batch of 2 than alone"),
-        (lambda x: np.sort(x, axis=0), "row 1 of output 'y' is another"),
-        (lambda x: x - x.mean(axis=0), "row 1 of output 'y' is another"),
-        (lambda x: x / x.max(), "row 2 of output 'y' is another"),
-        (lambda x: (x * 1000).astype(np.int64) + len(x), "row 1 of output 'y' is another"),
+        (lambda x: x[::-1], "row 1 of output 'y' differs between a batch of 2 and a request alone"),
+        (lambda x: np.sort(x, axis=0), "row 1 of output 'y' differs"),
+        (lambda x: x - x.mean(axis=0), "row 1 of output 'y' differs"),
+        (lambda x: x / x.max(), "row 2 of output 'y' differs"),
+        (lambda x: (x * 1000).astype(np.int64) + len(x), "row 1 of output 'y' differs"),
     ],
 )
 def test_row_trial_tells_models_whose_rows_follow_from_others(model: Model, why: str) -> None:

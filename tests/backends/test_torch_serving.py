@@ -252,7 +252,7 @@ def test_rows_of_an_instance_are_tried(saved: Path, mixes: bool) -> None:
     instance = Instance(spec, runner)
     trial = row_trial([InputSpec(one.name, one.data_type, one.dims) for one in spec.inputs], FULL_PRECISION)
     why = run_trial(trial, array_runner(instance, spec))
-    assert why == ("row 1 of output 'logits' is another in a batch of 2 than alone" if mixes else "")
+    assert why == ("row 1 of output 'logits' differs between a batch of 2 and a request alone" if mixes else "")
     if mixes:
         instance.merge_nothing()
         asks = [Ask((images(1, seed=number),)) for number in range(3)]

@@ -152,7 +152,7 @@ async def test_model_whose_slo_is_no_number_is_not_served_and_says_so(rig: Rig) 
 
 async def test_load_of_a_model_that_is_refused_fails_with_the_reason(rig: Rig) -> None:
     """Who loads a model learns at once that it is not served, and why."""
-    with pytest.raises(InvalidRequest, match="the engine loaded it, and it is not served: model 'odd': slo_p99_ms"):
+    with pytest.raises(InvalidRequest, match="the model is loaded but not served: model 'odd': slo_p99_ms"):
         await rig.plane.relay_http(Verb.LOAD, InferHead("odd"), CALL)
 
 

@@ -124,7 +124,7 @@ async def test_bytes_that_are_no_request_are_refused(front: Front, engine: Scrip
     """With a sentence; the stream goes on."""
     async with streaming(front) as client:
         await client.call.write(b"\xff\xff\xff")
-        assert "not a protobuf message" in (await client.hear()).error_message
+        assert "not a valid protobuf message" in (await client.hear()).error_message
         await client.ask("double", "a")
         await engine.has(1)
 

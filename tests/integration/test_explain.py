@@ -148,7 +148,7 @@ def test_model_whose_slo_is_no_number_is_refused_everywhere_until_it_is_mended(s
     """Load, index, readiness and inference say the same sentence; the mended model serves without a restart."""
     why = f"model '{MODEL}': slo_p99_ms is 'fast' in config.pbtxt, and must be a number of milliseconds above 0"
     refused = load(shipped, {"slo_p99_ms": {"string_value": "fast"}})
-    assert (refused.status, refused.json["error"]) == (400, f"the engine loaded it, and it is not served: {why}")
+    assert (refused.status, refused.json["error"]) == (400, f"the model is loaded but not served: {why}")
     index = post_json(f"{shipped.http_url}/v2/repository/index", {}).json
     rows = [(row["state"], row["reason"]) for row in index if row["name"] == MODEL]
     assert rows == [("UNAVAILABLE", why)]
