@@ -92,19 +92,19 @@ def require_tls_pair(certificate: Path | None, key: Path | None, client_ca: Path
 
 
 def require_loaded(required_models: tuple[str, ...] | None, models: tuple[str, ...] | None) -> None:
-    """Raises ValueError where a required model is none of those that are loaded. models: None for all.
+    """Raises ValueError if a required model is not among the models to load. models: None for all.
 
-    `*` requires every model that is loaded, so it stands alone.
+    `*` requires every loaded model, so it cannot be combined with names.
     """
     named = set(required_models or ())
     if "*" in named and len(named) > 1:
         raise ValueError("required_models has * and names; * alone requires every model that is loaded")
     left_out = named.difference(models, {"*"}) if models is not None else set()
     if left_out:
-        raise ValueError(f"required_models has {min(left_out)!r}, which models leaves out; name it in both")
+        raise ValueError(f"required_models has {min(left_out)!r}, which models does not have; add it there, too")
 
 
 def require_keys_for_metrics(*, is_required: bool, has_keys: bool) -> None:
-    """Raises ValueError where metrics need a key and there is none."""
+    """Raises ValueError if metrics require a key but there are no keys."""
     if is_required and not has_keys:
         raise ValueError("metrics_key_required needs API keys: give access_file or PENSTOCK_API_KEYS, or leave it out")

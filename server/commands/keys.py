@@ -19,37 +19,35 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 @app.callback()
 def _keys() -> None:
-    """Make API keys for a gateway that asks for them."""
+    """Create API keys for a gateway."""
 
 
-@app.command(short_help="Make a key; its hash goes into the access file, the key itself is shown once.")
+@app.command(short_help="Create a key: it is printed once, and its hash is added to the access file.")
 def new(
-    name: Annotated[str, typer.Argument(help="whose it is, in logs, metrics and refusals")],
-    file: Annotated[Path, typer.Option(help="the access file; made where there is none")],
-    role: Annotated[
-        list[str] | None, typer.Option(help="what it may do, out of infer,read,admin; may be repeated [infer]")
-    ] = None,
-    rate: Annotated[str, typer.Option(help='requests, as in "100/second" [as many as it likes]')] = "",
+    name: Annotated[str, typer.Argument(help="name of the client, for logs, metrics and error messages")],
+    file: Annotated[Path, typer.Option(help="the access file; created if it does not exist")],
+    role: Annotated[list[str] | None, typer.Option(help="role: infer, read or admin; may be repeated [infer]")] = None,
+    rate: Annotated[str, typer.Option(help='requests, such as "100/second" [no limit]')] = "",
     share: Annotated[
-        float | None, typer.Option(help="of what may be in flight at once, up to 1 [0.5 beside other keys]")
+        float | None, typer.Option(help="share of the requests in flight, up to 1 [0.5 if there are other keys]")
     ] = None,
 ) -> None:
-    """Make a key and print it: once, since only its hash is kept.
+    """Create a key and print it once: the file has only its hash.
 
     The access file is TOML, and a gateway reads it again when it changes:
 
     \b
     [keys."camera"]
-    sha256 = "…"                  # or, in the clear: key = "20 characters or more"
-    roles = ["infer"]             # out of infer, read, admin
-    rate = "100/second"           # may be left out, as may share = 0.25
+    sha256 = "…"                  # or as plain text: key = "20 characters or more"
+    roles = ["infer"]             # infer, read, admin
+    rate = "100/second"           # optional, like share = 0.25
 
     \b
-    [tokens]                      # JSON web tokens, where somebody else says who is who
+    [tokens]                      # JSON web tokens of an identity provider
     audience = "penstock"
     issuer = "https://issuer.example/"
     jwks_url = "https://issuer.example/keys"   # or public_key_file, or secret_file
-    roles_claim = "roles"         # a list, or words; roles = ["infer"] for tokens without it
+    roles_claim = "roles"         # a list or words; tokens without it: roles = ["infer"]
     """
     secret = new_secret()
     try:
@@ -62,7 +60,7 @@ def new(
     except OSError as error:
         fail(f"{file} cannot be written ({error.strerror}); give --file another place")
     typer.echo(secret)
-    typer.echo(f"its hash is in {file}; the key itself is not kept, so put it where its user finds it", err=True)
+    typer.echo(f"{file} has only the hash of this key: store the key now, it cannot be shown again", err=True)
 
 
 def _table(name: str, secret: str, roles: list[str], *, rate: str, share: float | None) -> str:

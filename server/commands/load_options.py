@@ -43,7 +43,7 @@ Replay = Annotated[
 Header = Annotated[list[str] | None, typer.Option("--header", metavar="'NAME: VALUE'", help="goes with every request")]
 BesideHeaderFile = Annotated[
     Path | None,
-    typer.Option(help="file of NAME: VALUE lines that go with every request to --beside's server alone"),
+    typer.Option(help="file of headers (NAME: VALUE lines) for requests to --beside's server only"),
 ]
 SloP99 = Annotated[float | None, typer.Option("--slo-p99-ms", help="another SLO than the scenario's")]
 MinRate = Annotated[float | None, typer.Option("--min-rate", help="a target of your own: right answers a second")]

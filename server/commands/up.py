@@ -36,7 +36,9 @@ Engines = Annotated[
 ]
 EngineHeaders = Annotated[
     Path | None,
-    typer.Option(help="file of NAME: VALUE lines that go with every call to that Triton, for restricted APIs [none]"),
+    typer.Option(
+        help="file of headers (NAME: VALUE lines) for every call to that Triton, if its APIs are restricted [none]"
+    ),
 ]
 EngineHttpPort = Annotated[
     int | None,
@@ -83,7 +85,9 @@ ProfileOption = Annotated[
 ]
 RequiredModels = Annotated[
     str | None,
-    typer.Option(help="names, with commas, or * for all that are loaded: not ready unless each serves [any one]"),
+    typer.Option(
+        help="models that must serve for the gateway to be ready: names with commas, or * for all loaded [any one]"
+    ),
 ]
 Batching = Annotated[
     list[str] | None,
@@ -98,7 +102,7 @@ AllowedHosts = Annotated[
 ]
 CorsOrigins = Annotated[
     list[str] | None,
-    typer.Option(help="origin of pages that may call it, https://console.example; may be repeated [its own only]"),
+    typer.Option(help="origin of web pages that may call it: https://console.example; may be repeated [its own only]"),
 ]
 SharesMemory = Annotated[
     bool | None,
@@ -112,8 +116,8 @@ AllowsModelCode = Annotated[
     bool | None,
     typer.Option(
         "--allow-model-code",
-        help="let clients with the role admin load models of any kind in requests, which can run their code here; off, "
-        "a request may bring ONNX models only [off]",
+        help="allow clients with the role admin to load models from requests that can run code here; without it a "
+        "request may bring ONNX models only [off]",
     ),
 ]
 AllowsOutbound = Annotated[
@@ -125,33 +129,36 @@ AllowsOutbound = Annotated[
 ]
 
 MetricsKey = Annotated[
-    bool | None, typer.Option("--metrics-key-required", help="metrics need a key with the role read [off]")
+    bool | None, typer.Option("--metrics-key-required", help="port 8002 requires a key with the role read [off]")
 ]
 
 Proxies = Annotated[
     str | None,
-    typer.Option(help="addresses or networks of proxies, with commas: no limit of connections per address [none]"),
+    typer.Option(
+        help="addresses or networks of proxies, with commas, that have no connection limit per address [none]"
+    ),
 ]
 
 EPILOG = """\
-Every setting is also a variable, PENSTOCK_HTTP_PORT for --http-port; a flag wins over it, and it over the file.
+Every setting is also an environment variable, PENSTOCK_HTTP_PORT for --http-port. Flags override variables, and
+variables override the file.
 
-On loopback everybody may do everything. To listen elsewhere there must be API keys, or --anonymous must say what
-all may do; `penstock keys new` makes a key for --access-file. In the environment, api_keys (PENSTOCK_API_KEYS) is
-NAME:ROLE+ROLE:SECRET and so on.
+On loopback every client may do everything. To listen on other addresses, give API keys, or --anonymous with the roles
+of clients without a key. `penstock keys new` creates a key for --access-file. Without a file, give
+api_keys (PENSTOCK_API_KEYS) as NAME:ROLE+ROLE:SECRET, with commas.
 
-Of a model's batches: batch_owner, slo_p99_ms (the deadline of a request that brings none), max_batch_size,
-max_queue_delay_us, max_queue_size, max_queue_bytes, in its config.pbtxt's parameters, in the file as
-[batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; in PENSTOCK_BATCHING ';' stands between models.
+Batching options of a model: batch_owner, slo_p99_ms (deadline of requests without one), max_batch_size,
+max_queue_delay_us, max_queue_size, max_queue_bytes. Set them as parameters in config.pbtxt, in the file as
+[batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; PENSTOCK_BATCHING separates models by ';'.
 
-Limits have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000], max_inflight_requests
-[1024], max_inflight_bytes [1 GiB], max_connections [16384 to the REST port and 16384 to the gRPC port, each a quarter
-of the open files at most], max_connections_per_address [4096, half of max_connections at most],
-grpc_max_connection_age_s [0, any; older ones take no new calls, so that clients connect anew], head_timeout_s [10],
-write_timeout_s [30], decoders [one a core], decode_timeout_s [5], slab_bytes [256 MiB, of memory shared with the
-engine; 0 none], client_shm_lease_s [3600, of an idle region], canary_interval_s [5], canary_failures [3],
-execution_timeout_s [30, of a model that answers nothing]. Nor has gpu_metrics [auto: the cards' activity by NVML; off;
-or a dcgm-exporter's http://host:9400/metrics].
+These settings have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000],
+max_inflight_requests [1024], max_inflight_bytes [1 GiB], max_connections [16384 to the REST port and 16384 to the gRPC
+port, each at most a quarter of the open files], max_connections_per_address [4096, at most half of max_connections],
+grpc_max_connection_age_s [0: no limit; older connections take no new calls, so that clients reconnect],
+head_timeout_s [10], write_timeout_s [30], decoders [one per core], decode_timeout_s [5], slab_bytes [256 MiB of memory
+shared with the engine; 0: none], client_shm_lease_s [3600, of an idle region], canary_interval_s [5], canary_failures
+[3], execution_timeout_s [30; a model without an answer for so long hangs], gpu_metrics [auto: GPU activity by NVML;
+off; or a dcgm-exporter's http://host:9400/metrics].
 """
 
 
@@ -183,11 +190,15 @@ def up(
     anonymous: Roles = None,
     metrics_key_required: MetricsKey = None,
     audit_log: Annotated[
-        Path | None, typer.Option(help="file of JSON lines: admin actions, refused authentications [none]")
+        Path | None, typer.Option(help="audit log: JSON lines of admin actions and refused authentications [none]")
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain: TLS on every port [none]")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="its key, PEM without a password")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="PEM: clients need a certificate it signed")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM certificate chain; turns on TLS for every port [none]")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="the certificate's key, PEM without a password")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM of a CA: clients need a certificate signed by it [none]")
+    ] = None,
     allow_client_shm: SharesMemory = None,
     allow_model_code: AllowsModelCode = None,
     allow_outbound: AllowsOutbound = None,

@@ -81,13 +81,16 @@ AllowedHosts = Annotated[
     typer.Option(
         "--allowed-host",
         metavar="NAME",
-        help="name that the control API may be asked by without a key: a name, *.example.com, or *; repeatable",
+        help="host name that clients without a key may use for the control API: a name, *.example.com, or *; "
+        "repeatable",
     ),
 ]
 CorsOrigins = Annotated[
     list[str] | None,
     typer.Option(
-        "--cors-origin", metavar="ORIGIN", help="of pages that may call the control API; repeatable [its own]"
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="origin of web pages that may call the control API; repeatable [its own]",
     ),
 ]
 AllowOutbound = Annotated[
@@ -102,14 +105,18 @@ AllowOutbound = Annotated[
 TlsCertificate = Annotated[
     Path | None, typer.Option(envvar="PENSTOCK_TLS_CERT", help="PEM certificate chain: TLS for the control API [none]")
 ]
-TlsKey = Annotated[Path | None, typer.Option(envvar="PENSTOCK_TLS_KEY", help="its key, PEM without a password")]
+TlsKey = Annotated[
+    Path | None, typer.Option(envvar="PENSTOCK_TLS_KEY", help="the certificate's key, PEM without a password")
+]
 TlsClientCa = Annotated[
-    Path | None, typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM: clients need a certificate it signed")
+    Path | None,
+    typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM of a CA: clients need a certificate signed by it"),
 ]
 AuditFile = Annotated[
     Path | None,
     typer.Option(
-        envvar="PENSTOCK_AUDIT_LOG", help="file of JSON lines: changes over the control API, refused keys [none]"
+        envvar="PENSTOCK_AUDIT_LOG",
+        help="audit log: JSON lines of changes over the control API and of refused keys [none]",
     ),
 ]
 AsJson = Annotated[
@@ -131,7 +138,7 @@ def run(
     sink: SinkFlag = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=1024, help="frames in a call of the model")] = None,
     shard: Annotated[str, typer.Option(metavar="i/n", help="take every source of this one of n replicas")] = "",
-    gateway: Annotated[str, typer.Option(metavar="URL", help="infer there; or PENSTOCK_GATEWAY_URL")] = "",
+    gateway: Annotated[str, typer.Option(metavar="URL", help="use this gateway; or PENSTOCK_GATEWAY_URL")] = "",
     engine: Engine = None,
     no_api: Annotated[bool, typer.Option("--no-api", help="without the control API")] = False,
     api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="of the control API; 0: any [8010]")] = None,
@@ -181,7 +188,7 @@ app.command("replay", short_help="Hold recorded tracks against other rules.")(re
 def program_of(
     settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None, audit: Audit | None = None
 ) -> RunningProgram:
-    """The program; what decodes and draws is imported only now. tls, audit: of the control API."""
+    """The program. Decoding and drawing are imported only here. tls, audit: of the control API."""
     from deepstream_pipeline.main import Program
 
     leave_working_directory_out()
@@ -189,7 +196,7 @@ def program_of(
 
 
 def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
-    """What the control API proves who it is with; None without TLS. Exit code 2 for files that cannot be used."""
+    """TLS of the control API; None without TLS. Exit code 2 for files that cannot be used."""
     try:
         require_tls_pair(certificate, key, client_ca)
         certificates = Certificates.of(certificate, key, client_ca)
@@ -199,7 +206,7 @@ def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path 
 
 
 def control_api_audit(file: Path | None) -> Audit | None:
-    """Where the control API writes its audit log; None without one. Exit code 2 for a file that cannot be opened."""
+    """Audit log of the control API; None without one. Exit code 2 for a file that cannot be opened."""
     if file is None:
         return None
     try:

@@ -68,7 +68,7 @@ def say_summary(summary: Summary, console: Console) -> None:
     console.print(Text(f"{frames} frames in {duration(summary.seconds)}{rate}"), soft_wrap=True)
     for source in summary.sources:
         if is_failed(source):
-            reason = source.reason or "no frame got an answer that can be used from the engine"
+            reason = source.reason or "no frame got a usable answer from the engine"
             console.print(Text(one_line(f"{source.source_id} failed: {reason}"), style="red"), soft_wrap=True)
     for sentence in summary.sink_failures:
         console.print(Text(one_line(f"sink {sentence}"), style="red"), soft_wrap=True)

@@ -144,7 +144,7 @@ def test_run_that_no_engine_answered_is_exit_code_1(run: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeProgram, "statistics", without_results)
         done = run("--source", "clip.mp4", "--model", "m", drops={"infer_failed": 100})
-    assert (done.exit_code, "clip failed: no frame got an answer that can be used from the engine" in done.stdout) == (
+    assert (done.exit_code, "clip failed: no frame got a usable answer from the engine" in done.stdout) == (
         1,
         True,
     )

@@ -64,7 +64,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ),
         (
             {"PENSTOCK_MODELS": "a,b", "PENSTOCK_REQUIRED_MODELS": "a,c"},
-            "required_models has 'c', which models leaves out; name it in both",
+            "required_models has 'c', which models does not have; add it there, too",
         ),
         (
             {"PENSTOCK_METRICS_KEY_REQUIRED": "true"},
