@@ -1,9 +1,9 @@
-"""What a plain load asks our Triton for, where Triton 2.51 by itself would serve something else than lies on disk.
+"""Corrects plain loads after which Triton 2.51 would serve something other than the files on disk.
 
-* After a load with a config of its own, a plain load leaves that config in place.
-* A folder `2.bak` is taken for version 2, and the model then has no file.
+* After a load with a config override, a plain load keeps that override.
+* A folder `2.bak` is taken for version 2, which has no model file then.
 * A label file's byte order mark and carriage returns become part of the labels.
-In these cases the load carries the config that lies on disk, with the versions that it serves and with clean labels.
+In these cases the load request carries the config from disk, with explicit versions and cleaned label files.
 """
 
 import os
@@ -22,17 +22,17 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class DiskLoads:
-    """The models in our repositories. label_folder: of this stack; cleaned label files are written there."""
+    """The models in our repositories. label_folder: where cleaned label files are written."""
 
     def __init__(self, repositories: Sequence[Path], label_folder: Path) -> None:
         self._repositories = repositories
         self._label_folder = label_folder
 
     def config_for(self, model_name: str, *, is_overridden: bool) -> str:
-        """The config, as JSON, that a plain load must carry; empty where Triton reads the disk right by itself.
+        """The config (JSON) that a plain load must carry; empty if Triton reads the files correctly by itself.
 
-        is_overridden: whether the model was loaded with another config before. A config that cannot be read is left
-        for Triton to refuse.
+        is_overridden: whether the model was loaded with a config override before. Triton reports configs that cannot
+        be read.
         """
         folder = scan(self._repositories).get(model_name)
         if folder is None:
@@ -69,14 +69,14 @@ class DiskLoads:
 
 
 def _has_lookalike(path: Path) -> bool:
-    """Whether a folder is no version, but begins with digits, which is all that Triton reads of a name."""
+    """Whether the name of a folder that is not a version begins with digits: Triton takes it for a version."""
     return any(
         not is_version(entry.name) and entry.name[:1].isdecimal() and entry.is_dir() for entry in os.scandir(path)
     )
 
 
 def _read(path: Path) -> bytes:
-    """Empty where it cannot be read or is too large: Triton says so."""
+    """Empty if it cannot be read or is too large; Triton then reports the error."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_LABEL_BYTES + 1)

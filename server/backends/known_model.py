@@ -11,8 +11,8 @@ from server.core.model import ModelConfig
 class KnownModel:
     """A model as last seen. config is None for a model that never loaded; reason says why it is not ready.
 
-    is_refused: the engine would serve it, and the gateway does not, for what its config says.
-    unavailable: the same, until it recovers, for this cause; reason is for clients.
+    is_refused: the gateway does not serve it, because its options are not valid.
+    unavailable: the cause for which the gateway does not serve it until it recovers. reason is shown to clients.
     """
 
     name: str
@@ -24,7 +24,7 @@ class KnownModel:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether the engine would serve it and the gateway does not."""
+        """Whether the engine serves it, but the gateway does not."""
         return self.is_refused or self.unavailable is not None
 
     @property
@@ -37,7 +37,7 @@ class KnownModel:
         return None
 
     def require_served(self) -> None:
-        """Raises its error. Calls to a model that only calls can judge go through."""
+        """Raises its error. A model that only client calls can judge still gets them."""
         error = self.error
         if error is not None and self.unavailable is not Cause.TRAFFIC:
             raise error

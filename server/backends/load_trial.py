@@ -1,4 +1,4 @@
-"""Tries a model that was loaded, before clients are served by it: what always fails is unavailable, with the reason."""
+"""Tries a newly loaded model before clients use it. A model that always fails becomes unavailable, with the reason."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -18,16 +18,16 @@ See: TypeAlias = Callable[[ModelConfig], Awaitable[str]]
 
 
 class Tried(NamedTuple):
-    """What a trial found. failure: why the model cannot serve; empty where it can. unmerged: see ModelConfig."""
+    """What a trial found. failure: why the model cannot serve; empty if it can. unmerged: see ModelConfig."""
 
     failure: str = ""
     unmerged: str | None = None
 
 
 class LoadTrial:
-    """Called with the config of a model that was loaded.
+    """Called with the config of a loaded model.
 
-    Raises InferenceError where the engine could not be asked: try it later.
+    Raises InferenceError if the engine did not answer: try again later.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LoadTrial:
         see: See,
         try_rows: Callable[[ModelConfig], Awaitable[str | None]],
     ) -> None:
-        """see: why a picture through the path of `/image` is not answered; empty where it is, or none is taken.
+        """see: sends a picture through the path of `/image` if the model takes pictures; returns why it fails, or "".
 
         try_rows: why its rows are not merged (see ModelConfig.unmerged), which has no bearing on whether it serves.
         """
@@ -52,7 +52,7 @@ class LoadTrial:
         return Tried(unmerged=await self._try_rows(config))
 
     async def _why_unanswered(self, config: ModelConfig) -> str:
-        """Zeros are enough; a model that fails for them may take noise. One without a canary is not asked."""
+        """Tries zeros, and noise if zeros fail. A model without a canary is not tried."""
         request = canary_request(config, deadline=time.monotonic() + TRIAL_S)
         if request is None:
             return ""
@@ -65,7 +65,7 @@ class LoadTrial:
     async def _failure(self, config: ModelConfig, request: InferRequest) -> str:
         try:
             response = await self._backend.infer(request)
-        except (InvalidRequest, OutOfMemory):  # it does not take that, or not now
+        except (InvalidRequest, OutOfMemory):  # the input is not valid for this model, or memory is short now
             return ""
         except BackendFailed as error:  # the client's message names the model by itself
             return error.message.removeprefix(f"model {config.name!r} failed: ").removeprefix(
@@ -73,4 +73,4 @@ class LoadTrial:
             )
         answered = {tensor.name for tensor in response.outputs}
         missing = [spec.name for spec in config.outputs if spec.name not in answered]
-        return f"it answers without its output {missing[0]!r}" if missing else ""
+        return f"its answer lacks the output {missing[0]!r}" if missing else ""

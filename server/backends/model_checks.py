@@ -15,7 +15,7 @@ from server.logs import get_logger
 
 log = get_logger("engine")
 TRIALS_S = 10.0  # that a start, or who loads a model, waits for trials
-OWN_STALL_S = 1.0  # an event loop that stood still for so long read its answers too late
+OWN_STALL_S = 1.0  # if the event loop itself was blocked for so long, the answer may only have been read late
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
     restart_model: restarts what executes the model, for the reason given, by how often it hung; None for an engine of
-    others. restart_engine: for the reason given. try_model: tries a model that was just loaded. It is called again where
-    it raises of the InferenceError tree.
+    others. restart_engine: for the reason given. try_model: tries a newly loaded model. It is called again if it raises
+    InferenceError.
     """
 
     interval_s: float
@@ -98,11 +98,11 @@ class ModelChecks:
         self._health.served(model_name, time.monotonic())
 
     def failed(self, model_name: str) -> bool:
-        """A client's inference failed in the engine, by no fault of the client's. Whether a canary is due by that."""
+        """A client's inference failed in the engine, and the request was valid. Returns whether a canary is due."""
         return self._health.call_failed(model_name, time.monotonic())
 
     def late(self, model_name: str, waited_s: float) -> bool:
-        """A client's call ended after waited_s without an answer. Whether a canary is due by that."""
+        """A client's call ended after waited_s without an answer. Returns whether a canary is due."""
         now, config = time.monotonic(), self._config_of(model_name)
         if config is None:
             return False
@@ -120,7 +120,7 @@ class ModelChecks:
     async def run_all(self, model_names: Sequence[str], patience_s: float) -> list[bool | None]:
         """A canary of each of these models, just loaded. Whether it passed; None without a canary or an answer.
 
-        Waits for all of them, or for patience_s where one has passed: a model that hangs does not delay the others.
+        Waits for all of them, but only patience_s if one has passed: a model that hangs does not delay the others.
         """
         now = time.monotonic()
         for name in model_names:
@@ -136,20 +136,20 @@ class ModelChecks:
         return [_outcome(task) for task in tasks]
 
     async def try_all(self) -> None:
-        """Waits for the trials of models that were loaded; what is not tried within TRIALS_S is not waited for."""
+        """Waits for the trials of newly loaded models, for TRIALS_S at most."""
         self._start_trials()
         if self._trials:
             await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
 
     def _start_trials(self) -> None:
-        """Of models that were not tried since they were loaded, but for those that may hang."""
+        """Starts the trials of models not tried since their load, except those that may hang."""
         for name in self._untried - set(self._trials):
             if not self._health.may_hang(name) and (config := self._config_of(name)) is not None:
                 self._untried.discard(name)
                 self._trials[name] = asyncio.create_task(self._try(name, config))
 
     async def _try(self, model_name: str, config: ModelConfig) -> None:
-        """The root of a trial's task."""
+        """Runs as a task."""
         assert self._options.try_model is not None
         try:
             tried = await self._options.try_model(config)
@@ -157,11 +157,11 @@ class ModelChecks:
                 self.mark(model_name, Cause.TRIAL, tried.failure)
             elif tried.unmerged is not None:
                 self._rows_tried(replace(config, unmerged=tried.unmerged))
-        except InferenceError:  # it could not be asked: at the next look
+        except InferenceError:  # the engine did not answer: try at the next check
             self._untried.add(model_name)
         except Exception:
             log.exception("a trial failed unexpectedly", model=model_name)
-        del self._trials[model_name]  # a task that is cancelled is not there any more
+        del self._trials[model_name]  # a cancelled task was removed before
 
     def _end_trial(self, model_name: str) -> None:
         self._untried.discard(model_name)
@@ -199,7 +199,7 @@ class ModelChecks:
         return True
 
     def _late(self, model_name: str, timeout_s: float, started: float, error: DeadlineExceeded) -> bool | None:
-        """As _probe, of a canary that got no answer."""
+        """The result of _probe for a canary without an answer."""
         now = time.monotonic()
         if now - started > timeout_s + OWN_STALL_S:
             self._health.over(model_name, now)
@@ -215,7 +215,7 @@ class ModelChecks:
         self._restart(model_name)
 
     def _restart(self, model_name: str) -> None:
-        """The model alone, or the engine where no model of it can serve any more."""
+        """Restarts the model alone, or the engine if none of its models can serve."""
         why = self._health.unavailable(model_name)
         if reason := self._health.sick_reason(model_name):
             self._options.restart_engine(reason)

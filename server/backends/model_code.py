@@ -1,4 +1,4 @@
-"""Models that come over the network: which may be loaded without running their sender's code. Pure.
+"""Decides which models from load requests may be loaded: none that can run code of the sender. Pure.
 
 The operator trusts the model repositories named at start. A model that arrives in a request may be an ONNX model for
 ONNX Runtime, and nothing else: every other kind can hold code, or names a library, a script or a file of this machine.
@@ -24,7 +24,7 @@ ONNX_SUFFIX = ".onnx"
 _BACKENDS, _PLATFORMS = ("", "onnxruntime"), ("", "onnxruntime_onnx")
 _RUNTIMES = ("", "model.py", "libtriton_onnxruntime.so")  # the backend's own, as ModelConfig answers; none can be sent
 _ONNX_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"))
-# Operators of com.microsoft that open a compiled engine, or run Python in the engine's process.
+# Operators of com.microsoft that open a compiled engine or run Python in the engine's process.
 _CODE_OPERATORS = frozenset(("EPContext", "PythonOp", "PythonOpGrad", "TritonOp"))
 # Words in the name of a parameter whose value is a file, a folder or a library: EXECUTION_ENV_PATH,
 # TRITON_BATCH_STRATEGY_PATH, trt_engine_cache_path, session.collect_node_memory_stats_to_file and their like.
@@ -32,7 +32,7 @@ _FILE_WORDS = re.compile(
     r"(?:^|[^a-z0-9])(?:dir|directory|env|file|filename|filepath|files|folder|libs?|library|libraries|module|paths?"
     r"|plugins?|prefix|script)(?![a-z0-9])"
 )
-# Triton loads libtriton_BACKEND.so from a model's folder, and its Python backend model.py: no name of these is taken.
+# Triton loads libtriton_BACKEND.so from a model's folder, and its Python backend loads model.py.
 _CODE_SUFFIXES = re.compile(
     r"\.(?:bat|cubin|dll|dylib|engine|exe|fatbin|jar|joblib|pbtxt|pickle|pkl|plan|ptx|pt|pt2|pth|py[cdo]?"
     r"|savedmodel|sh|so|tar|tgz|trt|zip)"
@@ -48,11 +48,11 @@ def check_model(
     allows_code: bool,
     source: str = "the request",
 ) -> None:
-    """Raises InvalidRequest, which names the field and the flag, for a model that its sender may not have loaded.
+    """Raises InvalidRequest, naming the field and the flag, for a model that the request may not load.
 
-    config: what it is to be served by; None where the repository's own stays. files: by name, relative to the model's
-    folder; contents are read of ONNX files only. allows_code: whether any backend and any file will do; names that
-    lead out of the model's folder are refused in any case. source: of the model, for the message.
+    config: from the request; None to use the repository's. files: contents by name, relative to the model's folder;
+    only ONNX files are read. allows_code: whether every backend and file is allowed; paths outside the model's folder
+    never are. source: of the model, for the message.
     """
     fields = _file_fields(config) if config is not None else []
     for what, name in (*fields, *(("a file", name) for name in files)):
@@ -66,7 +66,7 @@ def check_model(
 
 
 def parse_config(text: str) -> model_config_pb2.ModelConfig:
-    """A config that comes with a load, from JSON. Raises InvalidRequest where it is no ModelConfig."""
+    """The config of a load request, from JSON. Raises InvalidRequest if it is not a ModelConfig."""
     if len(text) > MAX_CONFIG_CHARACTERS:
         raise InvalidRequest(
             f"the config that came with the load has {len(text)} characters (limit {MAX_CONFIG_CHARACTERS})"
@@ -96,7 +96,7 @@ def _file_fields(config: model_config_pb2.ModelConfig) -> list[tuple[str, str]]:
 
 
 def _code_in(config: model_config_pb2.ModelConfig) -> Iterator[str]:
-    """Each field that makes it another model than an ONNX one, or has the engine open a library or a file."""
+    """Each field that selects something other than an ONNX model, or makes the engine open a library or a file."""
     names = (config.default_model_filename, *config.cc_model_filenames.values())
     found = [
         ("backend", [config.backend] if config.backend not in _BACKENDS else []),
@@ -120,7 +120,7 @@ def _parameters(config: model_config_pb2.ModelConfig) -> Iterator[str]:
 
 
 def _check_onnx_files(files: Mapping[str, bytes | mmap], *, allows_code: bool, source: str) -> Iterator[str]:
-    """The files of weights beside the ONNX files, by their names in the model's folder."""
+    """Checks the ONNX files. Yields the names of their external data in the model's folder."""
     for name, content in files.items():
         if not name.endswith(ONNX_SUFFIX):
             continue
@@ -149,8 +149,8 @@ def _check_file_kinds(files: Mapping[str, bytes | mmap], expected: set[str], sou
         path = PurePosixPath(name)
         if _CODE_SUFFIXES.search(name.lower()) or not (path.suffix == ONNX_SUFFIX or name in expected):
             raise InvalidRequest(
-                f"the file {shown(name)} in {source} is no ONNX model, no external data of one, and no file of labels "
-                f"or warm-up data that the config names; {WAY_OUT}"
+                f"the file {shown(name)} in {source} is not an ONNX model, its external data, or a label or warm-up "
+                f"file that the config names; {WAY_OUT}"
             )
 
 

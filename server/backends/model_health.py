@@ -1,9 +1,9 @@
-"""Whether each model can serve, by its canary inferences and by what became of clients' calls. Sans-IO.
+"""Whether each model can serve, from the results of its canaries and of clients' calls. Sans-IO.
 
-A canary decides. Clients' calls only say when to run one: calls that fail or are late bring it forward, calls that
-succeed put it off. Otherwise one client could take a model from all others with inputs that the model cannot take.
-A model that no canary can judge (it keeps state, or zeros never worked) is judged by clients' calls alone, and still
-gets every call.
+The canary decides. Clients' calls only change when it runs: earlier if calls fail or are late, later if they succeed.
+Otherwise one client could make a model unavailable for all others with inputs that the model cannot process. A model
+that no canary can judge (it keeps state, or zeros never worked) is judged by clients' calls alone, and still gets
+every call.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Cause(StrEnum):
     HANG = "hang"
     CANARY = "canary"
     TRAFFIC = "traffic"
-    TRIAL = "trial"  # of a load; a canary does not end it, another load does
+    TRIAL = "trial"  # at load; only another load ends it, not a canary
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ModelHealth:
         self._records: dict[str, _Record] = {}
 
     def loaded(self, model_name: str, now: float) -> None:
-        """The model was loaded, or loaded again: nothing is known of it."""
+        """The model was loaded, or loaded again: its history is dropped."""
         self._records[model_name] = _Record(checked_at=now)
 
     def begun(self, model_name: str, now: float) -> None:
@@ -121,19 +121,19 @@ class ModelHealth:
             record.has_canary, record.running_since = False, None
 
     def over(self, model_name: str, now: float) -> None:
-        """Its canary ended, and that says nothing of the model."""
+        """Its canary ended without evidence about the model."""
         self._checked(model_name, now)
 
     def passed(self, model_name: str, now: float) -> None:
-        """Its canary was answered well."""
+        """Its canary succeeded."""
         if (record := self._checked(model_name, now)) is not None:
             record.has_passed, record.restarts = True, 0
             self._served(model_name, record, now)
 
     def failed(self, model_name: str, why: str, now: float) -> bool:
-        """Its canary was answered with an error of the engine's. Whether the model is to be restarted.
+        """Its canary failed in the engine. Returns whether to restart the model.
 
-        A canary that never passed says nothing by that.
+        Failures of a canary that never passed do not count.
         """
         record = self._checked(model_name, now)
         if record is None or not record.has_passed:
@@ -148,7 +148,7 @@ class ModelHealth:
         return True
 
     def late(self, model_name: str, timeout_s: float, now: float) -> bool:
-        """Its canary was not answered in timeout_s. Whether the model hangs: it answered nothing else meanwhile."""
+        """Its canary got no answer in timeout_s. Returns whether the model hangs: nothing else was answered."""
         known = self._records.get(model_name)
         started = known.running_since if known is not None else None
         record = self._checked(model_name, now)
@@ -162,7 +162,7 @@ class ModelHealth:
             self._served(model_name, record, now)
 
     def call_failed(self, model_name: str, now: float) -> bool:
-        """A client's inference failed in the engine, by no fault of the client's. Whether its canary is due."""
+        """A client's inference failed in the engine, and the request was valid. Returns whether a canary is due."""
         if (record := self._records.get(model_name)) is None:
             return False
         record.answered_at = now
@@ -177,20 +177,20 @@ class ModelHealth:
         return False
 
     def call_late(self, model_name: str, waited_s: float, now: float) -> bool:
-        """A client's call ended without an answer. Whether the model's canary is due."""
+        """A client's call ended without an answer. Returns whether the model's canary is due."""
         record = self._records.get(model_name)
         is_answering = record is None or record.answered_at > now - waited_s
         return not is_answering and record is not None and record.has_passed and self._suspect(record, now)
 
     def call_hung(self, model_name: str, waited_s: float, timeout_s: float, now: float) -> bool:
-        """As call_late. Whether the model hangs: only of one that no canary judges, after its execution time-out."""
+        """As call_late, for a model without a canary. Returns whether it hangs (no answer for timeout_s)."""
         record = self._records.get(model_name)
         if record is None or record.has_passed or waited_s < timeout_s or record.answered_at > now - waited_s:
             return False
         return self._hung(model_name, record, timeout_s, now)
 
     def sick_reason(self, model_name: str) -> str:
-        """Why the engine as a whole cannot work, now that this model is unavailable; empty while another model can.
+        """Why the whole engine must restart, now that this model is unavailable; empty while another model serves.
 
         A model that hangs for the first time is restarted alone.
         """
@@ -210,7 +210,7 @@ class ModelHealth:
         return True
 
     def _checked(self, model_name: str, now: float) -> _Record | None:
-        """Its record, where a canary of it ran; that is over."""
+        """Ends its canary. Returns its record; None if no canary ran."""
         record = self._records.get(model_name)
         if record is None or record.running_since is None:
             return None

@@ -1,4 +1,4 @@
-"""Loads of models, checked before an engine sees them: what a client may send, over either protocol."""
+"""Checks load requests of both protocols before they reach the engine."""
 
 import base64
 import binascii
@@ -28,7 +28,7 @@ class LoadPolicy:
     allows_code: bool = False
 
     async def check_http(self, call: HttpCall) -> None:
-        """Raises InvalidRequest for a load that may not be. Other kinds of parameters are the engine's to refuse."""
+        """Raises InvalidRequest for a load that is not allowed. The engine checks all other parameters."""
         await in_thread(len(call.body), self._check_http, call.body)
 
     async def check_grpc(self, call: GrpcCall) -> None:
@@ -52,7 +52,7 @@ class LoadPolicy:
         try:
             given = service_pb2.RepositoryModelLoadRequest.FromString(message).parameters
         except DecodeError as error:
-            raise InvalidRequest("the load is no RepositoryModelLoadRequest") from error
+            raise InvalidRequest("the message is not a RepositoryModelLoadRequest") from error
         config = given[CONFIG].string_param if CONFIG in given else ""
         files = {
             name.removeprefix(FILE_PREFIX): parameter.bytes_param
@@ -67,7 +67,7 @@ class LoadPolicy:
 
 
 def _decoded(name: str, text: str) -> bytes:
-    """A file's content. Raises InvalidRequest where it is not strict base64, which decoders read differently."""
+    """A file's content. Raises InvalidRequest if it is not strict base64: decoders read other input differently."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What an ONNX file asks of its reader: operators and files beside it. Weights are not read.
+"""Reads which operators and external files an ONNX file uses, but not its weights.
 
 The file is not parsed with the onnx package: protobuf builds an object for every message in it, and 64 MB of empty
-nodes become gigabytes. This reader keeps nothing, stops at a fixed number of fields, and may read a mapped file.
+nodes become gigabytes. This reader builds no objects, stops at a fixed number of fields, and can read a mapped file.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ _IR_VERSION, _ANY_GRAPH = 1, 7
 class OnnxHeader:
     """operators, functions: (domain, name) of what its nodes call, and of what the file itself defines.
 
-    external_names: files of weights, relative to the ONNX file's folder, and the numbers that stand beside them.
+    external_names: the values of external_data entries: paths relative to the ONNX file's folder, and numbers.
     """
 
     operators: set[tuple[str, str]] = field(default_factory=set)
@@ -46,7 +46,7 @@ class OnnxHeader:
 
 
 def read_header(content: bytes | mmap) -> OnnxHeader:
-    """Raises InvalidRequest for what is no ONNX file, or one of unreasonable depth or size."""
+    """Raises InvalidRequest for a file that is not ONNX, is nested too deeply, or has too many fields."""
     header, reader = OnnxHeader(), WireReader(content, max_fields=MAX_FIELDS)
     numbers = {number for number, *_ in reader.fields()}
     if not {_IR_VERSION, _ANY_GRAPH} <= numbers:
@@ -56,9 +56,9 @@ def read_header(content: bytes | mmap) -> OnnxHeader:
 
 
 def _read(reader: WireReader, header: OnnxHeader, kind: str, span: Span, depth: int) -> None:
-    """Notes what the message holds, and the messages in it.
+    """Adds what the message and its nested messages contain to the header.
 
-    A field that must stand once and is repeated is noted each time: parsers differ in which one counts.
+    Every repetition of a singular field is added: parsers differ in which one they use.
     """
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"it nests messages more than {MAX_DEPTH} deep")
@@ -83,7 +83,7 @@ def _read(reader: WireReader, header: OnnxHeader, kind: str, span: Span, depth: 
 
 
 def _values(reader: WireReader, start: int, end: int) -> Iterator[str]:
-    """Location, offset, length and checksum alike: none of them may look like a path out of the folder."""
+    """Location, offset, length and checksum: none of them may look like a path outside the folder."""
     for number, wire_type, first, last in reader.fields(start, end):
         if number == _VALUE and wire_type == LENGTH:
             yield reader.text(first, last)

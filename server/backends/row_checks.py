@@ -1,4 +1,4 @@
-"""Tries whether the rows of a model follow its batch, by inferences through the engine; `row_trial` decides."""
+"""Tries, by inferences in the engine, whether a model's rows follow its batch; `row_trial` evaluates them."""
 
 import asyncio
 import sys
@@ -28,16 +28,16 @@ log = get_logger("batching")
 TRIAL_ID = "penstock-row-trial"
 TRIAL_S = 30.0  # of each inference
 GRAPH_S = 60.0
-ONNX = "onnxruntime"  # the backend whose files say how their rows go
+ONNX = "onnxruntime"  # the backend whose model files show whether rows follow the batch
 _GRAPH_PROGRAM = (sys.executable, "-P", "-m", "server.backends.ort_serving.batch_axis")
-_LATER = (BackendUnavailable, DeadlineExceeded, ModelNotFound, Overloaded)  # say nothing of the model
+_LATER = (BackendUnavailable, DeadlineExceeded, ModelNotFound, Overloaded)  # no evidence about the model
 
 
 class RowChecks:
-    """Whether requests to a model may share a call: its config or its graph says so, and a trial agrees.
+    """Whether requests to a model may share a call: its config or its graph says so, and a trial confirms it.
 
-    repositories: where ONNX files can be read; empty for an engine elsewhere. There, and of other backends, a config
-    with a max_batch_size is the word that rows follow the batch.
+    repositories: folders with the ONNX files; empty for an engine given by URL. For such an engine, and for other
+    backends, max_batch_size declares that rows follow the batch.
     """
 
     def __init__(self, backend: Backend, repositories: Sequence[Path]) -> None:
@@ -45,7 +45,7 @@ class RowChecks:
         self._repositories = repositories
 
     async def why_unmerged(self, config: ModelConfig) -> str:
-        """Empty where requests may be merged. Raises InferenceError where it could not be asked: try it later."""
+        """Empty if requests may be merged. Raises InferenceError if the engine did not answer: try again later."""
         try:
             says = row_trial.declared(config.parameters.get(row_trial.PARAMETER, ""))
         except ValueError as error:
@@ -92,7 +92,7 @@ class RowChecks:
 
 
 async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[ModelConfig], bool]) -> str | None:
-    """A trial of a model whose rows would be merged: see ModelConfig.unmerged. Raises as RowChecks.why_unmerged."""
+    """Tries a model whose requests would be merged; returns ModelConfig.unmerged. Raises like RowChecks.why_unmerged."""
     try:
         if not wants(config):
             return None
@@ -105,7 +105,7 @@ async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[M
 
 
 def noise_request(config: ModelConfig, *, deadline: float) -> InferRequest | None:
-    """A row of noise for the model's inputs; None where it has none, or one that is too large."""
+    """A row of noise for the model's inputs; None if it has no inputs, or too large ones."""
     trial = _trial_of(config, is_reduced=False)
     try:
         asked = next(trial)

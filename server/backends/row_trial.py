@@ -16,16 +16,16 @@ import numpy as np
 
 PARAMETER = "rows_follow_batch"  # of config.pbtxt
 DENIED = f"config.pbtxt says {PARAMETER}: 0"
-SEQUENCES = "requests of a sequence cannot be tried"
-FULL_PRECISION, REDUCED_PRECISION = 1e-3, 2e-2  # the largest difference, as a share of a row's largest number
+SEQUENCES = "sequence and decoupled models are not tried"
+FULL_PRECISION, REDUCED_PRECISION = 1e-3, 2e-2  # allowed difference, relative to the largest number of the row
 MAX_NUMBERS = 16_000_000  # of a row of one input
 _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-_SIDES = (32, 1, 224)  # of dimensions that vary: the first size that the model takes
-_DARK = 0.1  # the second row beside the first: what a model finds in it must not be the same
+_SIDES = (32, 1, 224)  # for dimensions that vary: the first size that the model accepts is used
+_DARK = 0.1  # scale of the second row, so that a model finds something else in it
 _EIGHT_BITS = (b"QuantizeLinear", b"QuantizeLSTM", b"ConvInteger", b"MatMulInteger", b"QLinear", b"QGemm")
 _REDUCED = ("FP16", "BF16")
 _IMAGE_RANK = 3
-_ZERO = 1e-6  # of a row whose largest number is below it no difference is relative
+_ZERO = 1e-6  # for a row of smaller numbers the difference is compared with this number
 GREY_JPEG = base64.b64decode(  # 16 x 16 pixels in colour, baseline, 4:2:0
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAKBueIx4ZKCMgoy0qqC+8P//8Nzc8P//////////////////////////////////////////////////"
     "////////2wBDAaq0tPDS8P//////////////////////////////////////////////////////////////////////////////wAARCAAQABAD"
@@ -55,7 +55,7 @@ class InputSpec:
 
 
 def declared(said: str) -> bool | None:
-    """What the parameter says, None for nothing. Raises ValueError, one sentence."""
+    """The parameter's value, None if it is not set. Raises ValueError, one sentence."""
     word = said.strip().lower()
     if word and word not in _FLAGS:
         raise ValueError(f"parameter {PARAMETER} is '{said}': say 1 or 0")
@@ -77,9 +77,9 @@ def computes_in_8_bits(path: Path) -> bool:
 
 
 def row_trial(inputs: Sequence[InputSpec], tolerance: float, *, takes_pictures: bool = False) -> Trial:
-    """Two unlike rows alone, then both in one batch. Yields what to run, takes its outputs or why it failed.
+    """Two different rows alone, then both in one batch. Yields inputs to run; send it the outputs, or the error.
 
-    Returns why requests may not be merged; empty where the batch is answered as the two rows are.
+    Returns why requests may not be merged; empty if the batch gives the same results as the rows alone.
     takes_pictures: whether BYTES are encoded pictures.
     """
     why = "it has no inputs"
@@ -101,12 +101,12 @@ def row_trial(inputs: Sequence[InputSpec], tolerance: float, *, takes_pictures: 
             return ""
         again = yield first
         is_same = not isinstance(again, str) and all(is_alike(again[name], one[name], tolerance) for name in one)
-        return found if is_same else "its answers to one input differ from run to run"
+        return found if is_same else "its results for the same input differ between runs"
     return f"its trial fails: {why}"
 
 
 def run_trial(trial: Trial, run: Run) -> str:
-    """The trial's outcome, by a function that runs the model."""
+    """Runs the trial with a function that runs the model. Returns its result."""
     try:
         asked = next(trial)
         while True:
@@ -116,7 +116,7 @@ def run_trial(trial: Trial, run: Run) -> str:
 
 
 def difference(alone: Sequence[Arrays], batch: Arrays, tolerance: float) -> str:
-    """How the batch's rows differ from the answers to each row alone; empty where they do not."""
+    """How the batch's rows differ from the results for each row alone; empty if they do not."""
     for name, rows in batch.items():
         for number, answer in enumerate(alone):
             single = answer[name]
@@ -132,7 +132,7 @@ def difference(alone: Sequence[Arrays], batch: Arrays, tolerance: float) -> str:
 
 
 def is_alike(one: Any, other: Any, tolerance: float) -> bool:
-    """Whether two rows are the same: numbers with a fraction within the tolerance, all else exactly."""
+    """Whether two rows are equal: floats within the tolerance, everything else exactly."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.dtype.kind != "f":

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-MIN_FREE_BYTES = 1 << 20  # what a region of Triton's Python backend begins with, and grows by
+MIN_FREE_BYTES = 1 << 20  # a shared-memory region of Triton's Python backend begins with so much and grows by as much
 
 
 class OpenedSegment:
@@ -56,7 +56,7 @@ def open_segment(name: str) -> OpenedSegment:
 
 
 def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
-    """Why models of Triton's Python backend cannot be asked, where /dev/shm is nearly full; empty while it has room."""
+    """Why /dev/shm is too full for Triton's Python backend; empty if it has room."""
     try:
         room = os.statvfs(folder)
     except OSError:  # there is none: Triton says so itself
@@ -66,5 +66,5 @@ def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
         return ""
     return (
         f"the machine's shared memory is nearly full: {free_bytes >> 10} KiB of {size_bytes >> 20} MiB are free, and "
-        f"{MIN_FREE_BYTES >> 10} KiB are needed; free some, or give /dev/shm more room"
+        f"{MIN_FREE_BYTES >> 10} KiB are needed; free some, or make /dev/shm larger"
     )

@@ -58,8 +58,8 @@ async def why(
     [
         (answer("y", "z"), ""),
         (answer("z", "y", "more"), ""),
-        (answer("y"), "its trial at load failed: it answers without its output 'z'"),
-        (answer(), "its trial at load failed: it answers without its output 'y'"),
+        (answer("y"), "its trial at load failed: its answer lacks the output 'z'"),
+        (answer(), "its trial at load failed: its answer lacks the output 'y'"),
         (refusing(BackendFailed("the output is a scalar")), "its trial at load failed: the output is a scalar"),
         (refusing(BackendFailed("model 'm' failed: KeyError")), "its trial at load failed: KeyError"),
         (refusing(BackendFailed("division by zero"), is_zeros_only=True), ""),

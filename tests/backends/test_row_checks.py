@@ -55,7 +55,7 @@ def unnamed() -> onnx.ModelProto:
         (replace(ONNX, parameters=SAID), unnamed(), ""),
         (replace(ONNX, parameters={"rows_follow_batch": "0"}), onnx_models.identity(), "config.pbtxt says"),
         (replace(MODEL, parameters={"rows_follow_batch": "maybe"}), None, "parameter rows_follow_batch is 'maybe'"),
-        (replace(MODEL, has_sequence_batching=True), None, "requests of a sequence cannot be tried"),
+        (replace(MODEL, has_sequence_batching=True), None, "sequence and decoupled models are not tried"),
     ],
 )
 async def test_models_are_merged_by_config_or_graph(

@@ -71,7 +71,7 @@ def test_row_trial_tells_models_whose_rows_follow_from_others(model: Model, why:
 def test_row_trial_of_answers_that_differ_by_chance_says_so() -> None:
     """Such a model cannot be tried."""
     random = np.random.default_rng(1)
-    assert outcome(lambda x: x * random.random()) == "its answers to one input differ from run to run"
+    assert outcome(lambda x: x * random.random()) == "its results for the same input differ between runs"
 
 
 def test_row_trial_failures_of_the_model_are_told() -> None:

@@ -27,7 +27,7 @@ LOADER_THREADS = 2
 DISK_PATIENCE_S = 5.0
 CLOSE_PATIENCE_S = 2.0  # well within what the gateway's parent allows its end
 MAX_WAITING = 512
-MAX_HUNG_RUNS = 8  # threads that a gateway gives up, of all models, before it loads no model that hangs again
+MAX_HUNG_RUNS = 8  # abandoned threads of all models; with more of them, models that hang are not reloaded
 
 
 class EmbeddedEngine:
@@ -107,10 +107,10 @@ class EmbeddedEngine:
         await asyncio.shield(self._start_load(model_name, config_json))
 
     def renew(self, model_name: str, reason: str) -> None:
-        """Load a model that hangs or fails again, with new sessions and threads. Its callers get an error now.
+        """Reload a model that hangs or fails, with new sessions and threads. Its pending calls fail now.
 
-        ONNX Runtime cannot end a node: a thread that is in one stays until that is done. With MAX_HUNG_RUNS such
-        threads the model is left as it is.
+        ONNX Runtime cannot interrupt a node: the thread stays until the node is done. With MAX_HUNG_RUNS such threads
+        the model is not reloaded.
         """
         model = self._models.get(model_name)
         self._hung_runs = [run for run in self._hung_runs if not run.is_over]

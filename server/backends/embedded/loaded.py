@@ -113,7 +113,7 @@ class LoadedVersion:
         self.retire()
 
     def abandon(self, error: BackendUnavailable) -> list["Run"]:
-        """As `stop`, without waiting for runs that do not end: their callers get the error now. Returns those runs."""
+        """Like `stop`, but does not wait for runs that hang: their callers get the error now. Returns those runs."""
         self.stop(error)
         runs = list(self._runs)
         for run in runs:

@@ -1,7 +1,7 @@
-"""Whether an ONNX graph carries the batch to every output, by ONNX Runtime's own inference of shapes.
+"""Whether every output of an ONNX graph has the batch dimension of the inputs, by ONNX Runtime's shape inference.
 
-As a program, `python -m server.backends.ort_serving.batch_axis model.onnx`: prints why not, or nothing. So the gateway
-need not load ONNX Runtime, nor read strangers' files in its own process.
+`python -m server.backends.ort_serving.batch_axis model.onnx` prints why not, or nothing. The gateway runs it as
+a separate process, so that it need not load ONNX Runtime or open untrusted files itself.
 """
 
 import sys
@@ -13,14 +13,14 @@ from .config import Config
 from .errors import LoadError
 from .session import SEVERITY_FATAL, new_options, open_for_reading, open_session
 
-_BATCH = 5  # few models have it as a fixed dimension
+_BATCH = 5  # a size that few models have as a fixed dimension
 
 
 def lost_batch(path: Path, config: Config) -> str:
-    """Why the graph does not say that rows follow the batch; empty where a batch of inputs reaches every output.
+    """Why the graph does not show that rows follow the batch; empty if it does.
 
-    The file is opened for batches of one size: each output must have as many rows then. LoadError where it cannot be
-    opened.
+    The file is opened with the batch dimension fixed to one size: each output must then have as many rows. Raises
+    LoadError if it cannot be opened.
     """
     first_dims = {node.name: node.shape[0] if node.shape else 1 for node in open_for_reading(path, config).get_inputs()}
     for name, dim in first_dims.items():
