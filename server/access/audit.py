@@ -37,14 +37,14 @@ class AuditLog:
             raise AuditLogError(f"audit_log {path}: cannot be opened ({reason}); name a file to append to") from error
 
     def record(self, client: str, address: str, action: str, target: str, outcome: str) -> None:
-        """client: "" for an anonymous one. outcome: OK, or the reason of the refusal or failure as metrics have it."""
+        """client: "" for an anonymous one. outcome: OK, or the reason of the refusal or failure as in metrics."""
         if self._file is None:
             return
         line = line_of(client, address, action, target, outcome, now=datetime.now(UTC))
         try:
             self._file.handle(logging.makeLogRecord({"msg": line}))
         except (OSError, ValueError) as error:
-            log.error("the audit log cannot be written; its line stands here", error=str(error), line=line)
+            log.error("cannot write to the audit log; the line is logged here instead", error=str(error), line=line)
 
     def close(self) -> None:
         """Close the file."""
@@ -56,7 +56,7 @@ NO_AUDIT = AuditLog(None)
 
 
 def line_of(*fields: str, now: datetime) -> str:
-    """The line without its end. fields: client, address, action, target, outcome."""
+    """The line without its newline. fields: client, address, action, target, outcome."""
     client, address, action, target, outcome = map(_bounded, fields)
     time = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     line = {"time": time, "client": client or None, "address": address or None}
@@ -68,7 +68,7 @@ def _bounded(text: str) -> str:
 
 
 class _AppendedFile(WatchedFileHandler):
-    """Creates its file for the user alone, and raises what goes wrong."""
+    """Creates its file with mode 0600, and raises errors instead of printing them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8")

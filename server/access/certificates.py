@@ -1,4 +1,4 @@
-"""TLS: the gateway's certificate, the CA that client certificates must come from, and whom such a certificate names."""
+"""TLS: the server's certificate, the CA of client certificates, and the identity in a client certificate."""
 
 import ssl
 import threading
@@ -22,7 +22,7 @@ class TlsFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. client_ca: clients must show a certificate that one of its CAs signed; None to ask for none."""
+    """PEM files. client_ca: CAs that sign clients' certificates; None if clients need no certificate."""
 
     certificate: Path
     key: Path
@@ -31,7 +31,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What the files held at one time. expires_at: Unix seconds, of the gateway's own certificate."""
+    """The files' content at one time. expires_at: of the server's certificate, in Unix seconds."""
 
     context: ssl.SSLContext
     certificate: bytes
@@ -41,10 +41,10 @@ class _Loaded:
 
 
 class Certificates:
-    """The files' content. A connection that begins looks whether they changed, once a second at most, and gets the new
-    certificate; open connections stay.
+    """Reloads the files when they change. New connections get the new certificate; open connections stay.
 
-    Files that cannot be used leave the last good ones in use; failed_reads counts them, and the log says why.
+    A new connection checks for changes, at most once a second. If the new files cannot be used, the old ones stay in
+    use, failed_reads is incremented, and the log says why.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -61,7 +61,7 @@ class Certificates:
 
     @classmethod
     def of(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> "Certificates | None":
-        """Of these settings; None without TLS. Raises TlsFileError."""
+        """From the settings; None without TLS. Raises TlsFileError."""
         if certificate is None or key is None:
             return None
         return cls(TlsFiles(certificate, key, client_ca))
@@ -77,7 +77,7 @@ class Certificates:
         return self._loaded.expires_at
 
     def pem(self) -> tuple[bytes, bytes, bytes | None]:
-        """The certificate chain, its key and the client CA, for a connection that begins now."""
+        """The certificate chain, its key and the client CA, for a new connection."""
         self._look_if_due()
         return self._loaded.certificate, self._loaded.key, self._loaded.client_ca
 
@@ -106,7 +106,7 @@ class Certificates:
         connection.context = self._loaded.context
 
     def _look_if_due(self) -> None:
-        """At most once an interval, whichever thread begins a connection."""
+        """Checks for changes, at most once an interval. Any thread may call it."""
         if time.monotonic() - self._looked_at < LOOK_INTERVAL_S or not self._looking.acquire(blocking=False):
             return
         try:
@@ -130,7 +130,7 @@ def _new_context(wants_client_certificates: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED if wants_client_certificates else ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.num_tickets = 0  # a resumed session would outlive the CA that let it in
+    context.num_tickets = 0  # a resumed session would stay valid after its CA is removed
     return context
 
 

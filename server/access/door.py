@@ -198,8 +198,8 @@ class Door:
 
     def _complain(self, error: AccessFileError) -> None:
         self.failed_reads += 1
-        kept = "the keys read before stay" if self._ring is not None else "no key opens until it is mended"
-        log.error("the access file was not taken", error=str(error), kept=kept)
+        kept = "the keys read before stay in use" if self._ring is not None else "no keys until the file is fixed"
+        log.error("access file not reloaded", error=str(error), kept=kept)
 
     def _take(self, rules: AccessRules) -> None:
         """Raises AccessFileError where a key is in the file and elsewhere, too."""
@@ -214,7 +214,7 @@ class Door:
         self._certificates = rules.certificates
         self._usual = usual
         self._ring = ring
-        log.info("access rules taken", keys=len(ring), takes_tokens=rules.tokens is not None)
+        log.info("access file loaded", keys=len(ring), takes_tokens=rules.tokens is not None)
 
     def _verifier_of(self, rules: AccessRules, usual: Quota) -> "TokenVerifier | None":
         if rules.tokens is None:

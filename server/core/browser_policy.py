@@ -85,7 +85,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def host_fault(target: bytes, http_version: str, headers: Headers) -> str:
-    """Why RFC 9112 has a server refuse the request with 400, empty where it does not."""
+    """Why RFC 9112 requires 400 for the request; empty if it is valid."""
     if http_version not in ("1.1", "1.0"):
         return f"HTTP/{http_version} is not served; use HTTP/1.1"
     hosts = [value for name, value in headers if name == b"host"]
@@ -105,8 +105,7 @@ class BrowserPolicy:
     """Decides which requests that a browser may have sent are served. One for every HTTP port.
 
     bound_host: the address or name that the server listens on. allowed_hosts: further names and addresses of it,
-    `*.example.com` for all names below one, `*` for any. cors_origins: of the pages that may call it, as browsers write
-    them.
+    `*.example.com` for all subdomains, `*` for any. cors_origins: origins of web pages that may call the server.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class BrowserPolicy:
 
     @property
     def cors_origins(self) -> tuple[str, ...]:
-        """The origins of the pages that may call, as browsers write them."""
+        """Origins of the web pages that may call the server, as browsers write them."""
         return tuple(sorted(map(_origin_text, self._origins)))
 
     def check(
@@ -131,7 +130,7 @@ class BrowserPolicy:
         """Raises HostNotAllowed, OriginNotAllowed and UnsupportedMedia for a request that is not served.
 
         headers: names in lower case. local_address: the connection's, on this machine. is_trusted: the request has a
-        valid key, or asks for the health alone. takes_any_type: for an endpoint that does not read its body as JSON.
+        valid key, or only asks for health. takes_any_type: for an endpoint that does not read its body as JSON.
         """
         found = {name: value for name, value in headers if name in _READ}
         host = found.pop(b"host", None)
@@ -147,7 +146,7 @@ class BrowserPolicy:
         kind = kind.partition(b";")[0].strip().lower()
         if kind in _SIMPLE_TYPES and not takes_any_type:
             raise UnsupportedMedia(
-                f"a page sent the body as {kind.decode('latin-1')}, which is not read here; send application/json"
+                f"a web page sent the body as {kind.decode('latin-1')}, which is not accepted; send application/json"
             )
 
     def _allows_host(self, host: bytes, local_address: str) -> bool:
@@ -161,7 +160,7 @@ class BrowserPolicy:
         return authority.name.endswith(self._suffixes)
 
     def _check_origin(self, value: bytes | None, site: bytes, host: bytes) -> None:
-        """The page is one of this server's own, or its origin is allowed."""
+        """Raises OriginNotAllowed unless the page is the server's own or its origin is allowed."""
         origin = parse_origin(value) if value is not None else None
         if origin in self._origins:
             return
@@ -170,7 +169,7 @@ class BrowserPolicy:
             return
         mark = f"Sec-Fetch-Site: {_shown(site)}" if value is None or is_own else f"Origin: {_shown(value)}"
         raise OriginNotAllowed(
-            f"a page of another origin sent this request ({mark}); allow the page's origin with --cors-origin"
+            f"a web page of another origin sent this request ({mark}); allow its origin with --cors-origin"
         )
 
 

@@ -51,14 +51,14 @@ class BodyTooSlow(InvalidRequest):
 
 
 class Unauthenticated(InferenceError):
-    """No API key or token, or one that nobody knows. By access. 401 / UNAUTHENTICATED."""
+    """No API key or token, or an unknown one. By access. 401 / UNAUTHENTICATED."""
 
     reason = "unauthenticated"
     client = ""
 
 
 class AccessUnavailable(InferenceError):
-    """Whether the key or token is good cannot be told now. By access. 503 with Retry-After."""
+    """The key or token cannot be verified now. By access. 503 with Retry-After."""
 
     reason = "access_unavailable"
 
@@ -100,9 +100,9 @@ class ModelNotFound(InferenceError):
 
 
 class ModelRefused(ModelNotFound):
-    """The engine has it, and it is declared as it cannot be served here: asking again helps nobody. By passage. 404.
+    """The model's options are not valid, so the gateway does not serve it. Retrying does not help. By passage. 404.
 
-    So it is where a model failed to load, in Triton.
+    Triton answers the same for a model that failed to load.
     """
 
     reason = "model_refused"
@@ -127,7 +127,7 @@ class ModelNotReady(InferenceError):
 
 
 class ModelUnavailable(ModelNotReady):
-    """The model is loaded and hangs or fails now, while others are served. 503 with Retry-After."""
+    """The model is loaded but hangs or fails; other models are served. 503 with Retry-After."""
 
     reason = "model_unavailable"
 

@@ -115,7 +115,7 @@ async def test_changed_file_counts_from_then_on(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logged:
         await ours.look_again()
         await ours.look_again()
-    assert [(line["event"], line["log_level"], line["keys"]) for line in logged] == [("access rules taken", "info", 1)]
+    assert [(line["event"], line["log_level"], line["keys"]) for line in logged] == [("access file loaded", "info", 1)]
     await ours.admit([OPS], Role.INFER)
     with pytest.raises(Unauthenticated):
         await ours.admit([CAMERA], Role.INFER)
@@ -133,7 +133,7 @@ async def test_broken_file_keeps_the_old_keys_and_is_told_once(tmp_path: Path, c
         for _ in range(3):
             await ours.look_again()
     assert [(line["log_level"], line["event"], line["kept"]) for line in logged] == [
-        ("error", "the access file was not taken", "the keys read before stay")
+        ("error", "access file not reloaded", "the keys read before stay in use")
     ]
     assert ours.failed_reads == 1
     await ours.admit([CAMERA], Role.INFER)

@@ -236,7 +236,7 @@ def test_file_that_changes_counts_and_one_that_breaks_does_not(guarded: Guarded)
     guarded.wait_for_status("flooder", 401)
     assert guarded.infer("camera").status == 200
     guarded.file.write_text("[keys")
-    guarded.stack.wait_for_log("the access file was not taken.*not valid TOML.*the keys read before stay")
+    guarded.stack.wait_for_log("access file not reloaded.*not valid TOML.*the keys read before stay")
     assert guarded.infer("camera").status == 200
     assert "penstock_access_failed_reads_total 1.0" in call("GET", guarded.stack.metrics_url).body.decode()
     guarded.write(*EVERY_KEY, more=TOKENS)
