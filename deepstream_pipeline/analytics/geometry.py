@@ -1,4 +1,4 @@
-"""Where points are: in polygons, beside lines. Arrays are float64, places in pixels.
+"""Positions of points relative to polygons and lines. Arrays are float64, coordinates in pixels.
 
 The border rule: a polygon holds the points on its edges and corners, to a thousandth of a pixel. So a polygon that
 reaches to the edges of the picture holds every foot in it, and a foot on an edge that two polygons share is in both.
@@ -16,7 +16,7 @@ Scale = tuple[float, float]
 
 MOST_DEGREES = {LineMode.LOOSE: 90.0, LineMode.BALANCED: 60.0, LineMode.STRICT: 30.0}
 
-BORDER = 0.001  # pixels: as exact as places are recorded
+BORDER = 0.001  # pixels: the precision of recorded coordinates
 _JITTER = 0.05  # of a box's diagonal: so far its foot may tremble without having moved
 _NO_FEET, _NO_SLACK = np.empty((0, 2)), np.empty(0)
 

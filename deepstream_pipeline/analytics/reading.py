@@ -164,7 +164,7 @@ class _Reading:
             at = f"{where}[{place}]"
             if kind in _NEED_TRACKS and not self.has_tracker:
                 raise RuleRefused(
-                    f"{at}: {kind} follows objects from frame to frame, and the tracker's type is none; "
+                    f"{at}: {kind} needs tracks, and the tracker's type is none; "
                     "set tracker type bytetrack, or remove the rule"
                 )
             if kind == "dwell":
@@ -231,7 +231,7 @@ def _dwell(entry: _Entry) -> Dwell:
 
 
 def _refuse_milliseconds(entry: object, where: str) -> None:
-    """Dwell's former key, with the value in its new unit."""
+    """Refuses dwell's former key, with the value converted to the new unit."""
     if not isinstance(entry, Mapping) or "time-threshold" not in entry:
         return
     at, value = f"{where}.time-threshold", entry["time-threshold"]

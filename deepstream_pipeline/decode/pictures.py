@@ -20,7 +20,7 @@ from deepstream_pipeline.gpu.picture import UPRIGHT, Orientation
 Pixels = npt.NDArray[np.uint8]
 
 _MATRIX = struct.Struct("=9i")  # a b u c d v x y w of libavutil/display.h: x' = a x + c y, y' = b x + d y
-_OFF_AXIS = 0.02  # of the larger factor: about a degree, which FFmpeg's players ignore, too
+_OFF_AXIS = 0.02  # relative to the larger factor: about a degree, which FFmpeg's players ignore, too
 _LUMA_FIRST = ("yuv4", "yuvj4", "nv12", "nv21", "nv16", "gray")
 
 
@@ -73,11 +73,11 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
 
 
 def _display_matrix(frame: av.VideoFrame) -> bytes | None:
-    """The container is made here, because frame.side_data keeps one in the frame: the two refer to each other, and the
-    frame's memory would wait for Python's garbage collector."""
+    """The frame's side data. frame.side_data would store the container in the frame: a reference cycle, which keeps the
+    frame's memory until the garbage collector runs."""
     try:
         found = SideDataContainer(frame)  # type: ignore[call-arg]  # its stub lacks the constructor
-    except ValueError:  # PyAV knows the types of its own FFmpeg only, and reads all or none
+    except ValueError:  # PyAV fails for types that are newer than its FFmpeg
         return None
     return next((bytes(one) for one in found if one.type is SideDataType.DISPLAYMATRIX), None)
 

@@ -3,14 +3,14 @@
 import math
 
 WRAP_S = 2**33 / 90_000  # MPEG's clock has 33 bits of 90 kHz
-MOST_STEP_S = 30.0  # forward, beyond the time that has passed at a live source; more is a jump of its clock
+MOST_STEP_S = 30.0  # largest step beyond the elapsed time of a live source; a larger one is a jump of its clock
 _LEAST_STEP_S = 0.001
 _SHAKEN_S = 1.0  # backward: so little is a frame told late or twice, more is a jump,
 _MOST_SHAKEN = 2  # and so are more such frames in a row
 
 
 class Timeline:
-    """Seconds of the source for seconds of its stream: the same differences wherever the stream's times increase.
+    """Converts stream times to source times, in seconds. Where stream times increase, differences stay the same.
 
     A file's step may be of any length: a time-lapse has a frame a minute or an hour. A live stream cannot show more
     time than has passed: a larger step is a jump of the camera's clock, and counts as one interval.

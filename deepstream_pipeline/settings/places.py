@@ -59,7 +59,7 @@ def _files(uri: str, folder: Path) -> tuple[str, ...]:
     if path.exists():
         return (_written(path),)
     if glob.has_magic(uri):
-        pattern = Path(glob.escape(str(folder))) / own  # the folder's own name is no pattern
+        pattern = Path(glob.escape(str(folder))) / own  # the folder's name is not a pattern
         return _some(map(Path, sorted(glob.glob(str(pattern)))), f"no video file is named like {shown(uri)}")
     if re.fullmatch(r"/dev/video\d+", str(path)):
         raise PlaceRefused(f"this machine has no {path}; `ls /dev/video*` shows its cameras")

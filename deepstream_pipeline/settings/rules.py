@@ -66,7 +66,7 @@ def _faults(section: Plain, content: object, labels: Sequence[str], *, has_track
             for text in fault_of({**frame, kind: [rule]}):
                 if text.startswith(f"{at}[0]"):
                     found.append(text.replace(f"{at}[0]", f"{at}[{number}]", 1))
-    yield from found or fault_of(content)  # what only all together show: a name that is given twice
+    yield from found or fault_of(content)  # faults across entries, such as duplicate names
 
 
 def _fault(content: object, *, where: str, labels: Sequence[str], has_tracker: bool) -> Iterator[str]:

@@ -13,7 +13,7 @@ from deepstream_pipeline.sources.ring import Ring, image_offset
 from deepstream_pipeline.sources.timeline import Timeline
 from deepstream_pipeline.types import ByteArray, DeviceRow, Frame, PreparedFrame, RowArray
 
-_LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio: FFmpeg has integers of 32 bits
+_LONGEST_SIDE = 2**31 - 1  # of a sample aspect ratio: FFmpeg stores 32-bit integers
 _CLOCKS_S = 1.0  # processes of one machine share the clock
 
 

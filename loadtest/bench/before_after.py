@@ -1,4 +1,4 @@
-"""Two checkouts of Penstock against each other: the same requests to both stacks, in turn, on one machine.
+"""Compares two checkouts of Penstock: the same requests to both stacks, in turn, on one machine.
 
     (cd ../old && bin/penstock up --http-port 8100 --grpc-port 8101 --metrics-port 8102)
     penstock up
@@ -105,8 +105,8 @@ async def make_calls(ports: Sequence[int], stack: AsyncExitStack) -> dict[str, C
 async def measure(call: Call, meter: CpuMeter, options: argparse.Namespace) -> Stretch:
     """One stretch against one stack. Raises BadAnswer."""
     used_s = meter.read_s()
-    lap = await run_closed_loop(call, concurrency=options.concurrency, seconds=options.seconds)
-    return Stretch(lap.rate, (meter.read_s() - used_s) * 1000 / max(lap.count, 1))
+    stretch = await run_closed_loop(call, concurrency=options.concurrency, seconds=options.seconds)
+    return Stretch(stretch.rate, (meter.read_s() - used_s) * 1000 / max(stretch.count, 1))
 
 
 async def run(options: argparse.Namespace) -> list[Result]:
@@ -133,11 +133,11 @@ def result_of(name: str, before: Sequence[Stretch], after: Sequence[Stretch]) ->
     pairs = list(zip(before, after, strict=True))
     return Result(
         name,
-        spread([lap.rate for lap in before]),
-        spread([lap.rate for lap in after]),
+        spread([stretch.rate for stretch in before]),
+        spread([stretch.rate for stretch in after]),
         median_interval([new.rate / old.rate for old, new in pairs]),
-        spread([lap.cpu_ms for lap in before]),
-        spread([lap.cpu_ms for lap in after]),
+        spread([stretch.cpu_ms for stretch in before]),
+        spread([stretch.cpu_ms for stretch in after]),
         median_interval([old.cpu_ms / new.cpu_ms for old, new in pairs]),
     )
 

@@ -59,8 +59,8 @@ FULLNESS = Row(
         ),
         Panel(
             "Connections, programs, event loop",
-            "Connections to the REST and gRPC ports; other programs of the host (guests), such as video; fronts, where "
-            "--workers made some. Milliseconds by which the event loop was late at most: it has too little CPU.",
+            "Connections to the REST and gRPC ports; programs on the same host that use the batcher, such as video; "
+            "worker processes. Largest delay of the event loop in milliseconds: a large one means too little CPU.",
             "short",
             (
                 Query(f"sum(penstock_http_connections{{{JOB}}})", "REST connections"),
@@ -96,7 +96,7 @@ HEALTH = Row(
         ),
         Panel(
             "Models",
-            "The worst of all gateways: 1 where a model serves, 0 where it failed to load, is refused, hangs or fails.",
+            "The minimum over all gateways: 1 if a model serves, 0 if it failed to load, is refused, hangs or fails.",
             "none",
             one(f"min by (model) (penstock_model_ready{{{MODEL}}})", "{{model}}"),
             Look.STATES,
@@ -128,9 +128,9 @@ HEALTH = Row(
             steps=((None, GREEN), (1, RED)),
         ),
         Panel(
-            "Models that get no calls until they recover",
-            "By cause: hang (no answer in its execution time-out), canary or traffic (all inferences fail), trial "
-            "(of its load); and times that a model was found to hang, in each interval.",
+            "Unavailable models",
+            "By cause: hang (no answer within the execution time-out), canary or traffic (all inferences fail), trial "
+            "(failed at load). Also how often a model was found to hang in each interval.",
             "short",
             (
                 Query(f"sum by (model, cause) (penstock_model_unavailable{{{MODEL}}})", "{{model}}: {{cause}}"),
@@ -188,16 +188,16 @@ SHARED_MEMORY_AND_KEYS = Row(
         ),
         Panel(
             "Keys, certificates and traces",
-            "API keys that let a caller in; changes of the access file and of TLS files that were not taken, and spans "
-            "that the collector did not get, in each interval; days until the first certificate expires.",
+            "API keys in use. In each interval: changed access files and TLS files that could not be used, and spans "
+            "that the collector did not get. Days until the first certificate expires.",
             "short",
             (
                 Query(f"max(penstock_access_keys{{{JOB}}})", "keys"),
-                Query(f"sum(increase(penstock_access_failed_reads_total{{{JOB}}}{RATE}))", "access file not taken"),
-                Query(f"sum(increase(penstock_tls_failed_reads_total{{{JOB}}}{RATE}))", "TLS file not taken"),
+                Query(f"sum(increase(penstock_access_failed_reads_total{{{JOB}}}{RATE}))", "access file not reloaded"),
+                Query(f"sum(increase(penstock_tls_failed_reads_total{{{JOB}}}{RATE}))", "TLS files not reloaded"),
                 Query(
                     f"(min(penstock_tls_certificate_expires_timestamp_seconds{{{JOB}}}) - time()) / 86400",
-                    "days of the certificate left",
+                    "days until the certificate expires",
                 ),
                 Query(f"sum(increase(penstock_spans_dropped_total{{{JOB}}}{RATE}))", "spans dropped"),
             ),

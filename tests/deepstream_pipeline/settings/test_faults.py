@@ -228,7 +228,7 @@ primary-gie: {model: people}
 def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_is_none(tmp_path: Path) -> None:
     """Every one, of all sources and of one, and none where there is a tracker."""
     told = faults(NEEDS_TRACKS, tmp_path)
-    reason = "follows objects from frame to frame, and the tracker's type is none; set tracker type bytetrack"
+    reason = "needs tracks, and the tracker's type is none; set tracker type bytetrack"
     places = ["4:19: analytics.line-crossing[0]", "5:11: analytics.dwell[0]"]
     places += ["6:64: source[0].analytics.direction-detection[0]"]
     assert [one.partition(", or remove")[0] for one in told] == [
