@@ -45,7 +45,7 @@ class EngineChoice:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises CannotStart where strangers could do everything or nobody anything, or a file is unusable."""
+    """Raises CannotStart if other machines could do everything, no client could do anything, or a file is unusable."""
     if settings.is_exposed:
         raise CannotStart(
             f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
@@ -76,9 +76,9 @@ def _rules_at_start(file: Path) -> AccessRules:
 
 
 def choose_engine(settings: Settings) -> EngineChoice:
-    """Decided here, once for every process of the stack.
+    """Chooses the engine, once for every process of the stack.
 
-    Raises CannotStart where Triton is asked for and absent, or the file of the engine's headers is not valid.
+    Raises CannotStart if Triton is requested but not installed, or if the engine's header file is not valid.
     """
     if settings.engine_header_file is not None:
         try:
@@ -139,9 +139,9 @@ def _model_clients(settings: Settings) -> list[ModelClients]:
 
 
 def resolve_ports(settings: Settings) -> Settings:
-    """The settings with real port numbers, each tried now. Raises CannotStart where one is taken.
+    """The settings with port numbers that are free now. Raises CannotStart if one is in use.
 
-    Triton checks no key, so its ports stay closed where the gateway refuses clients anything.
+    Triton checks no keys, so its ports stay closed if the gateway restricts clients.
     """
     if settings.restricts_access:
         settings = _without_engine_ports(settings)

@@ -227,7 +227,7 @@ def declared_options(settings: Settings) -> DeclaredOptions:
 
 
 def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine, see: See) -> WatchOptions:
-    """What the watch needs to know. see: see LoadTrial."""
+    """The watch's options. see: see LoadTrial."""
     rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories)
     trial = partial(try_rows, rows, wants=options.wants_trial)
     return WatchOptions(
@@ -242,7 +242,7 @@ def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine, 
 
 
 def compose_door(settings: Settings, board: Board | None = None, audit: AuditLog = NO_AUDIT) -> Door | None:
-    """Who may do what; None where everybody may do everything. board: of a process that keeps quotas with others."""
+    """Checks keys and roles; None if every client may do everything. board: a quota table that processes share."""
     if not settings.restricts_access:
         return None
     keys, allowed = tuple(map(key_of_hashed, settings.api_keys)), settings.allow_outbound
@@ -251,7 +251,7 @@ def compose_door(settings: Settings, board: Board | None = None, audit: AuditLog
 
 
 def compose_gate(settings: Settings, door: Door | None, *, needs_key: bool = False) -> Gate:
-    """Checks requests of an HTTP port: keys, where there is a door, and what browsers send. needs_key: see Gate."""
+    """Checks requests of an HTTP port: keys, if there is a door, and requests of browsers. needs_key: see Gate."""
     return Gate(door, BrowserPolicy(settings.host, settings.allowed_host, settings.cors_origin), needs_key=needs_key)
 
 
@@ -343,7 +343,7 @@ def compose_telemetry(
 def standing_readers(
     settings: Settings, certificates: Certificates | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Callable[[], float | Readings]]:
-    """By metric: what this gateway is and may hold, when its certificate expires; the MPS daemon's health if there
+    """By metric: constants of this gateway, its limits, when its certificate expires, the MPS daemon's health if there
     is one."""
     readers: dict[str, Callable[[], float | Readings]] = {
         "build_info": lambda: {(VERSION,): 1.0},

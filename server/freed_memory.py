@@ -1,4 +1,4 @@
-"""Memory that malloc keeps after it was freed, given back to the system.
+"""Returns freed memory, which malloc keeps, to the system.
 
 malloc gives back what lies at the end of its heaps alone: after 404 hostile pictures of up to 30 MB the gateway kept
 200 MB that nothing used.
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 CHECK_EVERY_S = 10.0
-GROWTH_BYTES = 24 << 20  # below it giving back costs more page faults than it is worth
+GROWTH_BYTES = 24 << 20  # for less, the page faults cost more than the memory is worth
 MAX_PAUSES = 15
 _STATM = Path("/proc/self/statm")
 
 
 def private_bytes() -> int:
-    """Resident memory of this process without what it shares with others: its heaps, above all."""
+    """Resident memory of this process that it shares with no other: mainly its heaps."""
     _, resident, shared, *_ = _STATM.read_bytes().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def give_back() -> None:
-    """Collects what only the garbage collector frees, then gives back every free page of every heap (glibc only)."""
+    """Runs the garbage collector, then returns every free page of every heap to the system (glibc only)."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -163,7 +163,7 @@ class ImageFlow:
         )
 
     async def trial(self, config: ModelConfig) -> str:
-        """Why a picture gets no answer of the model; empty where it does, or the model's config takes none.
+        """Why a picture fails with the model; empty if it works, or if the model takes no pictures.
 
         Counted nowhere. Raises InferenceError where the decoders or the engine could not be asked.
         """
@@ -181,7 +181,7 @@ class ImageFlow:
         try:
             response = await self._backend.infer(InferRequest(config.name, (tensor,), deadline=deadline))
             parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
-        except (InvalidRequest, OutOfMemory):  # it does not take this picture, or not now
+        except (InvalidRequest, OutOfMemory):  # the model does not take this picture, or memory is short now
             return ""
         except BackendFailed as error:
             return f"a picture through /image: {error.message}"

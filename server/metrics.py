@@ -202,7 +202,7 @@ def _count_in_files(shared: SharedFiles) -> None:
 
 
 class LoopLag:
-    """How late an event loop runs what is due: the largest delay, in seconds, of the last one to two windows."""
+    """The largest delay of an event loop's timers, in seconds, over the last one to two windows."""
 
     LOOK_S, LOOKS_A_WINDOW = 0.5, 20
 
@@ -216,7 +216,7 @@ class LoopLag:
         return max(self._before, self._current)
 
     def add(self, delay_s: float) -> None:
-        """One look came so many seconds late."""
+        """One timer ran so many seconds late."""
         if self._looks == self.LOOKS_A_WINDOW:
             self._before, self._current, self._looks = self._current, 0.0, 0
         self._current = max(self._current, delay_s)

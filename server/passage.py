@@ -33,7 +33,7 @@ from server.tracing.trace import trace_arrival
 
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
-LONG_WAIT_S = 1.0  # a client that leaves sooner says nothing of the model
+LONG_WAIT_S = 1.0  # if a client leaves sooner, that is no evidence about the model
 _NOTHING_HELD = nullcontext()
 
 
@@ -93,7 +93,7 @@ class Passage:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
     def require_served(self, head: InferHead) -> None:
-        """Raises ModelRefused, ModelUnavailable for a model that the engine would serve and the gateway does not.
+        """Raises ModelRefused, ModelUnavailable for a model that the engine serves, but the gateway does not.
 
         InvalidRequest for a batch of no rows: Triton 2.51's Python backend never answers it, and the model then cannot
         be unloaded.
@@ -145,7 +145,7 @@ class Passage:
             when_known(error, where, self._metrics.inference_cancelled)
 
     def _note_end(self, error: BaseException, model_name: str, began: float) -> None:
-        """What the end of a call tells of its model. began: monotonic seconds."""
+        """Reports the end of a call to the model's health checks. began: monotonic seconds."""
         waited_s = time.monotonic() - began
         is_left = isinstance(error, asyncio.CancelledError) and waited_s >= LONG_WAIT_S
         if is_left or isinstance(error, DeadlineExceeded):
@@ -223,12 +223,12 @@ class _OtherWay:
             self._passage._watch.suspect()
 
     def answered(self, is_done: bool | None) -> bool | None:
-        """What the engine's answer said, as it was given. is_done: False if it failed, None if it refused the call."""
+        """Notes the engine's answer, and returns is_done: False if it failed, None if it refused the call."""
         return is_done
 
 
 class _AdminWay(_OtherWay):
-    """An admin action, on its way through: however it ends, the audit log gets one line of it."""
+    """An admin action: however it ends, the audit log gets one line."""
 
     __slots__ = ("_outcome",)
 

@@ -19,10 +19,10 @@ class Readiness:
 
 
 def readiness_of(engine: EngineView, required_models: tuple[str, ...] | None) -> Readiness:
-    """By the engine and its models.
+    """The gateway's readiness, from the state of the engine and its models.
 
-    required_models: each of them must serve; ALL for each model that is loaded. None: one model that serves is enough,
-    so that a model that hangs or fails takes no requests away from the others.
+    required_models: models that must all serve; ALL for every loaded model. None: one model that serves is enough, so
+    that a model that hangs or fails does not make the gateway unavailable for the others.
     """
     if not engine.is_up:
         return Readiness(False, engine.reason)
@@ -36,11 +36,11 @@ def readiness_of(engine: EngineView, required_models: tuple[str, ...] | None) ->
 
 
 def _why_not(engine: EngineView, model_name: str) -> str:
-    """Empty where the model serves."""
+    """Empty if the model serves."""
     known = engine.models.get(model_name)
     if known is not None and known.is_ready:
         return ""
-    return f"model {model_name!r} does not serve: {known.reason if known is not None else 'there is none of that name'}"
+    return f"model {model_name!r} does not serve: {known.reason if known is not None else 'no model has that name'}"
 
 
 def watch_readers(watch: EngineWatch) -> dict[str, Callable[[], float | Readings]]:

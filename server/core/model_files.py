@@ -10,10 +10,10 @@ MAX_VERSION = (1 << 63) - 1  # Triton's version numbers are 64-bit integers; a l
 
 
 def check_inside_folder(what: str, name: str) -> None:
-    """Raises InvalidRequest for a name that leads out of the folder that it is relative to.
+    """Raises InvalidRequest for a path outside the folder that it is relative to.
 
     what: the field that holds the name, for the message. Absolute names, "..", backslashes, control characters and
-    their percent-encoded forms are refused, also where no engine of today would decode them.
+    their percent-encoded forms are refused, even if no engine decodes them today.
     """
     if any(not _is_inside(form) for form in (name, unquote(name))):
         raise InvalidRequest(f"{what} is {shown(name)}; it must name a file inside the model's folder")

@@ -1,6 +1,6 @@
-"""Limits on the connections to the gRPC port. gRPC's core accepts them by itself and knows one limit only, the total.
+"""Limits on the connections to the gRPC port. gRPC's core accepts connections itself and limits only their total.
 
-So the descriptors of this process are looked through at intervals, and connections beyond the limits are shut down.
+So the descriptors of this process are scanned at intervals, and connections beyond the limits are shut down.
 Needs Linux (/proc and TCP_INFO); elsewhere only the total holds.
 """
 
@@ -17,7 +17,7 @@ from server.core.connections import OpenConnection, PortLimits, excess_connectio
 from server.logs import get_logger
 
 INTERVAL_S = 0.25
-MAX_SHARE_OF_TIME = 0.05  # that looking may take of the event loop
+MAX_SHARE_OF_TIME = 0.05  # of the event loop's time that scans may take
 _DESCRIPTORS = Path("/proc/self/fd")
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT = 44, 52  # of Linux's struct tcp_info, in milliseconds
@@ -28,7 +28,7 @@ log = get_logger("grpc")
 
 
 class ConnectionGuard:
-    """Of the gRPC port of this process. closed: called with a stable reason for each connection that is shut down."""
+    """Enforces the gRPC port's limits. closed: called with a stable reason for each connection that is shut down."""
 
     def __init__(self, port: int, limits: PortLimits, closed: Callable[[str], None]) -> None:
         self._port = port
@@ -39,7 +39,7 @@ class ConnectionGuard:
 
     @property
     def count(self) -> int:
-        """Open connections when they were last looked at."""
+        """Open connections at the last scan."""
         return sum(1 for one in self._sockets.values() if one.address)
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class ConnectionGuard:
         return [one for one in self._sockets.values() if one.address]
 
     def _read(self, descriptor: int, inode: int) -> OpenConnection:
-        """Without an address where it is no connection to the port."""
+        """The connection; without an address if it is not one to the port."""
         with _borrowed(descriptor) as connection:
             own = connection.getsockname()
             if isinstance(own, tuple) and len(own) > 1 and own[1] == self._port:
@@ -95,7 +95,7 @@ class ConnectionGuard:
         return OpenConnection(descriptor, inode, "", 0)
 
     def _close(self, connection: OpenConnection, reason: str) -> bool:
-        """End it as its client's departure would. False where it was gone before."""
+        """Shut it down as if the client had closed it. False if it was closed before."""
         try:
             own = socket.socket(fileno=os.dup(connection.descriptor))  # the number may go to another file at any time
         except OSError:
@@ -109,14 +109,14 @@ class ConnectionGuard:
 
 
 def count_open_files() -> int:
-    """Descriptors of this process; 0 where the system does not tell."""
+    """Descriptors of this process; 0 if unknown."""
     with suppress(OSError):
         return _DESCRIPTORS.stat().st_size or len(os.listdir(_DESCRIPTORS))
     return 0
 
 
 def idle_s(connection: OpenConnection) -> float:
-    """Seconds since data last came or went; 0 where the system does not tell."""
+    """Seconds since data was last sent or received; 0 if unknown."""
     if _TCP_INFO is None:
         return 0.0
     try:
@@ -137,7 +137,7 @@ def _descriptors() -> list[int]:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A socket object that does not own its descriptor. It finds out the family: a wrong one truncates addresses."""
+    """A socket object that does not own its descriptor. It detects the family: a wrong one truncates addresses."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed

@@ -78,7 +78,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
 
 
 class CertificateGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Of a port that demands client certificates: a call is let in by its key or token, else by its certificate.
+    """For a port that requires client certificates: a call is admitted by its key or token, else by its certificate.
 
     A certificate is known to the handler's context only, so the check runs there; the connection itself was verified
     before. door: None where every client may do everything.
@@ -191,7 +191,7 @@ def _refusing(error: InferenceError, door: Door, method: str) -> Handler:
 
 
 def _certificate_of(context: Context) -> str:
-    """The subject of the certificate that the connection was verified by; "" for none."""
+    """The subject of the connection's verified client certificate; "" for none."""
     certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
     return subject_of(certificate) if certificate else ""
 

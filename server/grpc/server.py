@@ -184,7 +184,7 @@ def _gates(
 
 
 def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
-    """gRPC asks at each handshake whether the certificate is another one by now."""
+    """gRPC calls this at each handshake to get a changed certificate."""
 
     def configuration(files: tuple[bytes, bytes, bytes | None]) -> grpc.ServerCertificateConfiguration:
         certificate, key, client_ca = files

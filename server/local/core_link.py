@@ -129,11 +129,11 @@ class CoreLink:
         self._send(Suspect())
 
     def note_late(self, model_name: str, waited_s: float) -> None:
-        """A call ended without an answer: the core hears of it."""
+        """A call ended without an answer: sent to the core."""
         self._send(Late(model_name, waited_s))
 
     def note_failed(self, model_name: str) -> None:
-        """A client's inference failed in the engine: the core hears of it."""
+        """A client's inference failed in the engine: sent to the core."""
         self._send(NotServed(model_name))
 
     def note_served(self, model_name: str) -> None:

@@ -16,7 +16,7 @@ from server.core.leaving import LeftAt
 from server.core.model import ModelConfig
 from server.local.slab_memory import Lent
 
-PROTOCOL = 2  # one more where records change: guests come from other programs, which may be older or newer
+PROTOCOL = 2  # increment it when records change: clients are other programs, which may be older or newer
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -75,7 +75,7 @@ class Late(Record, frozen=True):
 
 
 class NotServed(Record, frozen=True):
-    """Front → core: an inference failed in the engine, by no fault of the client's."""
+    """Front → core: a valid inference failed in the engine."""
 
     model_name: str
 

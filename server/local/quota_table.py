@@ -145,7 +145,7 @@ def _hash_of(name: str) -> int:
 
 
 def _shown_name(name: str) -> bytes:
-    """The name as the table stores it: a long one is cut, with its hash behind, so that different names stay apart."""
+    """The name as stored in the table: a long one is cut and gets its hash as a suffix, so that names stay distinct."""
     encoded = name.encode()
     if len(encoded) <= _NAME_BYTES:
         return encoded

@@ -1,4 +1,4 @@
-"""A folder whose Unix sockets can be reached, whatever its own path is."""
+"""Makes Unix sockets in a folder reachable, whatever the folder's path is."""
 
 import os
 import re

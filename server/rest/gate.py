@@ -27,9 +27,9 @@ class Gate:
     """
 
     def __init__(self, door: Door | None, policy: BrowserPolicy | None = None, *, needs_key: bool = False) -> None:
-        """door: checks keys; None if clients need none. policy: checks what browsers send; None checks nothing.
+        """door: checks keys; None if clients need no key. policy: checks requests of browsers; None for no checks.
 
-        needs_key: whether the roles of anonymous clients do not count.
+        needs_key: anonymous clients are refused whatever their roles.
         """
         self._door = door
         self._policy = policy
@@ -48,7 +48,7 @@ class Gate:
     async def admit(
         self, scope: Scope, role: Role | None, *, or_role: Role | None = None, takes_any_type: bool = False
     ) -> None:
-        """Before anything of the body is read. role: what is needed, None for health. or_role: what does as well.
+        """Checks a request before its body is read. role: the role needed, None for health. or_role: an alternative.
 
         takes_any_type: whether the endpoint reads bodies other than JSON. Raises what the door and the policy do.
         """
@@ -72,7 +72,7 @@ class Gate:
     async def _admitted(
         self, door: Door, scope: Scope, credentials: Iterator[str], roles: tuple[Role, Role | None]
     ) -> Caller:
-        """The client. roles: the one that is needed, and the one that does as well. Raises what the door does."""
+        """The client. roles: the role needed, and an alternative. Raises what the door raises."""
         (role, or_role), certificate = roles, scope.get(CLIENT_CERTIFICATE, "")
         try:
             return await door.admit(

@@ -101,7 +101,7 @@ class ImageEndpoint:
 
 
 def refuse_unknown_parameters(query: bytes) -> None:
-    """Raises InvalidRequest that names the query parameters of the request. The endpoint has none yet."""
+    """Raises InvalidRequest, naming the query parameters: the endpoint has none yet."""
     if query:
         names = ", ".join(repr(name[:80]) for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)[:8])
         raise InvalidRequest(

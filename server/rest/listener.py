@@ -193,7 +193,7 @@ class _Cuttable:
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the composer, certificates to whoever reloads them."""
+    """A uvicorn server without signal handlers, and with a TLS context that is reloaded elsewhere."""
 
     def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)

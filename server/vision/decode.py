@@ -100,7 +100,7 @@ def _decode_jpeg(data: Buffer, color: ColorFormat, reduction: int, header: Pictu
 
 
 def _without(ranges: Sequence[tuple[int, int]], data: Buffer) -> Buffer:
-    """The data without those ranges: bytes that libjpeg-turbo would skip with a warning, which we take for damage."""
+    """The data without those ranges: libjpeg-turbo skips such bytes with a warning, which would count as damage."""
     if not ranges:
         return data
     begins, ends = [0, *(end for _, end in ranges)], [*(begin for begin, _ in ranges), len(data)]

@@ -20,7 +20,7 @@ from server.vision.protocol import READY, Job, Reply, Status
 from server.vision.spec import PrepareSpec
 
 _CHUNK_BYTES = 4 << 20  # a large image is copied in steps, so that the event loop breathes
-_KEEP_BYTES = 8 << 20  # a memory file that one large image has grown past this is emptied after it
+_KEEP_BYTES = 8 << 20  # a memory file larger than this is emptied after its image
 _START_TIMEOUT_S = 20.0
 # One thread: the processes are the parallelism. malloc keeps what an ordinary image needs: giving it back to the kernel
 # each time costs 435 page faults an image (640 x 480: 2.70 → 1.83 ms); what is larger than 16 MiB is given back.
@@ -102,7 +102,7 @@ class Decoder:
         self._channel = channel
         self._memory_fd = memory_fd
         self._slab_region = ""
-        self.is_worn = False  # whether it has said that it keeps too much memory
+        self.is_worn = False  # whether it reported that it keeps too much memory
 
     @classmethod
     async def start(cls, memory_limit_bytes: int, cpu_limit_s: float) -> Self:

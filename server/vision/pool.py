@@ -34,8 +34,8 @@ from server.vision.turns import Turns
 
 __all__ = ["DecodePool", "PoolStatistics", "Prepared"]
 
-_SHORTEST_RUN_S = 0.25  # a process is not killed sooner: a replacement costs as much
-_CPU_SHARE = 0.9  # of the longest time for an image: one that used so much CPU was not late because of the host
+_SHORTEST_RUN_S = 0.25  # a process is not killed sooner: starting another takes as long
+_CPU_SHARE = 0.9  # of an image's time limit: if so much CPU was used, the host was not the reason for the delay
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 # Deaths that nobody but the image is to blame for. SIGKILL is not among them: it may be the OOM killer or an operator.
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -64,7 +64,7 @@ class _Job:
     deadline: float | None
 
     def lease(self) -> Lease | None:
-        """Room for the array, where it is worth it and there is some."""
+        """Space in the slab for the array, if it is large enough and there is space."""
         row_bytes = self.spec.row_bytes
         return self.slab.lease(row_bytes) if self.slab is not None and row_bytes >= SLAB_FROM_BYTES else None
 
@@ -180,7 +180,7 @@ class DecodePool:
         raise DeadlineExceeded("the deadline passed while the image waited for a decoder; allow more time")
 
     def _leave(self, client: str, place: asyncio.Future[Decoder]) -> None:
-        """The caller waits no longer."""
+        """The caller stops waiting."""
         self._turns.remove(client, place)
         if place.done() and not place.cancelled() and place.exception() is None:
             self._release(place.result(), client, None)  # handed over in the moment in which the caller left
@@ -191,19 +191,19 @@ class DecodePool:
             job.exception()  # its caller may have left; asyncio complains of an error that nobody has looked at
 
     def _release(self, decoder: Decoder, client: str, took_s: float | None) -> None:
-        """took_s: that the client had the decoder for; None where it did not use it."""
+        """took_s: how long the client used the decoder; None if it did not use it."""
         self._turns.ended(client, time.monotonic(), took_s)
         self._add_idle(decoder)
 
     def _add_idle(self, decoder: Decoder) -> None:
         if decoder.is_worn:
-            decoder.kill()  # its place in the pool gets another
+            decoder.kill()  # the pool starts another
         elif not decoder.is_gone and self._is_open:
             self._idle.append(decoder)
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Gives idle decoders to those whose turn it is."""
+        """Gives idle decoders to the next clients."""
         self._idle = [decoder for decoder in self._idle if not decoder.is_gone]
         now = time.monotonic()
         while self._idle and (turn := self._turns.take(now)) is not None:
@@ -284,7 +284,7 @@ class DecodePool:
 
 
 def _longest(job_timeout_s: float, deadline: float | None, now: float) -> float:
-    """Seconds that an image may have from now on."""
+    """The time limit of an image that starts now, in seconds."""
     return job_timeout_s if deadline is None else min(job_timeout_s, max(deadline - now, _SHORTEST_RUN_S))
 
 

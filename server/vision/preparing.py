@@ -22,8 +22,8 @@ class Preparing:
         return min(self._images[model_name] + images, (own + images) * clients)
 
     def takes_s(self, model_name: str, client: str) -> float:
-        """What one of the client's takes, waiting for a decoder included; 0 where none is on its way: that time may be
-        over."""
+        """Usual seconds of one of the client's pictures, with the wait for a decoder; 0 if none is in progress, as the
+        value may then be outdated."""
         return self._usual_s.get((model_name, client), 0.0)
 
     def began(self, model_name: str, client: str) -> None:

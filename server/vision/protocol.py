@@ -123,7 +123,7 @@ class Reply:
         )
 
     def error(self) -> InferenceError:
-        """What the caller should see raised for a job that failed."""
+        """The error to raise for a job that failed."""
         return _ERRORS[self.status](self.text)
 
 

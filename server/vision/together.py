@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them at once; the first error cancels the others and is raised as itself.
+    """Runs all jobs concurrently; the first error cancels the others and is raised unchanged.
 
     Not by a TaskGroup: its errors refer to its tasks, which refer to the errors, and images wait there for the garbage
     collector.
@@ -44,13 +44,13 @@ def _failure(tasks: Sequence[asyncio.Task[T]]) -> BaseException | None:
 
 
 async def _end(tasks: Sequence[asyncio.Task[T]]) -> None:
-    """Cancels what still runs and waits for it."""
+    """Cancels running tasks and waits for them."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # asyncio complains of an error that nobody has looked at
+            task.exception()  # else asyncio logs that the exception was never retrieved
 
 
 async def _noting(job: Coroutine[Any, Any, T], left: list[LeftAt | ToldLater]) -> T:

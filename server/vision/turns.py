@@ -1,4 +1,4 @@
-"""Whose picture is decoded next: clients take turns, and slow pictures never take every process. Sans-IO."""
+"""Fair queue for the decoders: clients take turns, and slow pictures never occupy every process. Sans-IO."""
 
 import math
 from collections import Counter, OrderedDict, deque
@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SLOW_S = 1.0  # a picture that took longer limits its client
-LIMITED_S = 60.0  # how long after it, and after another client's last picture
-MAX_CLIENTS = 4096  # remembered; the one that was seen longest ago is forgotten first
+LIMITED_S = 60.0  # seconds that the limit lasts after that picture, and after another client's last picture
+MAX_CLIENTS = 4096  # remembered; the least recently seen one is forgotten first
 
 
 class Turns(Generic[T]):
@@ -21,7 +21,7 @@ class Turns(Generic[T]):
     def __init__(self, workers: int) -> None:
         self._reserved_from = max(workers - 1, 1)
         self._waiting: dict[str, deque[T]] = {}
-        # Of clients that wait or run: the turn that it had last, or after which it came, and whether it had one.
+        # By client that waits or runs: its last turn, or the turn when it arrived; and whether it had a turn.
         self._ranks: dict[str, tuple[int, bool]] = {}
         self._turns = 0
         self._running: Counter[str] = Counter()
@@ -31,11 +31,11 @@ class Turns(Generic[T]):
         self._shared_until = -math.inf
 
     def __len__(self) -> int:
-        """Items that wait."""
+        """Number of waiting items."""
         return self._count
 
     def add(self, client: str, item: T, now: float) -> None:
-        """The client's last item from now on."""
+        """Appends an item to the client's queue."""
         if client != self._latest:
             self._shared_until = -math.inf if self._latest is None else now + LIMITED_S
             self._latest = client
@@ -44,7 +44,7 @@ class Turns(Generic[T]):
         self._count += 1
 
     def remove(self, client: str, item: T) -> None:
-        """The item waits no longer; it may have been taken."""
+        """Removes a waiting item; does nothing if it was taken."""
         line = self._waiting.get(client)
         if line is None or item not in line:
             return
@@ -79,7 +79,7 @@ class Turns(Generic[T]):
             self._limited_until.popitem(last=False)
 
     def clear(self) -> list[T]:
-        """Takes all that wait."""
+        """Removes and returns all waiting items."""
         items = [item for line in self._waiting.values() for item in line]
         for client in list(self._waiting):
             self._waiting[client].clear()
@@ -88,7 +88,7 @@ class Turns(Generic[T]):
         return items
 
     def _tidy(self, client: str) -> None:
-        """Keeps nothing of a client that neither waits nor runs."""
+        """Forgets a client that neither waits nor runs."""
         if not self._waiting.get(client):
             self._waiting.pop(client, None)
         if not self._running[client]:

@@ -31,7 +31,7 @@ from server.vision.protocol import READY, Job, Reply, Status, reply_to
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 4096
 LARGE_PIXELS = 1_000_000
-WORN_BYTES = 64 << 20  # kept beyond what a new process has
+WORN_BYTES = 64 << 20  # more than a new process has
 
 
 class _MemoryFile:
@@ -128,7 +128,7 @@ class Wear:
         self._limit_bytes = measure() + WORN_BYTES
 
     def is_too_much(self, reply: Reply) -> bool:
-        """After a job that answered so. Small images are not looked at: they keep nothing."""
+        """Whether to replace the process after this job. Not measured for small images: they leave no memory behind."""
         if reply.status is Status.OK and reply.geometry.source_width * reply.geometry.source_height < LARGE_PIXELS:
             return False
         self._freed.check()
@@ -136,7 +136,7 @@ class Wear:
 
 
 def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
-    """cpu_limit_s: of one job; SIGPROF ends the process then."""
+    """cpu_limit_s: of one job; SIGPROF ends the process beyond it."""
     channel.sendall(READY)
     wear = Wear()
     while True:

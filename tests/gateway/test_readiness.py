@@ -26,7 +26,7 @@ HANGS, REFUSED = KnownModel("b", False, "it hangs", unavailable=Cause.HANG), Kno
         ([SERVES, HANGS], ("a",), ""),
         ([SERVES, HANGS], ("a", "b"), "model 'b' does not serve: it hangs"),
         ([SERVES, FAILED], ("f",), "model 'f' does not serve: no such file"),
-        ([SERVES], ("c", "a"), "model 'c' does not serve: there is none of that name"),
+        ([SERVES], ("c", "a"), "model 'c' does not serve: no model has that name"),
         ([], (), ""),
         ([SERVES], ALL, ""),
         ([], ALL, ""),

@@ -159,11 +159,11 @@ def test_section_that_cannot_be_meant_is_refused(section: object, words: str) ->
     ],
 )
 def test_rule_that_needs_tracks_is_refused_without_a_tracker(kind: str, rule: dict[str, object]) -> None:
-    """Each kind that follows objects from frame to frame, with its place and both ways out."""
+    """Each kind that needs tracks, with its place and both ways out."""
     assert rules_from({kind: [rule]}, LABELS) != Rules()
     with pytest.raises(RuleRefused) as caught:
         rules_from({kind: [rule]}, LABELS, has_tracker=False)
-    assert caught.value.message.startswith(f"analytics.{kind}[0]: {kind} follows objects")
+    assert caught.value.message.startswith(f"analytics.{kind}[0]: {kind} needs tracks")
     assert "tracker's type is none; set tracker type bytetrack, or remove the rule" in caught.value.message
 
 

@@ -240,7 +240,7 @@ def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_
 def test_quick_line_is_refused_where_the_tracker_is_none(tmp_path: Path) -> None:
     """--line needs tracks, too."""
     [told] = faults(LEAST + "tracker: {type: none}\n", tmp_path, Flags(lines=("door=1,2,3,4",)))
-    assert told.startswith("--line: analytics.line-crossing[0]: line-crossing follows objects")
+    assert told.startswith("--line: analytics.line-crossing[0]: line-crossing needs tracks")
 
 
 def test_former_key_of_dwell_is_refused_with_its_value_in_seconds(tmp_path: Path) -> None:
