@@ -7,7 +7,7 @@ _EXPOSED = ("Retry-After", "Inference-Header-Content-Length", "Content-Length")
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """The app with CORS for these origins: it answers preflights, and pages can read responses. Without origins the app.
+    """The app with CORS for these origins: it answers preflights, and their pages can read responses.
 
     Cookies and Basic credentials stay refused: pages send a key as a header.
     """
