@@ -25,6 +25,7 @@ _CHUNK_BYTES = 64 * 1024
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 1024 * 1024  # of RTSP before a stream plays: a few hundred bytes, and its description
 _PORTS = {"http": 80, "https": 443, "rtsp": 554, "rtsps": 322}
+_STEPS_TO_CLOSE = 4  # of the loop, until transports that were closed have let go of their sockets
 _HOP_BY_HOP = (b"connection:", b"proxy-", b"keep-alive:")
 # As FFmpeg reads a status: a word that begins so, then a number as atoi() takes it.
 _REDIRECTION = re.compile(rb"RTSP/\S*\s+\+?0*3\d\d")
@@ -96,9 +97,13 @@ class Relay:
                 self.port = server.sockets[0].getsockname()[1]
                 self._is_listening.set()
                 await self._over.wait()
+                server.close()
+                await asyncio.sleep(0)  # what was accepted just now begins
                 for task in connections:
                     task.cancel()
                 await asyncio.gather(*connections, return_exceptions=True)
+                for _ in range(_STEPS_TO_CLOSE):
+                    await asyncio.sleep(0)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         relayed = self._http(reader, writer) if self._kind is UriKind.HTTP else self._rtsp(reader, writer)
@@ -218,7 +223,7 @@ async def _both(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        far_writer.close()
+        far_writer.transport.abort()
 
 
 def _unchecked() -> ssl.SSLContext:

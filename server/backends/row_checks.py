@@ -92,7 +92,7 @@ class RowChecks:
 
 
 async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[ModelConfig], bool]) -> str | None:
-    """Tries a model whose requests would be merged; returns ModelConfig.unmerged. Raises like RowChecks.why_unmerged."""
+    """Tries a model whose requests would be merged; returns ModelConfig.unmerged. Raises as RowChecks.why_unmerged."""
     try:
         if not wants(config):
             return None
