@@ -120,6 +120,7 @@ AllowsModelCode = Annotated[
         "request may bring ONNX models only [off]",
     ),
 ]
+ClientCa = Annotated[Path | None, typer.Option(help="PEM of a CA: clients need a certificate signed by it [none]")]
 AllowsOutbound = Annotated[
     list[str] | None,
     typer.Option(
@@ -196,9 +197,7 @@ def up(
         Path | None, typer.Option(help="PEM certificate chain; turns on TLS for every port [none]")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="the certificate's key, PEM without a password")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="PEM of a CA: clients need a certificate signed by it [none]")
-    ] = None,
+    tls_client_ca: ClientCa = None,
     allow_client_shm: SharesMemory = None,
     allow_model_code: AllowsModelCode = None,
     allow_outbound: AllowsOutbound = None,
