@@ -97,7 +97,7 @@ def test_models_explain_proposes_no_batches_for_requests_that_run_alone(penstock
     """Only the reason is shown."""
     options = BatchOptions(Owner.TRITON, max_batch_size=16, unmerged="output 'y' has the shape [4, 2]")
     shown = shown_by(stand_in, penstock, explain_engine("filters", options, EngineBatches()))
-    assert "merged    no, each request runs alone: output 'y' has the shape [4, 2]" in shown
+    assert "merged    no, each request and picture goes to the engine alone: output 'y' has the shape [4, 2]" in shown
     assert "dynamic_batching" not in shown
 
 

@@ -219,7 +219,7 @@ def test_locust_is_started_with_the_scenario_on_the_loopback(penstock: Call, mon
     monkeypatch.setattr(load.os, "execv", lambda program, words: became.append(words))
     assert penstock("load", "locust", "image-steady", "--capacity", "50", "--", "--run-time", "5s").exit_code == 0
     (words,) = became
-    assert words[1:3] == ["-m", "locust"]
+    assert words[1:4] == ["-P", "-m", "locust"]
     assert words[words.index("--web-host") + 1] == "127.0.0.1"
     assert words[words.index("--scenario") + 1] == "image-steady"
     assert words[-2:] == ["--run-time", "5s"]

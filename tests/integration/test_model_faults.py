@@ -56,6 +56,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fa
     folder = tmp_path_factory.mktemp("model-faults")
     config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
     write_model(folder / "models", "actor", ACTOR.format(fails=str(fails), pause_s=PAUSE_S), config)
+    write_model(folder / "models", "stopped", ACTOR.format(fails="/nowhere", pause_s=PAUSE_S), config)
     write_model(folder / "models", "fine", IDENTITY, config)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
     yield running
@@ -114,11 +115,11 @@ def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes
 
 def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(stack: RunningStack) -> None:
     """It is replaced before it can go on, and each call gets its own answer or an error."""
-    wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
+    wait_for(lambda: ask(stack, "stopped").status == 200, 60, "the model serves")
     answers: dict[float, Answer] = {}
     with others_served(stack):
         calls = [
-            threading.Thread(target=lambda value=value: answers.update({value: ask(stack, "actor", value, 20_000)}))
+            threading.Thread(target=lambda value=value: answers.update({value: ask(stack, "stopped", value, 20_000)}))
             for value in (-2.0, 1.0, 2.0, 3.0, 4.0, 5.0)
         ]
         for one in calls:
@@ -126,7 +127,7 @@ def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(sta
         for one in calls:
             one.join()
         stack.wait_for_log("killed model processes that were stopped")
-        wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves again")
+        wait_for(lambda: ask(stack, "stopped").status == 200, 60, "the model serves again")
     wrong = {value: answer.json for value, answer in answers.items() if answer.status == 200}
     assert all(answer["outputs"][0]["data"] == [value] for value, answer in wrong.items()), wrong
 
