@@ -25,7 +25,7 @@ _CHUNK_BYTES = 64 * 1024
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_ANSWER_BYTES = 1024 * 1024  # of RTSP before a stream plays: a few hundred bytes, and its description
 _PORTS = {"http": 80, "https": 443, "rtsp": 554, "rtsps": 322}
-_STEPS_TO_CLOSE = 4  # of the loop, until transports that were closed have let go of their sockets
+_TURNS = 5
 _HOP_BY_HOP = (b"connection:", b"proxy-", b"keep-alive:")
 # As FFmpeg reads a status: a word that begins so, then a number as atoi() takes it.
 _REDIRECTION = re.compile(rb"RTSP/\S*\s+\+?0*3\d\d")
@@ -81,29 +81,18 @@ class Relay:
             self._loop.close()
 
     async def _serve(self) -> None:
-        connections: set[asyncio.Task[object]] = set()
-
-        async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            connections.add(task)
-            try:
-                await self._connection(reader, writer)
-            finally:
-                connections.discard(task)
-
         with suppress(OSError):
-            async with await asyncio.start_server(begin, "127.0.0.1", 0, limit=_MOST_HEAD_BYTES) as server:
+            async with await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=_MOST_HEAD_BYTES) as server:
                 self.port = server.sockets[0].getsockname()[1]
                 self._is_listening.set()
                 await self._over.wait()
                 server.close()
-                await asyncio.sleep(0)  # what was accepted just now begins
+                await _settle()  # what was accepted just now has a task
+                connections = asyncio.all_tasks() - {asyncio.current_task()}
                 for task in connections:
                     task.cancel()
                 await asyncio.gather(*connections, return_exceptions=True)
-                for _ in range(_STEPS_TO_CLOSE):
-                    await asyncio.sleep(0)
+                await _settle()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         relayed = self._http(reader, writer) if self._kind is UriKind.HTTP else self._rtsp(reader, writer)
@@ -204,6 +193,12 @@ class Relay:
         raise SourceNotAllowed(f"{redacted(self._uri)}: {refused}")
 
 
+async def _settle() -> None:
+    """A few turns of the loop, until connections have begun, and closed ones have let go of their sockets."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while chunk := await reader.read(_CHUNK_BYTES):
         writer.write(chunk)
@@ -220,10 +215,10 @@ async def _both(
         for task in done:
             task.result()
     finally:
+        far_writer.transport.abort()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        far_writer.transport.abort()
 
 
 def _unchecked() -> ssl.SSLContext:
