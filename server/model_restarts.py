@@ -29,8 +29,8 @@ def core_backend(settings: Settings, run_dir: Path) -> TritonBackend:
 def with_own_engines(settings: Settings, main: Engine, control: ControlLine | None) -> tuple[Engine, OwnEngines | None]:
     """The engine as the gateway asks it, and the part of it that serves models with a record of hanging.
 
-    None where models are restarted in their engine only: one of others, one under MPS, whose clients are counted, and
-    one that clients share memory with.
+    None if models are restarted in their engine only: a Triton given by URL, an engine under MPS, which counts its
+    clients, or an engine that clients share memory with.
     """
     if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
         return main, None
@@ -62,7 +62,7 @@ def with_own_engines(settings: Settings, main: Engine, control: ControlLine | No
 def model_restarter(
     settings: Settings, main: Engine, own: OwnEngines | None, control: ControlLine | None
 ) -> Callable[[str, str, int], None] | None:
-    """Restarts a model, for a reason, by how often it hung; None for an engine that is not ours."""
+    """Restarts a model, for a reason, by how often it hung; None for a Triton given by URL."""
     in_place: Callable[[str, str], None]
     if settings.engine_is_embedded:
         from server.backends.embedded.engine import EmbeddedEngine  # here, so that ONNX Runtime is loaded for it only

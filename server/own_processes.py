@@ -96,7 +96,7 @@ class _Own:
 
 
 class OwnProcesses:
-    """make: the process for a model, in that run directory, which calls Changed. changed: `folders` says otherwise."""
+    """make: makes the process of a model in that run directory; it calls Changed. changed: `folders` has changed."""
 
     def __init__(
         self,

@@ -12,9 +12,7 @@ keyframe every ten seconds would begin so much later. Nor is `low_delay`: B-fram
 """
 
 import os
-import socket
 import stat
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,6 +26,7 @@ from av.video.stream import VideoStream
 from deepstream_pipeline.decode.failures import failure_of
 from deepstream_pipeline.decode.uri import UriKind, kind_of, path_of, redacted
 from deepstream_pipeline.errors import DecodeError, SourceNotAllowed, SourceUnavailable
+from deepstream_pipeline.reach import why_host_refused
 from server.core.outbound import Outbound
 
 if TYPE_CHECKING:
@@ -71,13 +70,14 @@ class DecodeOptions:
 
 
 def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
-    """What its connections are made through; None where FFmpeg makes them: of what the operator named, whose host is
-    looked up here once more. Raises SourceNotAllowed, SourceUnavailable."""
+    """What the source's connections go through. None if FFmpeg connects by itself: for sources that the operator named,
+    whose host is checked here first. Raises SourceNotAllowed, SourceUnavailable."""
     kind, outbound = kind_of(uri), options.outbound
     if kind in {UriKind.FILE, UriKind.DEVICE}:
         return None
     if not outbound.is_from_api:
-        _refuse_metadata(uri, outbound)
+        if why := why_host_refused(urlsplit(uri).hostname or "", outbound):
+            raise SourceNotAllowed(f"{redacted(uri)}: {why}")
         return None
     if kind is UriKind.RTSP and options.is_udp:
         raise SourceNotAllowed(
@@ -131,15 +131,6 @@ def set_threads(context: VideoCodecContext, threads: int, *, is_live: bool) -> N
     own_choice = 1 if is_live else min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_FILE_THREADS)
     context.thread_count = threads or own_choice
     context.thread_type = "SLICE" if is_live else "AUTO"
-
-
-def _refuse_metadata(uri: str, outbound: Outbound) -> None:
-    """Where its host is looked up in vain FFmpeg says so itself."""
-    host = urlsplit(uri).hostname or ""
-    with suppress(OSError, UnicodeError):
-        for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-            if why := outbound.why_refused(host, str(address[0])):
-                raise SourceNotAllowed(f"{redacted(uri)}: {why}")
 
 
 def _readable_file(uri: str) -> str:

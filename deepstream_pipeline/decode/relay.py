@@ -33,7 +33,7 @@ _PLAY = re.compile(rb"^PLAY\s", re.MULTILINE)
 
 
 class Relay:
-    """One source's. FFmpeg connects to `port` of 127.0.0.1. fault: why the last connection was not made, or ended.
+    """One source's. FFmpeg connects to `port` of 127.0.0.1. fault: why the last connection failed, or was ended.
 
     Used by the thread that reads the source; its own thread runs until close().
     """

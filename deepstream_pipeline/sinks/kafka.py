@@ -48,7 +48,7 @@ SETTINGS: dict[str, Setting] = {
     "log_level": 2,  # it writes to stderr; what matters comes by callbacks
 }
 BROKERS = ("bootstrap.servers", "metadata.broker.list")  # two names of one setting
-NO_BROKERS = dict.fromkeys(BROKERS, "")  # with them librdkafka connects to nobody
+NO_BROKERS = dict.fromkeys(BROKERS, "")  # with them librdkafka opens no connection
 TOKENS_FROM = "sasl.oauthbearer.token.endpoint.url"
 TOKENS_OF_AZURE = ("sasl.oauthbearer.metadata.authentication.type", "azure_imds", "169.254.169.254")
 SECRET_SETTINGS = ("password", "secret", "token", "jaas", "ssl.key.pem")
@@ -104,7 +104,7 @@ class KafkaLink:
             self._require_allowed(_token_hosts(self._settings))
         except LinkDown as refused:
             raise SinkFailed(f"{self.place}: {refused.message}") from None
-        self._new_producer(NO_BROKERS)  # a setting that cannot be meant is told at the start
+        self._new_producer(NO_BROKERS)  # a setting that is not valid is an error at start
 
     def open(self, timeout_s: float) -> bool:
         """Asks for the topic's metadata."""
@@ -241,7 +241,7 @@ def _token_hosts(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _host(place: str) -> str:
-    """Empty where it is written wrongly: librdkafka says so."""
+    """Empty if it is not valid: librdkafka then gives the error."""
     try:
         return urlsplit(f"//{place}").hostname or ""
     except ValueError:

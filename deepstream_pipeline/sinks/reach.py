@@ -2,6 +2,7 @@
 
 import socket
 
+from deepstream_pipeline.reach import why_host_refused
 from deepstream_pipeline.sinks.link import LinkDown
 from server.core.outbound import Outbound
 
@@ -19,15 +20,6 @@ def require_allowed_peer(connected: socket.socket, host: str, outbound: Outbound
 
 
 def require_allowed_host(host: str, outbound: Outbound) -> None:
-    """For a library that looks up the name and connects by itself: checks every address of the name before that.
-
-    A name that changes in between is not noticed. A name that cannot be looked up is left to the library, too. Raises
-    LinkDown.
-    """
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return
-    for *_, address in found:
-        if why := outbound.why_refused(host, str(address[0])):
-            raise LinkDown(why)
+    """The same for a library that connects by itself, by the addresses of the name. Raises LinkDown."""
+    if why := why_host_refused(host, outbound):
+        raise LinkDown(why)

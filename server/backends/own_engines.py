@@ -184,7 +184,7 @@ class OwnEngines(RoutedEngine):
         return model_name in self._own and self._own[model_name].engine is not None
 
     def restart(self, model_name: str, reason: str, *, hangs: int) -> bool:
-        """Serve the model by a new process, for the reason given. False, and nothing done, where it has no record.
+        """Serve the model by a new process, for the reason given. Returns False, and does nothing, if it has no record.
 
         hangs: how often it hung; with one it has a record, until there are MAX_OWN_ENGINES.
         """
@@ -270,7 +270,7 @@ class OwnEngines(RoutedEngine):
         return own
 
     async def _load(self, model_name: str, own: _Own) -> None:
-        """Where it cannot be loaded, its own engine says why, and takes other loads of it."""
+        """If the model cannot be loaded, its own engine reports why, and accepts later loads of it."""
         engine, folder = self._connect(own.folder), own.folder
         try:
             while own.folder == folder:

@@ -207,7 +207,7 @@ def test_source_of_the_operator_is_read_wherever_it_is_but_on_a_metadata_service
 
 
 def test_refusals_of_a_web_server_keep_their_meaning(site: Web) -> None:
-    """Behind the proxy as without it; and a port that nobody listens on is named."""
+    """Behind the proxy as without it; and a port where no server listens is named."""
     for path, expected in (("/status/401", SourceRefused), ("/status/404", SourceUnavailable)):
         assert type(failure(site.url(path))) is expected
     for scheme in ("http", "https", "rtsp", "rtsps"):
