@@ -117,7 +117,11 @@ class _LateStream:
 
     async def send(self, message: bytes) -> None:
         if not self._stream.done():
-            self._stream.set_result(await self._open(message))
+            stream = await self._open(message)
+            if self._stream.cancelled():  # while it was opened
+                stream.cancel()
+            else:
+                self._stream.set_result(stream)
         await self._stream.result().send(message)
 
     async def half_close(self) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -13,6 +14,7 @@ from server.backends import own_engines
 from server.backends.call_traits import INDEX_METHOD, INDEX_PATH
 from server.backends.own_engines import MAX_OWN_ENGINES, RECORD, OwnEngines
 from server.backends.triton import TritonBackend
+from server.core.backend import GrpcStream
 from server.core.errors import BackendUnavailable, ModelNotFound
 from server.core.infer import InferRequest
 from server.core.model import ModelState
@@ -134,6 +136,32 @@ async def test_stream_goes_to_the_engine_of_its_first_request() -> None:
         answer = service_pb2.ModelStreamInferResponse.FromString(await receiving or b"")
         assert answer.infer_response.model_name == "double"
         stream.cancel()
+
+
+async def test_stream_that_is_cancelled_while_it_is_opened_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's stream is cancelled as soon as it is there."""
+    async with bench() as own:
+        own.engines.assign({"double": "own"})
+        await until(lambda: is_served(own))
+        stream = await own.engines.grpc_stream("/inference.GRPCInferenceService/ModelStreamInfer", (), deadline=None)
+        engine, cancelled, may_open = own.connected[0], asyncio.Event(), asyncio.Event()
+        open_stream = engine.grpc_stream
+
+        async def slowly(*call: Any, **options: Any) -> GrpcStream:
+            await may_open.wait()
+            opened = await open_stream(*call, **options)
+            cancel = opened.cancel
+            monkeypatch.setattr(opened, "cancel", lambda: (cancelled.set(), cancel()))
+            return opened
+
+        monkeypatch.setattr(engine, "grpc_stream", slowly)
+        sending = asyncio.create_task(stream.send(infer_call().message))
+        await asyncio.sleep(0)
+        stream.cancel()
+        may_open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert cancelled.is_set()
 
 
 async def test_index_lists_the_record_over_both_protocols() -> None:
