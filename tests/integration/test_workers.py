@@ -86,12 +86,11 @@ class Kept:
 def connected_to(stack: RunningStack, part: str) -> Iterator[Kept]:
     """A connection that this front has; the system deals them out by chance, once both fronts serve."""
     wait_for(lambda: metric(stack, "penstock_fronts ") == 2, 20, "both fronts serve")
-    front = part_of(stack, part)
     for _ in range(100):
         kept = Kept(stack)
         with closing(kept.connection):
             assert kept.infer() == 200
-            if kept.is_to(front):
+            if kept.is_to(part_of(stack, part)):
                 yield kept
                 return
     raise AssertionError(f"of 100 connections none came to {part}")
