@@ -16,6 +16,8 @@ from deepstream_pipeline.api.listening import listener_of
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.interfaces import PipelineControl, Previews
 from deepstream_pipeline.metrics import CONTENT_TYPE
+from server.access.tls_acceptor import TlsAcceptor
+from server.core.connections import PortLimits
 
 log = structlog.get_logger(component="video")
 
@@ -54,7 +56,7 @@ class ApiServer:
         port = int(self._listener.getsockname()[1])
         scheme = "http" if self._options.tls is None else "https"
         self._url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        self._server = _Server(_config(self._api, self._options), self._options.tls)
+        self._server = _Server(_config(self._api, self._options), self._options)
         self._thread = threading.Thread(target=self._serve, name="api", daemon=True)
         self._thread.start()
         if not self._server.is_up.wait(_START_TIMEOUT_S):
@@ -96,15 +98,34 @@ class ApiServer:
 class _Server(uvicorn.Server):
     """uvicorn, that says when it serves, and can cut who does not end."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, options: ApiOptions) -> None:
         super().__init__(config)
-        self._tls = tls
+        self._options = options
         self.is_up = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.ssl = self._tls
-        await super().startup(sockets=sockets)
+        tls = self._options.tls
+        if tls is None or sockets is None:
+            await super().startup(sockets=sockets)
+        else:
+            acceptors = [self._acceptor(each, tls) for each in sockets]
+            self.servers = cast("list[asyncio.base_events.Server]", acceptors)
+            self.started = True
         self.is_up.set()
+
+    def _acceptor(self, listener: socket.socket, tls: ssl.SSLContext) -> TlsAcceptor:
+        protocol = partial(
+            self.config.http_protocol_class, config=self.config, server_state=self.server_state, app_state={}
+        )
+        most = self._options.max_connections
+        return TlsAcceptor(
+            listener,
+            tls,
+            protocol,
+            limits=PortLimits(most, max(1, most // 2)),
+            handshake_timeout_s=self._options.client_timeout_s,
+            refused=lambda _: None,
+        )
 
     def cut(self) -> None:
         self.force_exit = True

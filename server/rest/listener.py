@@ -13,6 +13,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access.tls_acceptor import TlsAcceptor
 from server.core.address import authority
 from server.core.retry_after import spread_whole_s
 from server.rest.errors import error_response
@@ -101,7 +102,7 @@ class HttpListener:
             date_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(config, tls)
+        self._server = _Server(config, tls, self._limits, refused)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
 
@@ -195,14 +196,40 @@ class _Cuttable:
 class _Server(uvicorn.Server):
     """A uvicorn server without signal handlers, and with a TLS context that is reloaded elsewhere."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
+        limits: ConnectionLimits,
+        refused: Callable[[str], None],
+    ) -> None:
         super().__init__(config)
         self._tls = tls
+        self._tls_limits = limits
+        self._refused = refused
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens, over TLS if there is a context."""
-        self.config.ssl = self._tls
-        await super().startup(sockets)
+        if self._tls is None or sockets is None:
+            await super().startup(sockets)
+            return
+        protocol = partial(
+            self.config.http_protocol_class, config=self.config, server_state=self.server_state, app_state={}
+        )
+        limits = self._tls_limits
+        acceptors = [
+            TlsAcceptor(
+                each,
+                self._tls,
+                protocol,
+                limits=limits,
+                handshake_timeout_s=limits.head_timeout_s,
+                refused=self._refused,
+            )
+            for each in sockets
+        ]
+        self.servers = cast(list[asyncio.base_events.Server], acceptors)
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,16 +1,23 @@
 """The listener's end: running requests get their grace, and what outlasts it is cut with an answer."""
 
 import asyncio
+import contextlib
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.access.certificates import Certificates, TlsFiles
+from server.rest.limits import ConnectionLimits
 from server.rest.listener import HttpListener, PortTaken, bind
+from tests.access.authorities import Authority
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"
@@ -98,3 +105,60 @@ def test_bind_where_it_cannot_says_which_flag_helps() -> None:
             bind("127.0.0.1", port, flag="--http-port")
     with pytest.raises(PortTaken, match=r"203\.0\.113\.1:0 \(.*; give an address of this machine with --host$"):
         bind("203.0.113.1", 0, flag="--http-port")
+
+
+def silent_clients(port: int, count: int, address: str = "127.0.0.1") -> list[socket.socket]:
+    """Clients that connect and send nothing."""
+    return [
+        socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(address, 0)) for _ in range(count)
+    ]
+
+
+async def closed(client: socket.socket) -> None:
+    """Returns when the server has closed the connection."""
+    client.setblocking(False)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
+async def test_clients_that_never_complete_their_tls_handshake_are_limited(tmp_path: Path) -> None:
+    """Of one address so many stay as an address may have connections, the newest are refused.
+
+    Beyond the total the oldest handshakes are dropped, so that new clients get theirs.
+    """
+    authority = Authority("ours")
+    tls = Certificates(TlsFiles(*authority.sign(tmp_path, "server"))).context
+    refused: list[str] = []
+    limits = ConnectionLimits(max_connections=6, max_per_address=4)
+    listener = HttpListener(
+        Holding(), bind("127.0.0.1", 0, flag="--http-port"), limits=limits, refused=refused.append, tls=tls
+    )
+    listener.start()
+    clients = silent_clients(listener.port, 7)
+    try:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*[closed(each) for each in clients[4:]])
+            clients += silent_clients(listener.port, 2, "127.0.0.2")
+            trusting = ssl.create_default_context(cadata=authority.pem.decode())
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, ssl=trusting, local_addr=("127.0.0.3", 0)
+            )
+            writer.close()
+            await closed(clients[0])
+        assert refused == ["connections_full"] * 4
+    finally:
+        for each in clients:
+            each.close()
+        await listener.stop(0.0)
+
+
+async def test_stopped_tls_listener_ends_handshakes(tmp_path: Path) -> None:
+    """A client that is in its handshake does not delay the end."""
+    tls = Certificates(TlsFiles(*Authority("ours").sign(tmp_path, "server"))).context
+    listener = HttpListener(Holding(), bind("127.0.0.1", 0, flag="--http-port"), tls=tls)
+    listener.start()
+    (client,) = silent_clients(listener.port, 1)
+    with client:
+        assert await listener.stop(5.0)
+        async with asyncio.timeout(30):
+            await closed(client)

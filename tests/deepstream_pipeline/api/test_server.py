@@ -89,6 +89,17 @@ def test_api_over_tls_demands_a_client_certificate_and_takes_a_replaced_one(tmp_
         assert live(client, api.url)[1] not in (before, b"")
 
 
+def test_client_that_never_completes_its_tls_handshake_is_hung_up_on(tmp_path: Path) -> None:
+    """After the client's time; the ones beyond half of the connections at once."""
+    tls = Certificates(TlsFiles(*Authority("ours").sign(tmp_path, "api"))).context
+    with serving(FakePipeline(), ApiOptions(port=0, tls=tls, max_connections=4, client_timeout_s=60.0)) as api:
+        held = [connect(api.url) for _ in range(2)]
+        with connect(api.url) as third, held[0], held[1]:
+            assert read_all(third) == b""
+    with serving(FakePipeline(), ApiOptions(port=0, tls=tls, client_timeout_s=0.5)) as api, connect(api.url) as slow:
+        assert read_all(slow) == b""
+
+
 def test_stop_frees_the_port_and_leaves_no_thread() -> None:
     """The same port can be taken at once, ten times over; stopping twice is no fault."""
     before, port = threading.active_count(), 0
