@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -114,9 +115,8 @@ class _Server(uvicorn.Server):
         self.is_up.set()
 
     def _acceptor(self, listener: socket.socket, tls: ssl.SSLContext) -> TlsAcceptor:
-        protocol = partial(
-            self.config.http_protocol_class, config=self.config, server_state=self.server_state, app_state={}
-        )
+        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        protocol = partial(made, config=self.config, server_state=self.server_state, app_state={})
         most = self._options.max_connections
         return TlsAcceptor(
             listener,

@@ -26,7 +26,7 @@ class TlsAcceptor:
         self,
         listener: socket.socket,
         tls: ssl.SSLContext,
-        protocol: Callable[[], asyncio.BaseProtocol],
+        protocol: Callable[[], asyncio.Protocol],
         *,
         limits: PortLimits,
         handshake_timeout_s: float,

@@ -65,7 +65,8 @@ class Outbound:
 
 def is_public(address: Address) -> bool:
     """Whether it is a host's of the Internet: not loopback, private, link-local, reserved or of a group."""
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local  # deprecated, which is_global misses
+    return address.is_global and not (address.is_multicast or address.is_reserved or is_site_local)
 
 
 def _plain(address: str) -> Address:

@@ -213,9 +213,8 @@ class _Server(uvicorn.Server):
         if self._tls is None or sockets is None:
             await super().startup(sockets)
             return
-        protocol = partial(
-            self.config.http_protocol_class, config=self.config, server_state=self.server_state, app_state={}
-        )
+        made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        protocol = partial(made, config=self.config, server_state=self.server_state, app_state={})
         limits = self._tls_limits
         acceptors = [
             TlsAcceptor(
