@@ -4,7 +4,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -64,7 +64,7 @@ class Program:
         settings: VideoSettings,
         place: EnginePlace,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         audit: Audit | None = None,
     ) -> None:
         """tls, audit: of the control API."""

@@ -1,6 +1,5 @@
 """What the control API is started with. Exposed without a key it does not start."""
 
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -8,6 +7,7 @@ from typing import Protocol, Self
 
 from deepstream_pipeline.api.audit import Audit
 from deepstream_pipeline.errors import PipelineError
+from server.access.tls_acceptor import CurrentTls
 from server.core.browser_policy import BrowserPolicy
 from server.core.outbound import Outbound
 
@@ -68,7 +68,7 @@ class ApiOptions:
     max_body_bytes: int = 1024 * 1024
     call_timeout_s: float = 10.0
     client_timeout_s: float = 10.0
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls: CurrentTls | None = field(default=None, repr=False)
     audit: Audit | None = field(default=None, repr=False)
     browser_policy: BrowserPolicy = field(init=False, repr=False, compare=False)
     outbound: Outbound = field(init=False, repr=False, compare=False)
@@ -95,7 +95,7 @@ class ApiOptions:
         settings: "ListenSettings",
         environ: Mapping[str, str],
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: CurrentTls | None = None,
         audit: Audit | None = None,
     ) -> Self:
         """As the settings say, with the key that the environment holds. Raises ApiRefused."""

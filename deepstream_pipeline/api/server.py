@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,7 @@ from deepstream_pipeline.api.listening import listener_of
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.interfaces import PipelineControl, Previews
 from deepstream_pipeline.metrics import CONTENT_TYPE
-from server.access.tls_acceptor import TlsAcceptor
+from server.access.tls_acceptor import CurrentTls, TlsAcceptor
 from server.core.connections import PortLimits
 
 log = structlog.get_logger(component="video")
@@ -114,7 +113,7 @@ class _Server(uvicorn.Server):
             self.started = True
         self.is_up.set()
 
-    def _acceptor(self, listener: socket.socket, tls: ssl.SSLContext) -> TlsAcceptor:
+    def _acceptor(self, listener: socket.socket, tls: CurrentTls) -> TlsAcceptor:
         made = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         protocol = partial(made, config=self.config, server_state=self.server_state, app_state={})
         most = self._options.max_connections

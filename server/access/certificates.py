@@ -56,8 +56,6 @@ class Certificates:
         self._loaded = _load(files)
         self._warn_if_expired()
         self.failed_reads = 0
-        self.context = _new_context(self.wants_client_certificates)
-        self.context.sni_callback = self._use_current  # called for each new connection, with or without a server name
 
     @classmethod
     def of(cls, certificate: Path | None, key: Path | None, client_ca: Path | None) -> "Certificates | None":
@@ -75,6 +73,13 @@ class Certificates:
     def expires_at(self) -> float:
         """When the gateway's certificate expires, in Unix seconds."""
         return self._loaded.expires_at
+
+    def context(self) -> ssl.SSLContext:
+        """For a new connection. Changed files make a new one, which has no TLS sessions: one that is resumed would show
+        the client certificate that was checked with the files of that time.
+        """
+        self._look_if_due()
+        return self._loaded.context
 
     def pem(self) -> tuple[bytes, bytes, bytes | None]:
         """The certificate chain, its key and the client CA, for a new connection."""
@@ -101,10 +106,6 @@ class Certificates:
         if self.expires_at < time.time():
             log.warning("the TLS certificate has expired; clients refuse it", file=str(self._files.certificate))
 
-    def _use_current(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        self._look_if_due()
-        connection.context = self._loaded.context
-
     def _look_if_due(self) -> None:
         """Checks for changes, at most once an interval. Any thread may call it."""
         if time.monotonic() - self._looked_at < LOOK_INTERVAL_S or not self._looking.acquire(blocking=False):
@@ -130,7 +131,7 @@ def _new_context(wants_client_certificates: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED if wants_client_certificates else ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.num_tickets = 0  # a resumed session would stay valid after its CA is removed
+    context.num_tickets = 0  # a resumed session would stay valid after its client certificate has expired
     return context
 
 

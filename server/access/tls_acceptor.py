@@ -13,6 +13,8 @@ BACKLOG = 2048
 RETRY_S = 1.0
 
 log = get_logger("tls")
+CurrentTls = Callable[[], ssl.SSLContext]
+"""The TLS context for a new connection."""
 
 
 class TlsAcceptor:
@@ -25,7 +27,7 @@ class TlsAcceptor:
     def __init__(
         self,
         listener: socket.socket,
-        tls: ssl.SSLContext,
+        tls: CurrentTls,
         protocol: Callable[[], asyncio.Protocol],
         *,
         limits: PortLimits,
@@ -83,7 +85,7 @@ class TlsAcceptor:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
-                self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake_timeout_s
+                self._protocol, connection, ssl=self._tls(), ssl_handshake_timeout=self._handshake_timeout_s
             )
         except OSError as error:  # no certificate, another protocol, too slow, gone
             log.debug("TLS handshake failed", error=str(error))

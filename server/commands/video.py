@@ -1,7 +1,6 @@
 """`penstock video`: cameras and files in, tracked objects and events out."""
 
 import os
-import ssl
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from deepstream_pipeline.types import DecoderKind
 from server.access.audit import AuditLog, AuditLogError
 from server.access.certificates import Certificates, TlsFileError, subject_of
 from server.access.door import CERTIFICATE_PREFIX
+from server.access.tls_acceptor import CurrentTls
 from server.commands.terminal import fail
 from server.commands.up import allow_open_files
 from server.commands.video_check import check
@@ -186,7 +186,7 @@ app.command("replay", short_help="Hold recorded tracks against other rules.")(re
 
 
 def program_of(
-    settings: VideoSettings, place: EnginePlace, *, tls: ssl.SSLContext | None = None, audit: Audit | None = None
+    settings: VideoSettings, place: EnginePlace, *, tls: CurrentTls | None = None, audit: Audit | None = None
 ) -> RunningProgram:
     """The program. Decoding and drawing are imported only here. tls, audit: of the control API."""
     from deepstream_pipeline.main import Program
@@ -195,7 +195,7 @@ def program_of(
     return Program(settings, place, tls=tls, audit=audit)
 
 
-def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
+def control_api_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> CurrentTls | None:
     """TLS of the control API; None without TLS. Exit code 2 for files that cannot be used."""
     try:
         require_tls_pair(certificate, key, client_ca)
@@ -225,7 +225,7 @@ class Manner:
     log_level: str
 
 
-def _run(config: Path | None, flags: Flags, how: Manner, tls: ssl.SSLContext | None, audit: Audit | None) -> int:
+def _run(config: Path | None, flags: Flags, how: Manner, tls: CurrentTls | None, audit: Audit | None) -> int:
     """The exit code."""
     try:
         settings = read_settings(config, flags)

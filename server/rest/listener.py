@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.tls_acceptor import TlsAcceptor
+from server.access.tls_acceptor import CurrentTls, TlsAcceptor
 from server.core.address import authority
 from server.core.retry_after import spread_whole_s
 from server.rest.errors import error_response
@@ -84,7 +83,7 @@ class HttpListener:
         limits: ConnectionLimits | None = None,
         unread: UnreadAnswers | None = None,
         refused: Callable[[str], None] = lambda _: None,
-        tls: ssl.SSLContext | None = None,
+        tls: CurrentTls | None = None,
     ) -> None:
         self._cuttable = _Cuttable(app)
         self._limits = limits or ConnectionLimits()
@@ -199,7 +198,7 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        tls: ssl.SSLContext | None,
+        tls: CurrentTls | None,
         limits: ConnectionLimits,
         refused: Callable[[str], None],
     ) -> None:

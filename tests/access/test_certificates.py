@@ -79,9 +79,16 @@ def handshake(certificates: Certificates, folder: Path, client: tuple[Path, Path
     client_context = ssl.create_default_context(cafile=str(OURS.file(folder, "trusted.pem")))
     if client is not None:
         client_context.load_cert_chain(*client)
+    return shake_hands(certificates, client_context)[0].getpeercert(binary_form=True) or b""
+
+
+def shake_hands(
+    certificates: Certificates, client: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """A handshake in memory: the client's side and the server's. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server_side = certificates.context.wrap_bio(to_server, to_client, server_side=True)
-    client_side = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
+    server_side = certificates.context().wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server, server_hostname="localhost", session=session)
     done = set[ssl.SSLObject]()
     for _ in range(10):
         for side in (client_side, server_side):
@@ -91,7 +98,7 @@ def handshake(certificates: Certificates, folder: Path, client: tuple[Path, Path
             except ssl.SSLWantReadError:
                 continue
     assert done == {client_side, server_side}
-    return client_side.getpeercert(binary_form=True) or b""
+    return client_side, server_side
 
 
 def test_tls_files_that_change_are_used_for_the_next_connection(tmp_path: Path) -> None:
@@ -114,6 +121,23 @@ def test_tls_files_that_change_are_used_for_the_next_connection(tmp_path: Path) 
     assert handshake(certificates, tmp_path, their_client) not in (before, b"")
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         handshake(certificates, tmp_path, our_client)
+
+
+def test_tls_session_of_a_replaced_client_ca_is_not_resumed(tmp_path: Path) -> None:
+    """Neither by a ticket nor by a session's id: a client of the old CA would keep its identity."""
+    files = files_of(tmp_path)
+    certificates = Certificates(files)
+    client = ssl.create_default_context(cafile=str(OURS.file(tmp_path, "trusted.pem")))
+    client.load_cert_chain(*OURS.sign(tmp_path, "ours"))
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    before, first = shake_hands(certificates, client)
+    assert before.session is not None
+    assert files.client_ca is not None
+    replace_with(files.client_ca, Authority("theirs").pem)
+    certificates.look_again()
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        shake_hands(certificates, client, before.session)
+    assert first.getpeercert(binary_form=True)  # the open connection stays
 
 
 def test_tls_files_that_break_leave_the_last_good_ones_in_use(tmp_path: Path) -> None:
