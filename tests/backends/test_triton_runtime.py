@@ -64,7 +64,8 @@ def test_find_with_tritonserver_on_the_path_takes_it_as_it_is(tmp_path: Path, en
     runtime = find_triton(environment=environment, search_path=str(binary.parent))
     launch = runtime.prepare(tmp_path / "run", {"PATH": "/bin", "PYTHONPATH": "/x", "PENSTOCK_TOKEN": "secret"})
     assert launch.argv == (str(binary),)
-    assert launch.env == {"PATH": "/bin", "PYTHONPATH": "/x"}
+    kept = {name: value for name, value in launch.env.items() if not name.startswith("MALLOC_")}
+    assert kept == {"PATH": "/bin", "PYTHONPATH": "/x"}
     assert launch.python_backends == ("python",)
 
 
@@ -141,6 +142,20 @@ def test_prepare_environment_leads_to_the_models_python_alone(tmp_path: Path, en
     assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"]) == ("4", "1")
     assert env["LANG"] == "C.UTF-8"
     assert not {"PYTHONPATH", "PYTHONHOME", "PENSTOCK_ADMIN_TOKEN"} & set(env)
+
+
+@pytest.mark.parametrize("search_path", ["", "bin"])
+def test_prepare_bounds_what_malloc_keeps_unless_the_user_did(
+    tmp_path: Path, environment: Path, search_path: str
+) -> None:
+    """A Triton from PATH and the wheel's: each heap keeps 32 MiB at most, whatever the largest tensor was."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch(0o755)
+    runtime = find_triton(environment=environment, search_path=str(tmp_path / search_path) if search_path else "")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    env = runtime.prepare(run_dir, {"MALLOC_MMAP_THRESHOLD_": "1000000"}).env
+    assert (env["MALLOC_MMAP_THRESHOLD_"], env["MALLOC_TRIM_THRESHOLD_"]) == ("1000000", str(32 << 20))
 
 
 def test_prepare_where_nothing_can_be_written_is_unavailable(tmp_path: Path, environment: Path) -> None:

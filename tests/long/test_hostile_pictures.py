@@ -1,0 +1,43 @@
+"""404 hostile pictures of up to 30 MB, twice: what the first round left is all that is left."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from tests.conftest import RunningStack
+from tests.damage import MIB
+from tests.integration.hostile_pictures import answered, hostile, private_bytes
+from tests.integration.test_hostile_pictures import ALLOWED, MAY_GROW_BYTES, assert_given_back
+from tests.integration.test_hostile_pictures import own_stack as own_stack
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+PICTURES = 404
+MAX_PEAK_BYTES = 1536 * MIB  # eight bodies of 30 MB or a hundred pictures, and what they are decoded to
+
+
+def test_many_hostile_pictures_leave_no_memory_behind(own_stack: RunningStack) -> None:
+    """No process keeps more of a second round; the peak of all together is bounded while they come."""
+    answered(own_stack, hostile(8, width=4000, height=3000))
+    before = private_bytes(own_stack)
+    peaks, is_over = [sum(before.values())], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.25):
+            peaks.append(sum(private_bytes(own_stack).values()))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    grown, statuses = [], Counter[int]()
+    try:
+        for _ in range(2):
+            statuses += answered(own_stack, hostile(PICTURES, width=4000, height=3000))
+            grown.append(assert_given_back(own_stack, before, MAY_GROW_BYTES))
+    finally:
+        is_over.set()
+        watching.join()
+    more = [size // MIB for size in grown]
+    told = f"{dict(statuses)}, {peaks[0] // MIB} MiB, at most {max(peaks) // MIB}, then {more} more"
+    print(told)  # noqa: T201
+    assert set(statuses) <= ALLOWED, told
+    assert max(peaks) < MAX_PEAK_BYTES, told
