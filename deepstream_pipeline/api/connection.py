@@ -14,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from deepstream_pipeline.api.audit import CERTIFICATE
 
 MAX_HEAD_BYTES = 64 * 1024
+LEAST_CHUNK_BYTES = 32  # the average of a body's chunks that come together, beyond the first 2,048
+_MAX_CHUNK_DEBT_BYTES = 64 * 1024
 _quiet = logging.getLogger("penstock.video.api")  # clients' faults are answered, not logged
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
@@ -30,6 +32,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._head_bytes = 0
+        self._is_further_chunk = False
+        self._chunk_debt_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -46,6 +50,7 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._is_further_chunk = False
         super().data_received(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -63,9 +68,18 @@ class BoundedConnection(HttpToolsProtocol):
         self._await_client()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._chunk_debt_bytes = False, 0
         super().on_headers_complete()
         self._await_client()
+
+    def on_body(self, body: bytes) -> None:
+        """Each chunk is a callback: a body of tiny ones is refused."""
+        if self._is_further_chunk:
+            self._chunk_debt_bytes = max(0, self._chunk_debt_bytes + LEAST_CHUNK_BYTES - len(body))
+            if self._chunk_debt_bytes > _MAX_CHUNK_DEBT_BYTES:
+                raise ValueError("the body's chunks are too small")  # ends the parser: 400
+        self._is_further_chunk = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -1,5 +1,6 @@
 """POST …/image: encoded images in, labelled results in source pixels out."""
 
+import asyncio
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -26,6 +27,7 @@ from server.rest.parts import files_of
 _MULTIPART = "multipart/form-data"
 # What clients say that do not know; the last is curl's word for any --data-binary. The image's first bytes decide.
 _UNSAID = frozenset(("", "application/octet-stream", "application/x-www-form-urlencoded"))
+_THREAD_FROM_BYTES = 1 << 20
 _SCORE_DECIMALS = 6
 _PIXEL_DECIMALS = 3
 
@@ -89,7 +91,10 @@ class ImageEndpoint:
         if encoding not in NOT_ENCODED:
             body = await decompressed(body, encoding, self._limits.max_body_bytes)
         content_type = first_header(request.scope, b"content-type").decode("latin-1")
-        images = images_of(body, content_type, self._limits)
+        if len(body) >= _THREAD_FROM_BYTES and _media_type(content_type) == _MULTIPART:
+            images = await asyncio.to_thread(images_of, body, content_type, self._limits)  # seconds, for 64 MiB of it
+        else:
+            images = images_of(body, content_type, self._limits)
         request_id = single_header(request, "x-request-id")
         asked = ImageRequest(model.model_name, model.model_version, images, deadline_of(request), request_id)
         response = await run_until_disconnect(

@@ -13,20 +13,20 @@ from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 import httptools
-import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.access.certificates import subject_of
 from server.core.browser_policy import host_fault
-from server.core.retry_after import spread_whole_s
 from server.rest.gate import CLIENT_CERTIFICATE
 from server.rest.limits import ConnectionLimits
 from server.rest.patience import ConnectionPatience, Phase, Verdict
 from server.rest.presence import Presence
+from server.rest.refusal import CHUNK_FRAMING, MALFORMED, Refusal, malformed
 
 LINGERING_CONNECTIONS = 64
 WIRE_BYTES_A_BODY_BYTE = 16
+LEAST_CHUNK_BYTES = 32  # each chunk costs as much as this many bytes: the average of those that come together
 ANSWER_IS_COUNTED = "penstock.answer_is_counted"  # of a scope whose app counts the answer itself
 _COUNT = struct.Struct("=Q")
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked of Linux's struct tcp_info
@@ -57,35 +57,6 @@ class Guard:
     turned_away: set[object] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An answer that ends its connection. reason: a stable word for the metric."""
-
-    status: HTTPStatus
-    reason: str
-    text: str
-
-    def as_bytes(self) -> bytes:
-        """The whole answer, as it stands on the wire."""
-        body = msgspec.json.encode({"error": self.text})
-        lines = [
-            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
-            "content-type: application/json",
-            f"content-length: {len(body)}",
-            "connection: close",
-        ]
-        if self.status is HTTPStatus.SERVICE_UNAVAILABLE:
-            lines.append(f"retry-after: {spread_whole_s(1.0)}")
-        return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def _malformed(text: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, "malformed_http", text)
-
-
-_MALFORMED = _malformed("the request is not valid HTTP/1.1")
-
-
 def _client_certificate(transport: asyncio.BaseTransport) -> str:
     """The subject of the verified certificate that the client showed; "" for none."""
     connection = transport.get_extra_info("ssl_object")
@@ -110,7 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of the head, before the bytes that are being parsed
         self._fed_bytes = 0  # that are being parsed
         self._body_bytes = 0  # of a body, among them
-        self._framing_debt = 0
+        self._framing_debt = self._chunk_debt = 0
         self._unread_bytes = 0
         self._refusal: Refusal | None = None
         self._is_refused = False
@@ -183,7 +154,7 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _MALFORMED)
+            self._refuse(self._refusal or MALFORMED)
             return
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -220,25 +191,30 @@ class GuardedProtocol(HttpToolsProtocol):
             cast(dict[str, Any], self.scope)[CLIENT_CERTIFICATE] = self._certificate
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # else a trailer, which must not become a header of the request
-            super().on_header(name, value)
+        if not self._is_in_head:  # a trailer, which must not become a header of the request
+            self._charge_chunk(0)
+            return
+        if len(self.headers) >= self._guard.limits.max_headers:
+            self._fail(self._head_too_large())
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_replaying:
             self._is_replaying = False
             return
         limits = self._guard.limits
-        if len(self.headers) > limits.max_headers or (
-            self._head_bytes + self._fed_bytes > limits.max_head_bytes and self._parsed_bytes() > limits.max_head_bytes
-        ):
+        if self._head_bytes + self._fed_bytes > limits.max_head_bytes and self._parsed_bytes() > limits.max_head_bytes:
             self._fail(self._head_too_large())
         if fault := host_fault(self.url, self.parser.get_http_version(), self.headers):
-            self._fail(_malformed(fault))
-        self._is_in_head, self._is_in_body, self._framing_debt = False, True, 0
+            self._fail(malformed(fault))
+        self._is_in_head, self._is_in_body = False, True
+        self._framing_debt = self._chunk_debt = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """The piece is kept as it is where the app is waiting; uvicorn would copy it twice."""
+        if self._body_bytes:  # a further chunk of what came together
+            self._charge_chunk(len(body))
         self._body_bytes += len(body)
         cycle = self.cycle
         if cycle.response_complete:
@@ -353,8 +329,13 @@ class GuardedProtocol(HttpToolsProtocol):
         """Chunk extensions and trailers are no body, and may not go on for ever in its place."""
         self._framing_debt = max(0, self._framing_debt + wire_bytes - WIRE_BYTES_A_BODY_BYTE * self._body_bytes)
         if self._framing_debt > self._guard.limits.max_head_bytes:
-            text = "the body's chunks have more framing than content; send larger chunks, without extensions"
-            self._refuse(Refusal(HTTPStatus.BAD_REQUEST, "chunk_framing", text))
+            self._refuse(CHUNK_FRAMING)
+
+    def _charge_chunk(self, size_bytes: int) -> None:
+        """A read of 256 KiB can be 43,000 chunks of a byte: each is a callback, while all other clients wait."""
+        self._chunk_debt = max(0, self._chunk_debt + LEAST_CHUNK_BYTES - size_bytes)
+        if self._chunk_debt > self._guard.limits.max_head_bytes:
+            self._fail(CHUNK_FRAMING)
 
     def _release_unread(self) -> None:
         if self._unread_bytes:

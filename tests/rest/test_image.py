@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from server.core.errors import InvalidRequest, UnsupportedMedia
 from server.core.infer import Timings
 from server.core.result import Classes, Detections
 from server.dataplane import ImageRequest, ImageResponse
+from server.rest import image
 from server.rest.image import images_of
 from server.rest.limits import RestLimits
 from tests.rest.harness import Front
@@ -95,6 +97,21 @@ async def test_multipart_files_arrive_in_order(front: Front) -> None:
     reply = await front.ask("POST", IMAGE, body, ((b"content-type", MULTIPART.encode()),))
     assert reply.status == 200
     assert front.plane.images[0].images == (JPEG, b"second", b"")
+
+
+async def test_long_multipart_is_parsed_in_a_thread(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB of line ends take seconds, in which others are served. A picture alone needs no parser."""
+    is_own: list[bool] = []
+
+    def images_in_thread(*_: object) -> tuple[bytes, ...]:
+        is_own.append(threading.current_thread() is not threading.main_thread())
+        return (JPEG,)
+
+    monkeypatch.setattr(image, "images_of", images_in_thread)
+    for size_bytes, media_type in ((1 << 10, MULTIPART), (2 << 20, MULTIPART), (2 << 20, "image/jpeg")):
+        headers = ((b"content-type", media_type.encode()),)
+        assert (await front.ask("POST", IMAGE, bytes(size_bytes), headers)).status == 200
+    assert is_own == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,33 @@ async def test_framing_without_end_is_refused(endless: bytes) -> None:
         assert (reply.status, served.refused) == (400, ["chunk_framing"])
 
 
+@pytest.mark.parametrize("path", [b"1", b"hold"])
+async def test_body_of_tiny_chunks_is_refused_after_few_of_them(path: bytes) -> None:
+    """A read of 256 KiB would be 43,000 callbacks, while nobody else is served."""
+    async with serving(ROOMY) as served, Client.connected(served.port) as client:
+        await client.send(CHUNKED.replace(b"%d", path) + b"1\r\nx\r\n" * 500)
+        reply = await client.reply()
+        assert (reply.status, served.refused) == (400, ["chunk_framing"])
+
+
+async def test_small_chunks_with_enough_content_are_served() -> None:
+    """Their average counts, and few small ones are always taken."""
+    async with serving(ROOMY) as served, Client.connected(served.port) as client:
+        await client.send(CHUNKED % 1 + (b"1\r\nx\r\n" * 6 + b"100\r\n" + b"y" * 256 + b"\r\n") * 200 + b"0\r\n\r\n")
+        assert (await client.reply()).body == b"/1 " + (b"x" * 6 + b"y" * 256) * 200
+        await client.send(CHUNKED % 2 + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")
+        assert (await client.reply()).body == b"/2 " + b"x" * 100
+        assert served.refused == []
+
+
+async def test_head_of_many_headers_is_refused_while_it_comes() -> None:
+    """431 at the limit, not at an end that may never come."""
+    async with serving(ROOMY) as served, Client.connected(served.port) as client:
+        await client.send(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * (ROOMY.max_headers + 1))
+        assert (await client.reply()).status == 431
+        assert served.refused == ["head_too_large"]
+
+
 async def test_offer_to_upgrade_is_declined_by_serving_on() -> None:
     """`Upgrade: h2c`, as curl --http2 and Java's client send it: HTTP/1.1 answers, with and without a body."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"

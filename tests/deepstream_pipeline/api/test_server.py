@@ -183,6 +183,15 @@ def test_bytes_that_are_no_http_are_refused(impatient: ApiServer) -> None:
     assert b'{"error": "the request is not valid HTTP/1.1"}' in answer
 
 
+def test_body_of_tiny_chunks_is_refused(impatient: ApiServer) -> None:
+    """400 after some thousands of them: each costs a callback."""
+    with connect(impatient.url) as connection:
+        head = b"POST /v1/streams HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"1\r\n \r\n" * 9_000)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") or answer == b""
+
+
 def test_connections_are_bounded_and_free_again(impatient: ApiServer) -> None:
     """The ninth is refused with 503; when the eight are gone others are served."""
     held = [connect(impatient.url) for _ in range(8)]
