@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple
 
 Network = IPv4Network | IPv6Network
 
@@ -21,17 +22,25 @@ class PortLimits:
 
     def allowed_from(self, address: str) -> int:
         """How many connections the address may have open. An empty address (a Unix socket) has no limit of its own."""
-        if not address or self._is_proxy(address):
+        if not address or self.is_proxy(address):
             return self.max_connections
         return min(self.max_per_address, self.max_connections)
 
-    def _is_proxy(self, address: str) -> bool:
+    def is_proxy(self, address: str) -> bool:
+        """Whether the address forwards many clients."""
         if not self.trusted_proxies:
             return False
         parsed = ip_address(address.partition("%")[0])
         if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
             parsed = parsed.ipv4_mapped
         return any(parsed in network for network in self.trusted_proxies)
+
+
+class Client(NamedTuple):
+    """The other end of a connection."""
+
+    address: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)

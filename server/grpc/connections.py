@@ -5,19 +5,25 @@ Needs Linux (/proc and TCP_INFO); elsewhere only the total holds.
 """
 
 import asyncio
+import fcntl
 import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterator
+import sys
+import termios
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from server.core.connections import OpenConnection, PortLimits, excess_connections
+from server.core.connections import Client, OpenConnection, PortLimits, excess_connections
+from server.grpc.address_filter import refuse_connections
+from server.grpc.floods import Floods
 from server.logs import get_logger
 
 INTERVAL_S = 0.25
 MAX_SHARE_OF_TIME = 0.05  # of the event loop's time that scans may take
+MAX_UNREAD_BYTES = 32 << 10  # of a connection from an address that floods
 _DESCRIPTORS = Path("/proc/self/fd")
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT = 44, 52  # of Linux's struct tcp_info, in milliseconds
@@ -28,13 +34,21 @@ log = get_logger("grpc")
 
 
 class ConnectionGuard:
-    """Enforces the gRPC port's limits. closed: called with a stable reason for each connection that is shut down."""
+    """Enforces the gRPC port's limits. closed: called with a stable reason for each connection that is shut down.
 
-    def __init__(self, port: int, limits: PortLimits, closed: Callable[[str], None]) -> None:
+    floods: whose connections are closed, too.
+    """
+
+    def __init__(
+        self, port: int, limits: PortLimits, closed: Callable[[str], None], floods: Floods | None = None
+    ) -> None:
         self._port = port
         self._limits = limits
         self._closed = closed
+        self._floods = floods
         self._open_files = 0
+        self._blocked: Collection[str] = frozenset()
+        self._listeners: set[int] = set()  # descriptors
         self._sockets: dict[int, OpenConnection] = {}  # by descriptor; those of other ports have no address
 
     @property
@@ -44,6 +58,12 @@ class ConnectionGuard:
 
     async def run(self) -> None:
         """Enforce the limits until cancelled."""
+        if self._floods is None:
+            await self._watch()
+        else:
+            await asyncio.gather(self._watch(), self._floods.run(self.end_floods))
+
+    async def _watch(self) -> None:
         now = asyncio.get_running_loop().time
         pause_s = INTERVAL_S
         while True:
@@ -64,11 +84,28 @@ class ConnectionGuard:
             self._open_files = 0  # look again: new ones may have taken their descriptors
             log.warning("closed gRPC connections beyond the limit", closed=closed)
 
-    def close_client(self, address: str, port: int, reason: str) -> None:
-        """Shut down the connection from this address and port."""
-        for one in self._connections():
-            if (one.address, one.port) == (address, port) and self._close(one, reason):
-                log.warning("closed a gRPC connection", reason=reason, client=address)
+    def end_floods(self, addresses: Collection[str], clients: Collection[Client]) -> None:
+        """Take no new connections from these addresses, and close the connections of these clients.
+
+        Also those from the addresses that sent more than gRPC's core has read: most of their calls never get here.
+        """
+        connections = self._connections()
+        self._block(addresses)
+        for one in connections:
+            is_behind = one.address in addresses and _unread_bytes(one) > MAX_UNREAD_BYTES
+            if is_behind or (one.address, one.port) in clients:
+                self._close(one, "refused_calls")
+
+    def _block(self, addresses: Collection[str]) -> None:
+        if self._blocked == addresses:
+            return
+        self._blocked = addresses
+        for descriptor in self._listeners:
+            try:
+                with _borrowed(descriptor) as listener:
+                    refuse_connections(listener, addresses)
+            except OSError as error:
+                log.warning("cannot refuse connections by address", error=str(error))
 
     def _connections(self) -> list[OpenConnection]:
         """The TCP connections to the port. Other threads open and close them meanwhile."""
@@ -89,7 +126,10 @@ class ConnectionGuard:
         with _borrowed(descriptor) as connection:
             own = connection.getsockname()
             if isinstance(own, tuple) and len(own) > 1 and own[1] == self._port:
-                with suppress(OSError):  # a listening socket has no peer
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    self._listeners.add(descriptor)
+                    return OpenConnection(descriptor, inode, "", 0)
+                with suppress(OSError):  # it may have no peer any more
                     address, port = connection.getpeername()[:2]
                     return OpenConnection(descriptor, inode, address.removeprefix("::ffff:"), port)
         return OpenConnection(descriptor, inode, "", 0)
@@ -126,6 +166,14 @@ def idle_s(connection: OpenConnection) -> float:
         return 0.0
     sent, received = (_MILLISECONDS.unpack_from(info, at)[0] for at in (_LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT))
     return float(min(sent, received)) / 1000
+
+
+def _unread_bytes(connection: OpenConnection) -> int:
+    """Bytes that came and were not read; 0 if unknown."""
+    count = bytearray(4)
+    with suppress(OSError):
+        fcntl.ioctl(connection.descriptor, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
 
 
 def _descriptors() -> list[int]:

@@ -5,7 +5,6 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
-from urllib.parse import unquote
 
 import grpc
 
@@ -14,9 +13,11 @@ from server.access.credentials import CREDENTIAL_NAMES, credentials_of
 from server.access.door import CERTIFICATE_PREFIX, Door
 from server.core.caller import Caller, Role
 from server.core.conveyance import CALLER_HEADER, caller_heard
-from server.core.errors import InferenceError
+from server.core.errors import InferenceError, PermissionDenied, Unauthenticated
 from server.core.relay import GrpcMetadata
 from server.grpc.errors import status_of
+from server.grpc.floods import Floods
+from server.grpc.peers import host_of
 from server.logs import get_logger
 from server.metrics import Metrics
 
@@ -54,11 +55,15 @@ _certified: ContextVar[str] = ContextVar("certified", default="")  # the subject
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Lets calls in by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read."""
+    """Lets calls in by the metadata `authorization: Bearer …` and `x-api-key: …`, before their message is read.
 
-    def __init__(self, door: Door, record: Metrics) -> None:
+    floods: told of calls without a valid key; None if nobody floods, as on a Unix socket.
+    """
+
+    def __init__(self, door: Door, record: Metrics, floods: Floods | None = None) -> None:
         self._door = door
         self._record = record
+        self._floods = floods
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
@@ -73,8 +78,21 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         except InferenceError as error:
             self._record.rejected(error.reason)
             log.debug("request refused", reason=error.reason, error=error.message)
-            return _refusing(error, self._door, handler_call_details.method)
+            return self._refusing(error, handler_call_details.method)
         return await continuation(handler_call_details)
+
+    def _refusing(self, error: InferenceError, method: str) -> Handler:
+        """Ends the call without its message: as a stream's handler it is asked before one is read."""
+        code, details, trailing = status_of(error)
+
+        async def refuse(_: object, context: Context) -> None:
+            peer = context.peer()
+            if self._floods is not None and isinstance(error, Unauthenticated | PermissionDenied) and not error.client:
+                self._floods.note(peer)
+            self._door.note_refused(error, host_of(peer), method)
+            await context.abort(code, details, trailing)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class CertificateGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -135,6 +153,12 @@ def role_needed(method: str) -> Role | None:
     return _ROLE.get(method, Role.ADMIN)
 
 
+def needs_key(method: str, open_to: frozenset[Role]) -> bool:
+    """Whether "/service/Method" refuses clients without a key. open_to: the roles of these."""
+    role = role_needed(method)
+    return role is not None and role not in open_to and _OR_ROLE.get(method) not in open_to
+
+
 def caller_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> Caller:
     """Whoever made the call."""
     told = _told.get()
@@ -163,31 +187,12 @@ def metadata_of(context: "grpc.aio.ServicerContext[bytes, bytes]") -> GrpcMetada
     return tuple((key, value) for key, value in metadata if key not in CREDENTIAL_NAMES)
 
 
-def host_of(peer: str) -> str:
-    """The host of gRPC's word for a connection: "ipv4:127.0.0.1:53210", "ipv6:%5B::1%5D:53210"; empty for a socket."""
-    scheme, _, rest = peer.partition(":")
-    if scheme not in ("ipv4", "ipv6"):
-        return ""
-    return unquote(rest).rpartition(":")[0].strip("[]")
-
-
 def _credentials(metadata: GrpcMetadata) -> Iterator[str]:
     return credentials_of(
         (name, value if isinstance(value, str) else value.decode("latin-1"))
         for name, value in metadata
         if name in CREDENTIAL_NAMES
     )
-
-
-def _refusing(error: InferenceError, door: Door, method: str) -> Handler:
-    """Ends the call without its message: as a stream's handler it is asked before one is read."""
-    code, details, trailing = status_of(error)
-
-    async def refuse(_: object, context: "grpc.aio.ServicerContext[object, object]") -> None:
-        door.note_refused(error, host_of(context.peer()), method)
-        await context.abort(code, details, trailing)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _certificate_of(context: Context) -> str:

@@ -14,9 +14,11 @@ from server.access.certificates import Certificates
 from server.access.door import Door
 from server.backends.core_relay import CoreRelay
 from server.core.connections import PortLimits
+from server.core.errors import Unauthenticated
 from server.dataplane import DataPlane
 from server.grpc.connections import ConnectionGuard
-from server.grpc.gate import CertificateGate, FrontGate, Gate
+from server.grpc.floods import Floods
+from server.grpc.gate import CertificateGate, FrontGate, Gate, needs_key
 from server.grpc.health import Health
 from server.grpc.passed_on import PassedStreams
 from server.grpc.recorder import RefusalsOnly
@@ -154,9 +156,13 @@ async def serve(
         streams = StreamRelay(plane, record, limits.streams)
         inference = inference_handlers(plane, relay, streams)
     handlers = (inference, health.handlers(), reflection_handlers())
-    options = _options(limits, is_shared=core is not None)
+    floods = _floods(door, limits.connections, record)
     server = sturdy_server(
-        handlers, METHODS, interceptors=_gates(door, share, record, endpoint.certificates), options=options
+        handlers,
+        METHODS,
+        interceptors=_gates(door, share, record, endpoint.certificates, floods),
+        options=_options(limits, is_shared=core is not None),
+        drop_policy=floods,
     )
     try:
         port = (
@@ -169,18 +175,28 @@ async def serve(
             f"cannot listen on {endpoint.address} for gRPC; stop what holds it, or choose another port with --grpc-port"
         ) from error
     await server.start()
-    guard = ConnectionGuard(port, limits.connections, record.rejected) if limits.connections is not None else None
+    counted = limits.connections
+    guard = ConnectionGuard(port, counted, record.rejected, floods) if counted is not None else None
     return GrpcServer(server, port, relay=relay, streams=streams, health=health, guard=guard)
 
 
+def _floods(door: Door | None, connections: PortLimits | None, record: Metrics) -> Floods | None:
+    """None where every client may do everything, or all clients are processes of ours."""
+    if door is None or connections is None:
+        return None
+    return Floods(
+        connections, lambda method: needs_key(method, door.open_to), lambda: record.rejected(Unauthenticated.reason)
+    )
+
+
 def _gates(
-    door: Door | None, share: Share | None, record: Metrics, certificates: Certificates | None
+    door: Door | None, share: Share | None, record: Metrics, certificates: Certificates | None, floods: Floods | None
 ) -> "tuple[grpc.aio.ServerInterceptor[object, object], ...]":
     if share is not None and share.core is None:
         return (FrontGate(),)
     if certificates is not None and certificates.wants_client_certificates:
         return (CertificateGate(door, record),)
-    return () if door is None else (Gate(door, record),)
+    return () if door is None else (Gate(door, record, floods),)
 
 
 def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
@@ -230,6 +246,8 @@ def _options(limits: GrpcLimits, *, is_shared: bool) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", limits.max_calls),
+        ("grpc.server.max_pending_requests", 4096),
+        ("grpc.server.max_pending_requests_hard_limit", 8192),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", CLIENT_SILENCE_MS),

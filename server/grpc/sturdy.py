@@ -8,9 +8,12 @@ and are answered UNIMPLEMENTED without their name being read.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Protocol
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from server.core.relay import GrpcMetadata
 
 CROWDED = b"/ModelInfer"
 # Calls of it that gRPC's core may hand over together: it gives one for each time that it is asked. With one taker the
@@ -68,19 +71,50 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
 _metadata_limit = MetadataLimit()
 
 
+class Taken:
+    """A call that gRPC's core handed over and nobody serves yet."""
+
+    def __init__(self, state: object, loop: asyncio.AbstractEventLoop) -> None:
+        self._context = cygrpc._ServicerContext(state, None, None, loop)
+
+    def peer(self) -> str:
+        """gRPC's word for its connection."""
+        return str(self._context.peer())
+
+    def metadata(self) -> GrpcMetadata:
+        """What came with the call; nothing if it is too large."""
+        _metadata_limit.begin()
+        try:
+            return tuple((name, value) for name, value in self._context.invocation_metadata())
+        except (asyncio.CancelledError, UnicodeDecodeError):
+            return ()
+        finally:
+            _metadata_limit.end()
+
+
+class DropPolicy(Protocol):
+    """Decides which calls are cancelled as soon as they are taken. is_active: whether it must be asked at all."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def drops(self, method: str, call: Taken) -> bool: ...
+
+
 def sturdy_server(
     handlers: Sequence[object],
     methods: Iterable[str],
     *,
     interceptors: "Sequence[grpc.aio.ServerInterceptor[object, object]]",
     options: Sequence[tuple[str, int]],
+    drop_policy: DropPolicy | None = None,
 ) -> grpc.aio.Server:
     """Not yet listening. handlers: of services, as grpc.method_handlers_generic_handler makes them.
 
     methods: "/package.Service/Method" of all that the handlers serve; other names are nobody's.
     """
     server = grpc.aio.server(interceptors=interceptors, options=options)
-    core = _Core(asyncio.get_running_loop(), list(handlers), tuple(interceptors), tuple(options))
+    core = _Core(asyncio.get_running_loop(), list(handlers), tuple(interceptors), tuple(options), drop_policy)
     core.add_registered_method_handlers(dict.fromkeys(methods))
     server._server = core  # type: ignore[attr-defined]
     return server
@@ -95,9 +129,11 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         handlers: list[object],
         interceptors: "tuple[grpc.aio.ServerInterceptor[object, object], ...]",
         options: tuple[tuple[str, int], ...],
+        drop_policy: DropPolicy | None,
     ) -> None:
         super().__init__(loop, None, handlers, interceptors, options, None)
         self._running_loop = loop
+        self._drop_policy = drop_policy
         first = (_metadata_limit, *interceptors) if interceptors else ()
         self._known = (cygrpc._MethodResolver([_metadata_limit, *handlers], {}), first)
         self._unknown = (cygrpc._MethodResolver([_metadata_limit], {}), ())
@@ -115,9 +151,12 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         """Ends by an error of gRPC's when the server stops."""
         name = method.decode() if method is not None else ""
         resolver, interceptors = self._known if method is not None else self._unknown
-        loop = self._running_loop
+        loop, policy = self._running_loop, self._drop_policy
         while True:
             state = await (self._request_registered_call(method) if method is not None else self._request_call())
+            if policy is not None and policy.is_active and policy.drops(name, Taken(state, loop)):
+                del state  # gRPC's core cancels what nobody refers to
+                continue
             call = _Call(cygrpc._handle_rpc(name, resolver, interceptors, state, loop, False))
             call.task = task = loop.create_task(cygrpc._schedule_rpc_coro(call.served(), state, loop, name))
             self._calls.add(task)

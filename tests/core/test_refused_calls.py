@@ -1,0 +1,48 @@
+"""Which addresses flood, by a clock of the test's own."""
+
+from server.core import refused_calls
+from server.core.refused_calls import BURST_CALLS, CALLS_PER_S, HOLD_S, RefusedCalls
+
+BURST = int(BURST_CALLS)
+
+
+def flood(counts: RefusedCalls, address: str, now: float) -> bool:
+    """Whether a flood begins with one call more than a burst."""
+    return [counts.note(address, now) for _ in range(BURST + 1)][-1]
+
+
+def test_burst_is_no_flood_and_one_call_more_is() -> None:
+    """It begins once, and concerns its address alone."""
+    counts = RefusedCalls()
+    assert not any(counts.note("a", 0.0) for _ in range(BURST))
+    assert not counts.has_floods
+    assert counts.note("a", 0.0)
+    assert not counts.note("a", 0.0)
+    assert counts.flooding(0.0) == {"a"}
+
+
+def test_calls_at_the_rate_are_no_flood_however_long() -> None:
+    """A client with a wrong key that tries on is answered each time."""
+    counts = RefusedCalls()
+    assert not any(counts.note("a", number / CALLS_PER_S) for number in range(10 * BURST))
+
+
+def test_flood_lasts_until_some_time_after_its_last_call() -> None:
+    """And begins again with the next call, as long as its burst is not forgotten."""
+    counts = RefusedCalls()
+    flood(counts, "a", 0.0)
+    assert not counts.note("a", HOLD_S / 2)
+    assert counts.is_flooding("a", 1.4 * HOLD_S)
+    assert not counts.is_flooding("a", 1.6 * HOLD_S)
+    assert not counts.has_floods
+    assert flood(counts, "a", 100.0)
+
+
+def test_addresses_are_forgotten_the_oldest_first() -> None:
+    """However many there are."""
+    counts = RefusedCalls()
+    for number in range(3 * refused_calls.MAX_ADDRESSES):
+        counts.note(str(number), number / 1e6)
+    flood(counts, "last", 0.1)
+    assert len(counts._counts) <= refused_calls.MAX_ADDRESSES
+    assert counts.flooding(0.1) == {"last"}
