@@ -21,7 +21,7 @@ from server.gpu.mps.limits import ModelClients
 from server.gpu.profiling import Profile, ProfilerMissing, Profiling, plan_profiling
 from server.local.running import run_folders
 from server.logs import get_logger
-from server.rest.listener import PortTaken, bind
+from server.rest.listener import PortTaken, bind, bind_all
 from server.settings import Settings
 
 log = get_logger("stack")
@@ -154,9 +154,9 @@ def resolve_ports(settings: Settings) -> Settings:
         for name in names:
             host = "127.0.0.1" if name.startswith("engine") else settings.host
             port = getattr(settings, name) or pick_free_ports("127.0.0.1", 1)[0]
-            listener = bind(host, port, flag="--" + name.replace("_", "-"))
-            held.append(listener)
-            ports[name] = listener.getsockname()[1]
+            flag = "--" + name.replace("_", "-")
+            held += [bind(host, port, flag=flag)] if name.startswith("engine") else bind_all(host, port, flag=flag)
+            ports[name] = port
     except PortTaken as error:
         raise CannotStart(str(error)) from error
     finally:

@@ -22,7 +22,6 @@ from server.backends.core_relay import CoreRelay
 from server.backends.own_engines import RoutedEngine
 from server.backends.triton import TritonBackend
 from server.batch_flow import BatchFlow
-from server.core.address import authority
 from server.core.connections import PortLimits
 from server.engines import (
     Engine,
@@ -48,10 +47,11 @@ from server.local.limits_page import PAGE_NAME, LimitsPage, Row, SharedCounts
 from server.local.messages import Hello
 from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
+from server.loopback import addresses_of
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.model_restarts import core_backend
 from server.rest.app import create_app
-from server.rest.listener import HttpListener, bind
+from server.rest.listener import HttpListener, Sockets, bind_all
 from server.rest.passed_on import WayToCore
 from server.settings import Settings
 from server.shared_memory.absent import SWITCHED_OFF, NoSharedMemory
@@ -224,10 +224,10 @@ async def _serve_clients(
 ) -> bool:
     """Listen until somebody says stop, then drain; whether nothing was cut. tasks: what runs, and is added to."""
     settings = front.settings
-    listener = bind(settings.host, settings.http_port, flag="--http-port", is_shared=True)
+    listeners = bind_all(settings.host, settings.http_port, flag="--http-port", is_shared=True)
     ports = port_limits(settings)
-    rest = _rest(front, listener, ports)
-    endpoint = Endpoint(authority(settings.host, settings.grpc_port), front.certificates)
+    rest = _rest(front, listeners, ports)
+    endpoint = Endpoint(addresses_of(settings.host, settings.grpc_port), front.certificates)
     share = Share(front.core)
     limits = grpc_limits(settings, ports)
     grpc_server = await serve(front.plane, limits, endpoint, front.metrics, door=front.door, share=share)
@@ -246,14 +246,14 @@ async def _serve_clients(
     return await _drain(front, rest, grpc_server)
 
 
-def _rest(front: Front, listener: socket.socket, ports: PortLimits) -> HttpListener:
+def _rest(front: Front, listeners: Sockets, ports: PortLimits) -> HttpListener:
     settings = front.settings
     way = WayToCore(front.core, has_engine=settings.engine_is_embedded)
     gate = compose_gate(settings, front.door)
     app = create_app(front.plane, rest_limits(settings), front.metrics, gate=gate, way=way)
     return HttpListener(
         app,
-        listener,
+        listeners,
         limits=connection_limits(settings, ports),
         unread=front.admission,
         refused=front.metrics.rejected,

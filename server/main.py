@@ -27,7 +27,6 @@ from server.batching.batcher import BatcherPool
 from server.batching.options import BatchOptions
 from server.batching.readings import queue_readers
 from server.batching.verdict import judged
-from server.core.address import authority
 from server.dataplane import DataPlane
 from server.engines import (
     compose_door,
@@ -62,6 +61,7 @@ from server.local.lent_slab import Lender
 from server.local.limits_page import PAGE_NAME, LimitsPage, Row, core_counts
 from server.local.quota_table import core_board
 from server.logs import get_logger
+from server.loopback import addresses_of
 from server.metrics import METRIC_FILES, Metrics, SharedFiles
 from server.model_restarts import model_restarter, with_own_engines
 from server.readiness import watch_readers
@@ -69,7 +69,7 @@ from server.rest.app import create_app
 from server.rest.exposition import create_metrics_app
 from server.rest.gate import FrontGate
 from server.rest.limits import ConnectionLimits
-from server.rest.listener import HttpListener, bind
+from server.rest.listener import HttpListener, Sockets, bind_all
 from server.settings import Settings
 from server.shared_memory.keeper import SharedMemory
 from server.tracing.relay import TracedRelay
@@ -296,12 +296,12 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
         loop.add_signal_handler(number, stop.set)
     run_dir = place.fronts_dir
     http_place = (
-        bind(settings.host, settings.http_port, flag="--http-port") if run_dir is None else run_dir / HTTP_SOCKET
+        bind_all(settings.host, settings.http_port, flag="--http-port") if run_dir is None else run_dir / HTTP_SOCKET
     )
-    metrics_socket = bind(settings.host, settings.metrics_port, flag="--metrics-port")
+    metrics_sockets = bind_all(settings.host, settings.metrics_port, flag="--metrics-port")
     gateway = Gateway(settings, control, place)
     await gateway.pool.start()
-    doors = await _open_doors(settings, gateway, http_place, metrics_socket)
+    doors = await _open_doors(settings, gateway, http_place, metrics_sockets)
     doors.rest.start()
     doors.metrics.start()
     if control is not None:
@@ -327,7 +327,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
 
 
 async def _open_doors(
-    settings: Settings, gateway: Gateway, http_place: socket.socket | Path, metrics_socket: socket.socket
+    settings: Settings, gateway: Gateway, http_place: Sockets | Path, metrics_sockets: Sockets
 ) -> _Doors:
     """Listeners for clients, or for fronts where http_place is a Unix socket's path. Only gRPC listens already."""
     run_dir = http_place.parent if isinstance(http_place, Path) else None
@@ -346,13 +346,13 @@ async def _open_doors(
     engine_text, metrics_gate = gateway.engine.backend.metrics, compose_gate(settings, door, needs_key=True)
     pages = create_metrics_app(gateway.metrics.text, engine_text, lambda: gateway.watch.is_up, gate=metrics_gate)
     of_grpc = grpc_limits(settings, ports if run_dir is None else None)
-    share, endpoint = None, Endpoint(authority(settings.host, settings.grpc_port), certificates)
+    share, endpoint = None, Endpoint(addresses_of(settings.host, settings.grpc_port), certificates)
     if run_dir is not None:
-        share, endpoint = Share(core=None), Endpoint(f"unix:{run_dir / GRPC_SOCKET}")
+        share, endpoint = Share(core=None), Endpoint((f"unix:{run_dir / GRPC_SOCKET}",))
     grpc_server = await serve(gateway.plane, of_grpc, endpoint, gateway.metrics, door=gateway.door, share=share)
     for name, reader in connection_readers(gateway.page, rest, grpc_server).items():
         gateway.metrics.read(name, reader)
-    metrics = HttpListener(pages, metrics_socket, limits=metrics_limits(), refused=gateway.metrics.rejected, tls=tls)
+    metrics = HttpListener(pages, metrics_sockets, limits=metrics_limits(), refused=gateway.metrics.rejected, tls=tls)
     return _Doors(rest, grpc_server, metrics)
 
 

@@ -44,6 +44,7 @@ from server.local.gateway_process import CORE, WHOLE, GatewayProcess, Part
 from server.local.running import tell_running
 from server.local.socket_folder import reachable
 from server.logs import get_logger
+from server.loopback import listen_hosts
 from server.own_processes import Changed, EngineProcess, OwnGatewayProcess, OwnProcesses, OwnTritonProcess
 
 __all__ = [
@@ -191,7 +192,8 @@ class Stack:
 
     def _new_fronts(self, settings_json: str) -> FrontProcesses:
         settings = self._settings
-        addresses = (settings.host, settings.http_port), (settings.host, settings.grpc_port)
+        ports = settings.http_port, settings.grpc_port
+        addresses = tuple((host, port) for host in listen_hosts(settings.host) for port in ports)
         try:
             fronts = FrontProcesses(settings_json, self._run_dir.path, addresses, settings.worker_count)
         except AddressHeld as error:

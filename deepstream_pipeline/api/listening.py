@@ -3,30 +3,43 @@
 import socket
 
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
+from server.loopback import family_of, listen_hosts
 
 _BACKLOG = 256
 _SEND_BUFFER_BYTES = 256 * 1024  # what a viewer that stops reading keeps in the kernel
 
 
-def listener_of(options: ApiOptions) -> socket.socket:
-    """A socket that listens there. Raises ApiRefused where that cannot be."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+def listeners_of(options: ApiOptions) -> list[socket.socket]:
+    """Sockets that listen there: with 127.0.0.1 also on ::1. Raises ApiRefused where that cannot be."""
+    listeners: list[socket.socket] = []
+    try:
+        for host in listen_hosts(options.host):
+            port = options.port or (listeners[0].getsockname()[1] if listeners else 0)
+            listeners.append(_listener_at(host, port))
+    except ApiRefused:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _listener_at(host: str, port: int) -> socket.socket:
     # With its protocol named, or asyncio leaves Nagle's algorithm on: each answer would take 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listener.bind((options.host, options.port))
+        listener.bind((host, port))
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ApiRefused(
-            f"the control API cannot listen on {options.host}, port {options.port} ({error.strerror}); "
-            "choose another, or port 0"
+            f"the control API cannot listen on {host}, port {port} ({error.strerror}); choose another, or port 0"
         ) from error
     return listener
 
 
 def check_address(options: ApiOptions) -> None:
     """Raises ApiRefused where nobody could listen there now."""
-    listener_of(options).close()
+    for listener in listeners_of(options):
+        listener.close()

@@ -12,7 +12,7 @@ import uvicorn
 
 from deepstream_pipeline.api.app import ApiApp, create_app
 from deepstream_pipeline.api.connection import BoundedConnection
-from deepstream_pipeline.api.listening import listener_of
+from deepstream_pipeline.api.listening import listeners_of
 from deepstream_pipeline.api.options import ApiOptions, ApiRefused
 from deepstream_pipeline.interfaces import PipelineControl, Previews
 from deepstream_pipeline.metrics import CONTENT_TYPE
@@ -37,7 +37,7 @@ class ApiServer:
     def __init__(self, control: PipelineControl, previews: Previews, metrics: Page, options: ApiOptions) -> None:
         self._options = options
         self._api: ApiApp = create_app(control, previews, metrics.page, options, CONTENT_TYPE)
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -45,15 +45,15 @@ class ApiServer:
     @property
     def url(self) -> str:
         """http:// or https://, and where it listens. After `start`."""
-        if self._listener is None:
+        if not self._listeners:
             raise RuntimeError("the control API was not started")
         return self._url
 
     def start(self) -> None:
         """Serve, from when this returns. Raises ApiRefused where the address cannot be listened on."""
         host = self._options.host
-        self._listener = listener_of(self._options)
-        port = int(self._listener.getsockname()[1])
+        self._listeners = listeners_of(self._options)
+        port = int(self._listeners[0].getsockname()[1])
         scheme = "http" if self._options.tls is None else "https"
         self._url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         self._server = _Server(_config(self._api, self._options), self._options)
@@ -83,16 +83,16 @@ class ApiServer:
         asyncio.get_running_loop().call_later(timeout_s, server.cut)
 
     def _serve(self) -> None:
-        assert self._listener is not None
         assert self._server is not None
         try:
             with asyncio.Runner() as runner:
                 self._loop = runner.get_loop()
-                runner.run(self._server.serve(sockets=[self._listener]))
+                runner.run(self._server.serve(sockets=self._listeners))
         except Exception:  # the thread's root
             log.exception("api_failed", reason="internal")
         finally:
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
 
 
 class _Server(uvicorn.Server):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from server.backends.triton_http import origin_of
+from server.loopback import family_of, listen_hosts
 
 LOWEST_PORT = 10_000
 DEFAULT_FIRST_EPHEMERAL = 32_768
@@ -28,7 +29,8 @@ def pick_free_ports(host: str, count: int) -> tuple[int, ...]:
             if len(picked) == count:
                 break
             with contextlib.suppress(OSError):
-                held.enter_context(socket.create_server((host, port)))
+                for each in listen_hosts(host):
+                    held.enter_context(socket.create_server((each, port), family=family_of(each)))
                 _claim(port)
                 picked.append(port)
     if len(picked) < count:

@@ -165,7 +165,7 @@ off; or a dcgm-exporter's http://host:9400/metrics].
 
 def up(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings")] = None,
-    host: Annotated[str | None, typer.Option(help="address to listen on [127.0.0.1]")] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on [127.0.0.1 and ::1]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST [8000]; 0 picks a free one")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC [8001]")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus metrics [8002]")] = None,

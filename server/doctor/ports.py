@@ -11,6 +11,7 @@ import psutil
 from server.doctor.engine import runs_triton
 from server.doctor.finding import Finding, Status
 from server.doctor.plan import Plan
+from server.loopback import family_of, listen_hosts
 
 VIDEO = "video"
 VIDEO_PORT = 8010
@@ -46,8 +47,7 @@ def probe(plan: Plan) -> tuple[PortFacts, ...]:
     """Tries to listen on each for a moment; the engine's only where it would have a process of its own."""
     has_engine = runs_triton(plan)
     tried = [
-        PortFacts(flag, host, port, _try(host, port))
-        for flag, host, port in [*_wanted(plan, has_engine), (VIDEO, LOOPBACK, VIDEO_PORT)]
+        _facts(flag, host, port) for flag, host, port in [*_wanted(plan, has_engine), (VIDEO, LOOPBACK, VIDEO_PORT)]
     ]
     if all(one.why != "EADDRINUSE" for one in tried):
         return tuple(tried)
@@ -63,9 +63,16 @@ def _wanted(plan: Plan, has_engine: bool) -> list[tuple[str, str, int]]:
     ]
 
 
+def _facts(flag: str, host: str, port: int) -> PortFacts:
+    """With the address that cannot be listened on, if one of the port's cannot."""
+    hosts = (host,) if flag.startswith("engine") else listen_hosts(host)
+    tried = [PortFacts(flag, each, port, _try(each, port)) for each in hosts]
+    return next((one for one in tried if one.why), tried[0])
+
+
 def _try(host: str, port: int) -> str:
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        with socket.socket(family_of(host)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
             listener.listen(1)

@@ -119,12 +119,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the server listens: "host:port" (port 0 lets the system pick one) or "unix:/path".
+    """Where the server listens: "host:port", all with one port (0 lets the system pick that of one), or "unix:/path".
 
     certificates: for TLS; None without it.
     """
 
-    address: str
+    addresses: tuple[str, ...]
     certificates: Certificates | None = None
 
 
@@ -164,20 +164,22 @@ async def serve(
         options=_options(limits, is_shared=core is not None),
         drop_policy=floods,
     )
-    try:
-        port = (
-            server.add_insecure_port(endpoint.address)
-            if endpoint.certificates is None
-            else server.add_secure_port(endpoint.address, _credentials_of(endpoint.certificates))
-        )
-    except RuntimeError as error:
-        raise AddressTaken(
-            f"cannot listen on {endpoint.address} for gRPC; stop what holds it, or choose another port with --grpc-port"
-        ) from error
+    ports = [_listen(server, address, endpoint.certificates) for address in endpoint.addresses]
     await server.start()
     counted = limits.connections
-    guard = ConnectionGuard(port, counted, record.rejected, floods) if counted is not None else None
-    return GrpcServer(server, port, relay=relay, streams=streams, health=health, guard=guard)
+    guard = ConnectionGuard(ports[0], counted, record.rejected, floods) if counted is not None else None
+    return GrpcServer(server, ports[0], relay=relay, streams=streams, health=health, guard=guard)
+
+
+def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | None) -> int:
+    try:
+        if certificates is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, _credentials_of(certificates))
+    except RuntimeError as error:
+        raise AddressTaken(
+            f"cannot listen on {address} for gRPC; stop what holds it, or choose another port with --grpc-port"
+        ) from error
 
 
 def _floods(door: Door | None, connections: PortLimits | None, record: Metrics) -> Floods | None:

@@ -15,6 +15,7 @@ from server.local.heartbeats import LOOK_S, Heartbeats
 from server.local.limits_page import CORE, PAGE_NAME, LimitsPage, Row
 from server.local.quota_table import TABLE_NAME, QuotaTable
 from server.logs import get_logger
+from server.loopback import family_of
 
 Address = tuple[str, int]
 log = get_logger("stack")
@@ -106,7 +107,7 @@ class FrontProcesses:
 
 def _hold(host: str, port: int) -> socket.socket:
     """Bound and not listening: connections go to those who listen there, too."""
-    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    held = socket.socket(family_of(host), socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:

@@ -15,10 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.access.tls_acceptor import CurrentTls, TlsAcceptor
 from server.core.address import authority
 from server.core.retry_after import spread_whole_s
+from server.loopback import family_of, listen_hosts
 from server.rest.errors import error_response
 from server.rest.limits import ConnectionLimits
 from server.rest.presence import presence_of
 from server.rest.protocol import Guard, GuardedProtocol, UnreadAnswers
+
+Sockets = tuple[socket.socket, ...]
 
 BACKLOG = 2048
 CUT_PATIENCE_S = 1.0  # for the last answers to leave
@@ -36,8 +39,7 @@ def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.
     is_shared: other processes of this user may listen there, too, if they say the same; the system deals connections
     out between them.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family_of(host), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if is_shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -48,6 +50,22 @@ def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.
         listener.close()
         raise PortTaken(f"cannot listen on {authority(host, port)} ({error.strerror}); {_fix(error, flag)}") from error
     return listener
+
+
+def bind_all(host: str, port: int, *, flag: str, is_shared: bool = False) -> Sockets:
+    """A socket for each address that `listen_hosts` names, all on one port. The rest is as in `bind`."""
+    listeners: list[socket.socket] = []
+    try:
+        for each in listen_hosts(host):
+            same = port or (listeners[0].getsockname()[1] if listeners else 0)
+            listeners.append(bind(each, same, flag=flag, is_shared=is_shared))
+    except PortTaken as error:
+        for listener in listeners:
+            listener.close()
+        if not listeners:
+            raise
+        raise PortTaken(f"{error}. Clients that connect to localhost try ::1 first") from error
+    return tuple(listeners)
 
 
 def _fix(error: OSError, flag: str) -> str:
@@ -71,14 +89,15 @@ class Uncounted:
 class HttpListener:
     """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns.
 
-    listener: a bound socket, or the path of a Unix socket to make. unread: told of answers that wait for their readers.
+    listener: bound sockets of one port, or the path of a Unix socket to make.
+    unread: told of answers that wait for their readers.
     refused: told, by a stable word, of each connection that is refused or cut. tls: None for plain HTTP.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket | Path,
+        listener: socket.socket | Sockets | Path,
         *,
         limits: ConnectionLimits | None = None,
         unread: UnreadAnswers | None = None,
@@ -102,13 +121,15 @@ class HttpListener:
             proxy_headers=False,
         )
         self._server = _Server(config, tls, self._limits, refused)
-        self._listener = listener
+        self._listeners = (
+            () if isinstance(listener, Path) else (listener,) if isinstance(listener, socket.socket) else listener
+        )
         self._task: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
         """The TCP port; 0 where it is none."""
-        return 0 if isinstance(self._listener, Path) else int(self._listener.getsockname()[1])
+        return int(self._listeners[0].getsockname()[1]) if self._listeners else 0
 
     @property
     def connection_count(self) -> int:
@@ -121,7 +142,7 @@ class HttpListener:
     async def _serve(self) -> None:
         sweeping = asyncio.create_task(self._sweep())
         try:
-            await self._server.serve(sockets=None if isinstance(self._listener, Path) else [self._listener])
+            await self._server.serve(sockets=list(self._listeners) or None)
         finally:
             sweeping.cancel()
 

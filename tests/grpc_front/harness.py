@@ -235,7 +235,7 @@ class Front:
 async def serving(limits: GrpcLimits | None = None, door: Door | None = None) -> AsyncIterator[Front]:
     """The front on an ephemeral port, stopped at the end."""
     plane, recorder = FakePlane(FakeBackend(MODELS, answer=double)), FakeRecorder()
-    server = await serve(plane, limits or GrpcLimits(), Endpoint("127.0.0.1:0"), recorder, door=door)  # type: ignore[arg-type]
+    server = await serve(plane, limits or GrpcLimits(), Endpoint(("127.0.0.1:0",)), recorder, door=door)  # type: ignore[arg-type]
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
     try:

@@ -384,7 +384,7 @@ async def test_method_not_served_is_unimplemented(front: Front, method: str) -> 
 async def test_serve_taken_port_is_an_error_that_names_it(front: Front) -> None:
     """Two gateways never share a port in silence."""
     with pytest.raises(AddressTaken, match=f"cannot listen on {front.address} for gRPC; .*--grpc-port"):
-        await serve(front.plane, GrpcLimits(), Endpoint(front.address), front.recorder)  # type: ignore[arg-type]
+        await serve(front.plane, GrpcLimits(), Endpoint((front.address,)), front.recorder)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("error", "count"), [(cygrpc.ExecuteBatchError("client gone"), 0), (KeyError("a bug"), 1)])

@@ -59,7 +59,7 @@ def commands() -> list[str]:
 
 def here(command: str, stack: RunningStack) -> list[str]:
     """The command with the tests' ports, and with the short run of what would run long."""
-    command = command.replace("localhost:8000", stack.http_url.removeprefix("http://"))
+    command = command.replace("127.0.0.1:8000", stack.http_url.removeprefix("http://"))
     command = command.replace("http://127.0.0.1:8000", stack.http_url)
     ours = (".venv/bin/", "deepstream_pipeline/")
     words = [str(CHECKOUT / word) if word.startswith(ours) else word for word in shlex.split(command)]

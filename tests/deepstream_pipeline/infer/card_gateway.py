@@ -133,7 +133,7 @@ class CardGateway:
         self._server: GrpcServer = await serve(
             self.plane,  # type: ignore[arg-type]
             GrpcLimits(),
-            Endpoint("127.0.0.1:0"),
+            Endpoint(("127.0.0.1:0",)),
             FakeRecorder(),  # type: ignore[arg-type]
         )
 

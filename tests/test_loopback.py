@@ -1,0 +1,79 @@
+"""Where a server of 127.0.0.1 listens: clients that say localhost ask ::1 first."""
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from deepstream_pipeline.api.listening import listeners_of
+from deepstream_pipeline.api.options import ApiOptions, ApiRefused
+from server import loopback
+from server.backends.triton_ports import pick_free_ports
+from server.choices import CannotStart, resolve_ports
+from server.doctor import ports
+from server.loopback import addresses_of, listen_hosts
+from server.rest.listener import PortTaken, bind_all
+from server.settings import Settings
+
+needs_ipv6 = pytest.mark.skipif(len(listen_hosts("127.0.0.1")) < 2, reason="no IPv6 here")
+
+
+def held_on_ipv6() -> socket.socket:
+    """As another user may listen: on ::1 alone."""
+    return socket.create_server(("::1", pick_free_ports("127.0.0.1", 1)[0]), family=socket.AF_INET6)
+
+
+@needs_ipv6
+def test_loopback_has_both_versions_and_no_other_host_has() -> None:
+    """What the operator names is used as it is."""
+    assert addresses_of("127.0.0.1", 8000) == ("127.0.0.1:8000", "[::1]:8000")
+    assert listen_hosts("localhost") == ("localhost", "::1")
+    assert [listen_hosts(host) for host in ("0.0.0.0", "::1", "::", "127.0.0.2")] == [
+        ("0.0.0.0",),
+        ("::1",),
+        ("::",),
+        ("127.0.0.2",),
+    ]
+
+
+def test_without_ipv6_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPv4 alone, without an error."""
+
+    def refuse(*_: object) -> socket.socket:
+        raise OSError("Address family not supported by protocol")
+
+    monkeypatch.setattr(loopback.socket, "socket", refuse)
+    assert listen_hosts("127.0.0.1") == ("127.0.0.1",)
+
+
+@needs_ipv6
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_both_versions_have_the_same_port(is_shared: bool) -> None:
+    """Also if the system picks it; several fronts share both."""
+    first = bind_all("127.0.0.1", 0, flag="--http-port", is_shared=is_shared)
+    port = first[0].getsockname()[1]
+    more = bind_all("127.0.0.1", port, flag="--http-port", is_shared=True) if is_shared else ()
+    try:
+        assert [one.getsockname()[:2] for one in first] == [("127.0.0.1", port), ("::1", port)]
+        assert len(more) == (2 if is_shared else 0)
+    finally:
+        for one in (*first, *more):
+            one.close()
+
+
+@needs_ipv6
+def test_port_that_another_process_holds_on_ipv6_is_refused() -> None:
+    """By `up`, by its doctor and by the video program; what was bound is free again."""
+    with held_on_ipv6() as holder:
+        port = holder.getsockname()[1]
+        asked: tuple[tuple[type[Exception], Callable[[], object]], ...] = (
+            (PortTaken, lambda: bind_all("127.0.0.1", port, flag="--http-port")),
+            (CannotStart, lambda: resolve_ports(Settings(http_port=port, grpc_port=0, metrics_port=0))),
+        )
+        for kind, ask in asked:
+            with pytest.raises(kind, match=rf"\[::1\]:{port} \(.*--http-port.*localhost try ::1 first"):
+                ask()
+        with pytest.raises(ApiRefused, match=f"cannot listen on ::1, port {port}"):
+            listeners_of(ApiOptions(port=port))
+        assert ports._facts("http-port", "127.0.0.1", port).host == "::1"
+        socket.create_server(("127.0.0.1", port)).close()
