@@ -17,7 +17,7 @@
 {{- if eq $models.source "pvc" -}}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ $models.pvc.claimName }}
+    claimName: {{ $models.pvc.claimName | quote }}
     readOnly: true
 {{- else if has $models.source (list "ociImage" "git") -}}
 - name: models
@@ -84,8 +84,8 @@
     - {name: GIT_REF, value: {{ .Values.models.git.ref | toString | quote }}}
     - {name: GIT_PATH, value: {{ .Values.models.git.path | trimPrefix "/" | quote }}}
     {{- with .Values.models.git.existingSecret }}
-    - {name: GIT_USERNAME, valueFrom: {secretKeyRef: {name: {{ . }}, key: username}}}
-    - {name: GIT_PASSWORD, valueFrom: {secretKeyRef: {name: {{ . }}, key: password}}}
+    - {name: GIT_USERNAME, valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: username}}}
+    - {name: GIT_PASSWORD, valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: password}}}
     {{- end }}
   {{- include "penstock.models.container" . | nindent 2 }}
   volumeMounts:

@@ -1,8 +1,16 @@
 {{/* Names, labels and what every pod of the chart has alike. */}}
 
-{{/* Prefix of every object's name. Short enough for -gateway-headless and a pod's ending. */}}
+{{/*
+Prefix of every object's name: a DNS label that begins with a letter, as a Service's name must. Dots of the release's name
+become dashes, and a name that begins with a digit gets the chart's name in front.
+Short enough for -gateway-headless and a pod's ending.
+*/}}
 {{- define "penstock.fullname" -}}
-{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- if regexMatch `^[0-9]` $release -}}
+{{- $release = printf "%s-%s" .Chart.Name $release -}}
+{{- end -}}
+{{- $name := ternary $release (printf "%s-%s" $release .Chart.Name) (contains .Chart.Name $release) -}}
 {{- trunc 40 $name | trimSuffix "-" -}}
 {{- end -}}
 
@@ -13,15 +21,15 @@
 
 {{/* dict root, component: what never changes of a component's labels. */}}
 {{- define "penstock.selectorLabels" -}}
-app.kubernetes.io/name: {{ .root.Chart.Name }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+app.kubernetes.io/name: {{ .root.Chart.Name | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component | quote }}
 {{- end -}}
 
 {{/* dict root, component: all labels of an object. */}}
 {{- define "penstock.labels" -}}
 {{ include "penstock.podLabels" (dict "root" .root "component" .component) }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | quote }}
 {{- end -}}
 
 {{/* dict root, component, extra: metadata.labels of a pod, which a new chart of the same version of the app leaves alone.
@@ -29,7 +37,7 @@ extra: what the values add. */}}
 {{- define "penstock.podLabels" -}}
 {{ include "penstock.selectorLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
 app.kubernetes.io/part-of: penstock
 {{- with .extra }}
 {{ toYaml . }}
@@ -42,7 +50,7 @@ app.kubernetes.io/part-of: penstock
 
 {{/* Lines of every pod's spec. Service links would be PENSTOCK_… variables, which the programs take for settings. */}}
 {{- define "penstock.podSpec" -}}
-serviceAccountName: {{ include "penstock.serviceAccountName" . }}
+serviceAccountName: {{ include "penstock.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with include "penstock.pullSecrets" . }}
@@ -57,7 +65,7 @@ securityContext:
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ if kindIs "map" . }}{{ .name }}{{ else }}{{ . }}{{ end }}
+  - name: {{ if kindIs "map" . }}{{ quote .name }}{{ else }}{{ quote . }}{{ end }}
   {{- end }}
 {{- end -}}
 {{- end -}}

@@ -3,8 +3,8 @@
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: {{ include "penstock.componentName" . }}
-  namespace: {{ .root.Release.Namespace }}
+  name: {{ include "penstock.componentName" . | quote }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "penstock.labels" . | nindent 4 }}
 spec:

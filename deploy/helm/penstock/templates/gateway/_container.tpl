@@ -66,7 +66,7 @@
 {{- with .Values.gateway.auth.existingSecret }}
 - name: access
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
 {{- end }}
 {{- with and (has .Values.topology (list "bundled" "sidecar")) (include "penstock.models.volumes" .) }}
 {{ . }}

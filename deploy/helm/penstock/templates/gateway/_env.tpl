@@ -25,8 +25,8 @@
 {{- end }}
 - {name: PENSTOCK_DRAIN_DELAY_S, value: {{ $gateway.drain.delaySeconds | quote }}}
 - {name: PENSTOCK_GRACE_S, value: {{ $gateway.drain.graceSeconds | quote }}}
-- {name: PENSTOCK_LOG_FORMAT, value: {{ $gateway.logFormat }}}
-- {name: PENSTOCK_LOG_LEVEL, value: {{ $gateway.logLevel }}}
+- {name: PENSTOCK_LOG_FORMAT, value: {{ $gateway.logFormat | quote }}}
+- {name: PENSTOCK_LOG_LEVEL, value: {{ $gateway.logLevel | quote }}}
 {{- range $name, $value := include "penstock.gateway.settings" . | fromYaml }}
 - {name: PENSTOCK_{{ upper $name }}, value: {{ include "penstock.text" $value | quote }}}
 {{- end }}

@@ -29,7 +29,7 @@
 {{- if include "penstock.gpu.hasOwnMps" . -}}
 - name: mps
   persistentVolumeClaim:
-    claimName: {{ include "penstock.componentName" (dict "root" . "component" "mps") }}
+    claimName: {{ include "penstock.componentName" (dict "root" . "component" "mps") | quote }}
 {{- end -}}
 {{- end -}}
 
@@ -58,7 +58,7 @@
 {{- define "penstock.gpu.initContainers" -}}
 {{- if include "penstock.gpu.hasOwnMps" . -}}
 - name: wait-for-mps
-  image: {{ include "penstock.gateway.image" . }}
+  image: {{ include "penstock.gateway.image" . | quote }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command: [sh, -c, "until /opt/penstock/deploy/mps/healthy.sh; do echo 'no MPS daemon on this node yet'; sleep 2; done"]
   env:

@@ -19,7 +19,7 @@
     {{- end }}
   {{- if and (eq $root.Values.models.source "objectStore") $root.Values.models.objectStore.existingSecret }}
   envFrom:
-    - secretRef: {name: {{ $root.Values.models.objectStore.existingSecret }}}
+    - secretRef: {name: {{ $root.Values.models.objectStore.existingSecret | quote }}}
   {{- end }}
   {{- include "penstock.triton.probes" . | nindent 2 }}
   securityContext:

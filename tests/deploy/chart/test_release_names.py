@@ -1,0 +1,149 @@
+"""Every name that Helm allows for a release gives objects that Kubernetes takes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.deploy.chart.objects import pods_of, selects
+from tests.deploy.chart.rendering import CHART, RELEASE, Rendered, render
+from tests.deploy.chart.value_sets import SETS, merged, rendered
+
+pytestmark = pytest.mark.xdist_group("chart")
+
+# YAML 1.1 reads most of these as a number, a truth value, null or a date when they are not quoted.
+WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+NUMBERS = ("2026", "0", "007", "1e3", "12e45", "0x1f", "0b11", "0o17", "1.5", "1.e3", "2026-11-27", "190.20.30")
+LONG = ("a" * 53, "1" * 53, "a." * 26 + "a", "a" * 39 + "--" + "b" * 12, "1" * 39 + ".penstock")
+ODD = (*WORDS, *NUMBERS, *LONG, "my.release", "deadbeef", "penstock.eu", "1-penstock", "2026.penstock")
+ORDINARY = {
+    RELEASE: RELEASE,
+    "vision": "vision-penstock",
+    "vision-2": "vision-2-penstock",
+    "my-penstock-eu": "my-penstock-eu",
+    "a" * 53: "a" * 40,
+    "a" * 39 + "-" + "b" * 10: "a" * 39,
+}
+SET_NAMES = ("everything", "mps-own", "mps-plugin", "hpa")
+LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035, of Services: it begins with a letter
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+HOST_NAMES = ("Service", "Deployment", "StatefulSet", "DaemonSet", "Job", "Pod")
+TEXTS = ("labels", "matchLabels", "selector", "annotations", "nodeSelector")
+
+
+@cache
+def named(release: str, name: str) -> Rendered:
+    """A set as a release of this name, in a namespace whose name YAML would read as a number."""
+    return render(SETS[name], release=release, namespace="2026")
+
+
+def texts(node: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every value that has to be a string: of labels, selectors and annotations, and names, wherever they are."""
+    if isinstance(node, list):
+        for each in node:
+            yield from texts(each, path)
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            where = f"{path}.{key}"
+            is_name = key in ("name", "namespace") or key.endswith("Name")
+            if key in TEXTS and isinstance(value, Mapping):
+                yield from ((f"{where}.{label}", each) for label, each in value.items() if label not in TEXTS)
+            elif is_name and not isinstance(value, Mapping | list):
+                yield where, value
+            yield from texts(value, where)
+
+
+def test_sets_of_this_page_render_every_template() -> None:
+    """Together they render every template of the chart."""
+    files = {str(path.relative_to(CHART / "templates")) for path in (CHART / "templates").rglob("*.yaml")}
+    seen = {file for name in SET_NAMES for file, text in rendered(name).texts.items() if text.strip()}
+    assert files - seen <= {"validate.yaml"}
+
+
+@pytest.mark.parametrize("release", ODD)
+def test_names_labels_and_annotations_are_text(release: str) -> None:
+    """Nothing that is text for Kubernetes is a number, a truth value, null or a date after YAML was read."""
+    for name in SET_NAMES:
+        for each in named(release, name).objects:
+            wrong = [(where, value) for where, value in texts(each) if not isinstance(value, str)]
+            assert wrong == [], (name, each["kind"])
+            labels = [(where, value) for where, value in texts(each) if "abels." in where]
+            assert [pair for pair in labels if not LABEL_VALUE.fullmatch(str(pair[1]))] == []
+            assert each["metadata"].get("namespace", "2026") in ("2026", _own_namespace(name))
+            assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+
+
+def _own_namespace(name: str) -> str | None:
+    sharing: dict[str, Any] = SETS[name].get("gpu", {}).get("sharing", {})
+    return sharing.get("own", {}).get("namespace") or sharing.get("devicePlugin", {}).get("namespace")
+
+
+@pytest.mark.parametrize("release", ODD)
+def test_names_are_dns_labels_where_they_become_host_names(release: str) -> None:
+    """Services, and what gives its pods their names; everything else has a DNS name."""
+    for name in SET_NAMES:
+        for each in named(release, name).objects:
+            title = each["metadata"]["name"]
+            assert SUBDOMAIN.fullmatch(title), (each["kind"], title)
+            assert len(title) <= 253
+            assert each["kind"] not in HOST_NAMES or LABEL.fullmatch(title), (each["kind"], title)
+        for each in named(release, name).of_kind("StatefulSet"):  # controller-revision-hash: the name and a hash
+            assert len(each["metadata"]["name"]) <= 52
+
+
+@pytest.mark.parametrize("release", ODD)
+def test_selectors_take_the_pods_of_their_workload(release: str) -> None:
+    """A workload's selector is part of its pods' labels; every Service takes pods and says where they are."""
+    for name in SET_NAMES:
+        result = named(release, name)
+        for pods in (each for each in pods_of(result) if each.owner["kind"] != "Pod"):
+            assert selects(pods.owner["spec"]["selector"], pods.labels), pods.name
+        for each in result.of_kind("Service"):
+            selector = {"matchLabels": each["spec"]["selector"]}
+            assert any(selects(selector, pods.labels) for pods in pods_of(result)), each["metadata"]["name"]
+        hosts = {each["metadata"]["name"] for each in result.of_kind("Service")}
+        for each in result.of_kind("StatefulSet"):
+            assert each["spec"]["serviceName"] in hosts
+        (gateway,) = result.of_kind("Deployment")
+        assert f"service/{gateway['metadata']['name']} 8000" in result.notes
+
+
+@pytest.mark.parametrize("release", ORDINARY)
+def test_ordinary_names_render_as_before(release: str) -> None:
+    """Selectors and names of what is installed never change: an upgrade could not apply them."""
+    result = render(SETS["everything"], release=release)
+    prefix = ORDINARY[release]
+    selector = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": release}
+    for each in result.of_kind("Deployment", "StatefulSet"):
+        component = each["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert each["metadata"]["name"] == f"{prefix}-{component}"
+        assert each["spec"]["selector"]["matchLabels"] == {**selector, "app.kubernetes.io/component": component}
+    assert {each["metadata"]["name"].removeprefix(prefix) for each in result.of_kind("Service")} >= {
+        *("-gateway", "-gateway-headless"),
+    }
+
+
+@pytest.mark.parametrize(("release", "prefix"), [("2026", "penstock-2026"), ("my.release", "my-release-penstock")])
+def test_names_that_no_service_may_have_are_changed(release: str, prefix: str) -> None:
+    """A digit in front gets the chart's name before it; dots become dashes."""
+    (gateway,) = named(release, "everything").of_kind("Deployment")
+    assert gateway["metadata"]["name"] == f"{prefix}-gateway"
+
+
+def test_names_of_secrets_and_claims_that_look_like_numbers_stay_text() -> None:
+    """What the values name is text, too."""
+    values: dict[str, Any] = merged(
+        SETS["everything"],
+        {
+            "serviceAccount": {"existing": "2026"},
+            "image": {"pullSecrets": ["1e3"]},
+            "gateway": {"auth": {"existingSecret": "404"}, "ingress": {"tlsSecret": "1e4", "className": "0"}},
+            "video": {"apiKeySecret": "007", "existingSecret": "1e6", "podLabels": {"rev": "12e4"}},
+        },
+    )
+    result = render(values)
+    wrong = [pair for each in result.objects for pair in texts(each) if not isinstance(pair[1], str)]
+    assert wrong == []
