@@ -38,6 +38,7 @@ from server.core.backend import Backend, Relay
 from server.core.browser_policy import BrowserPolicy
 from server.core.connections import PortLimits
 from server.core.errors import InferenceError
+from server.core.model import ModelConfig
 from server.core.relay import GrpcCall
 from server.gpu.mps import PIPE_DIRECTORY, DaemonSight
 from server.gpu.telemetry.choice import AUTO, OFF, has_driver
@@ -228,15 +229,19 @@ def declared_options(settings: Settings) -> DeclaredOptions:
 
 def watch_options(settings: Settings, options: DeclaredOptions, engine: Engine, see: See) -> WatchOptions:
     """The watch's options. see: see LoadTrial."""
-    rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories)
+
+    def timeout_s(config: ModelConfig) -> float:
+        return options.of(config).execution_timeout_s
+
+    rows = RowChecks(engine.backend, () if settings.engine_is_external else settings.repositories, timeout_s)
     trial = partial(try_rows, rows, wants=options.wants_trial)
     return WatchOptions(
         wanted=settings.models,
         loads=not settings.engine_is_external or settings.models is not None,
         canary_interval_s=settings.canary_interval_s,
         canary_failures=settings.canary_failures,
-        execution_timeout_s=lambda config: options.of(config).execution_timeout_s,
-        try_model=LoadTrial(engine.backend, see=see, try_rows=trial),
+        execution_timeout_s=timeout_s,
+        try_model=LoadTrial(engine.backend, see=see, try_rows=trial, execution_timeout_s=timeout_s),
         loads_at_once=1 if settings.engine_is_embedded else min(MOST_LOADS_AT_ONCE, len(os.sched_getaffinity(0))),
     )
 

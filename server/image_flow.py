@@ -34,8 +34,6 @@ from server.vision.relayed import input_tensor, is_short, relayed
 from server.vision.stage_times import times_in_turn, times_of, times_side_by_side
 from server.vision.together import together
 
-TRIAL_S = 30.0
-
 __all__ = ["ImageFlow", "ImageModel", "ImageRequest", "ImageResponse"]
 
 
@@ -162,10 +160,11 @@ class ImageFlow:
             whole.explanations,
         )
 
-    async def trial(self, config: ModelConfig) -> str:
+    async def trial(self, config: ModelConfig, timeout_s: float) -> str:
         """Why a picture fails with the model; empty if it works, or if the model takes no pictures.
 
-        Counted nowhere. Raises InferenceError where the decoders or the engine could not be asked.
+        timeout_s: for both decode and inference. Counted nowhere. Raises InferenceError where decoders or the engine
+        could not be asked.
         """
         try:
             model = self._described(config)
@@ -173,7 +172,7 @@ class ImageFlow:
             return ""
         if model is None or config.is_decoupled or config.has_sequence_batching:
             return ""
-        deadline = time.monotonic() + TRIAL_S
+        deadline = time.monotonic() + timeout_s
         request = ImageRequest(config.name, "", (TRIAL_PICTURE,), deadline)
         prepared = await self._one(request, 0, model, None)
         (call,) = merge([prepared.array], declared_shape=config.inputs[0].shape, max_batch_size=config.max_batch_size)

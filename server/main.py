@@ -109,9 +109,9 @@ class Gateway:
         self.options = declared_options(settings)
         self.watch = EngineWatch(
             self.engine.backend,
-            watch_options(settings, self.options, self.engine, lambda config: self.images.trial(config)),
+            watch_options(settings, self.options, self.engine, lambda *trial: self.images.trial(*trial)),
             ask_restart=self._ask_restart,
-            restart_model=model_restarter(settings, main, self.own, control),
+            restart_model=model_restarter(settings, main, self.own, control, lambda: self._news.model_generations),
             refuse=partial(judged, self.options),
         )
         self.pool = DecodePool(
@@ -240,6 +240,7 @@ class Gateway:
         async for news in self._control.receive():
             if isinstance(news, EngineNews):
                 self._news = news
+                self.watch.note_generations(news.model_generations)
                 if self.own is not None:
                     self.own.assign(news.own_engines)
                 if news.is_running:
@@ -291,9 +292,8 @@ class _Doors:
 
 async def _serve(settings: Settings, control: ControlLine | None, place: Place) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     run_dir = place.fronts_dir
     http_place = (
         bind_all(settings.host, settings.http_port, flag="--http-port") if run_dir is None else run_dir / HTTP_SOCKET

@@ -1,6 +1,6 @@
 """How a gateway restarts a model that hangs or fails: in its engine, or by an engine process of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -60,9 +60,16 @@ def with_own_engines(settings: Settings, main: Engine, control: ControlLine | No
 
 
 def model_restarter(
-    settings: Settings, main: Engine, own: OwnEngines | None, control: ControlLine | None
+    settings: Settings,
+    main: Engine,
+    own: OwnEngines | None,
+    control: ControlLine | None,
+    generations: Callable[[], Mapping[str, int]],
 ) -> Callable[[str, str, int], None] | None:
-    """Restarts a model, for a reason, by how often it hung; None for a Triton given by URL."""
+    """Restarts a model, for a reason, by how often it hung; None for a Triton given by URL.
+
+    generations: see EngineNews, as this gateway knows them.
+    """
     in_place: Callable[[str, str], None]
     if settings.engine_is_embedded:
         from server.backends.embedded.engine import EmbeddedEngine  # here, so that ONNX Runtime is loaded for it only
@@ -73,7 +80,9 @@ def model_restarter(
         return None
     else:
         line = control
-        in_place = lambda model, reason: line.send(RestartModel(model, reason))  # noqa: E731
+        in_place = lambda model, reason: line.send(  # noqa: E731
+            RestartModel(model, reason, generations().get(model, 0))
+        )
 
     def restart(model: str, reason: str, hangs: int) -> None:
         if own is None or not own.restart(model, reason, hangs=hangs):

@@ -280,6 +280,7 @@ class Stack:
             engine_pid=self._running_engine,
             restart=self._engine.restart,
             has_room=self._sharing.has_room_beside if self._sharing is not None else lambda _: True,
+            renewed=lambda: self._tell_gateway(self._news),
         )
         self._renewal_task = asyncio.create_task(self._renewal.run())
 
@@ -308,7 +309,7 @@ class Stack:
             self._restart_engine(news.reason)
         elif isinstance(news, RestartModel):
             if self._renewal is not None and news.model not in self._own.folders:
-                self._renewal.restart_model(news.model, news.reason, is_moved=news.has_own_engine)
+                self._renewal.restart_model(news.model, news.reason, news.generation, is_moved=news.has_own_engine)
             if news.has_own_engine:
                 self._own.restart(news.model, news.reason)
         elif isinstance(news, GatewayReady):
@@ -346,6 +347,7 @@ class Stack:
                 mps_restarts=mps.restarts,
                 mps_recovery_s=mps.recovery_s,
                 own_engines=self._own.folders,
+                model_generations=self._renewal.generations if self._renewal is not None else {},
             )
         )
 

@@ -33,7 +33,8 @@ class KnownModel:
         if self.is_refused:
             return ModelRefused(self.reason)
         if self.unavailable is not None:
-            return ModelUnavailable(f"model {self.name!r} is unavailable: {self.reason}")
+            wait_s = None if self.unavailable is Cause.TRIAL else 1.0  # only another load ends a failed trial
+            return ModelUnavailable(f"model {self.name!r} is unavailable: {self.reason}", retry_after_s=wait_s)
         return None
 
     def require_served(self) -> None:

@@ -13,8 +13,7 @@ from server.core.infer import InferRequest
 from server.core.model import ModelConfig
 
 TRIAL_ID = "penstock-load-trial"
-TRIAL_S = 30.0
-See: TypeAlias = Callable[[ModelConfig], Awaitable[str]]
+See: TypeAlias = Callable[[ModelConfig, float], Awaitable[str]]
 
 
 class Tried(NamedTuple):
@@ -25,7 +24,7 @@ class Tried(NamedTuple):
 
 
 class LoadTrial:
-    """Called with the config of a loaded model.
+    """Called with the config of a loaded model whose canary was answered, or that has none.
 
     Raises InferenceError if the engine did not answer: try again later.
     """
@@ -36,30 +35,34 @@ class LoadTrial:
         *,
         see: See,
         try_rows: Callable[[ModelConfig], Awaitable[str | None]],
+        execution_timeout_s: Callable[[ModelConfig], float],
     ) -> None:
         """see: sends a picture through the path of `/image` if the model takes pictures; returns why it fails, or "".
 
+        It gets the model's execution time-out in seconds, which each inference of the trial has.
         try_rows: why its rows are not merged (see ModelConfig.unmerged), which has no bearing on whether it serves.
         """
         self._backend = backend
         self._see = see
         self._try_rows = try_rows
+        self._execution_timeout_s = execution_timeout_s
 
     async def __call__(self, config: ModelConfig) -> Tried:
-        why = await self._why_unanswered(config) or await self._see(config)
+        timeout_s = self._execution_timeout_s(config)
+        why = await self._why_unanswered(config, timeout_s) or await self._see(config, timeout_s)
         if why:
             return Tried(f"its trial at load failed: {why}")
         return Tried(unmerged=await self._try_rows(config))
 
-    async def _why_unanswered(self, config: ModelConfig) -> str:
+    async def _why_unanswered(self, config: ModelConfig, timeout_s: float) -> str:
         """Tries zeros, and noise if zeros fail. A model without a canary is not tried."""
-        request = canary_request(config, deadline=time.monotonic() + TRIAL_S)
+        request = canary_request(config, deadline=time.monotonic() + timeout_s)
         if request is None:
             return ""
         why = await self._failure(config, replace(request, id=TRIAL_ID))
         if not why:
             return ""
-        noise = noise_request(config, deadline=time.monotonic() + TRIAL_S)
+        noise = noise_request(config, deadline=time.monotonic() + timeout_s)
         return why if noise is None or await self._failure(config, noise) else ""
 
     async def _failure(self, config: ModelConfig, request: InferRequest) -> str:

@@ -168,7 +168,8 @@ class InstanceRenewal:
     """Run it beside one Triton. A model whose processes die on and on is loaded after growing pauses.
 
     control: of that Triton, closed when it ends. engine_pid: while that runs, else None. restart: the whole of it, for
-    this reason. has_room: whether a model's processes may be there twice, for a while.
+    this reason. has_room: whether a model's processes may be there twice, for a while. renewed: called when a model's
+    processes are new; `generations` says how often they were.
     """
 
     def __init__(
@@ -178,7 +179,9 @@ class InstanceRenewal:
         engine_pid: Callable[[], int | None],
         restart: Callable[[str], object],
         has_room: Callable[[str], bool] = lambda _: True,
+        renewed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_renewed = renewed
         self._has_room = has_room
         self._sight = sight
         self._control = control
@@ -187,16 +190,18 @@ class InstanceRenewal:
         self._restart = restart
         self._renewed_at = time.monotonic()
         self._old: list[tuple[float, int, frozenset[int]]] = []  # when they are to be gone, of which Triton, whom
-        self._broken: dict[str, str] = {}
+        self._broken: dict[str, tuple[str, int]] = {}
+        self.generations: dict[str, int] = {}
         self._moved: set[str] = set()
         self.renewals = 0
 
-    def restart_model(self, model: str, reason: str, *, is_moved: bool = False) -> None:
+    def restart_model(self, model: str, reason: str, generation: int = 0, *, is_moved: bool = False) -> None:
         """The model hangs or fails: kill its processes and load it anew. Call it from the loop that runs this.
 
-        is_moved: another engine serves it from now on, and this one was asked to unload it.
+        Nothing is done if its processes are newer than that generation. is_moved: another engine serves it from now on,
+        and this one was asked to unload it.
         """
-        self._broken[model] = reason
+        self._broken[model] = (reason, generation)
         if is_moved:
             self._moved.add(model)
 
@@ -217,8 +222,9 @@ class InstanceRenewal:
                 log.error("killed model processes that were stopped", pids=",".join(map(str, stopped)))
             self._end_old(pid)
             broken, self._broken = self._broken, {}
-            for model, reason in broken.items():
-                await self._restart_broken(model, reason, pid)
+            for model, (reason, generation) in broken.items():
+                if generation >= self.generations.get(model, 0):
+                    await self._restart_broken(model, reason, pid)
             if lost:
                 self._backoff.live(self._renewed_at)
                 await asyncio.sleep(self._backoff.next_delay_s(time.monotonic()))
@@ -282,6 +288,8 @@ class InstanceRenewal:
         question = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
         await self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", question)
         log.info("all of the model's processes are new", model=model, seconds=round(time.monotonic() - began, 3))
+        self.generations[model] = self.generations.get(model, 0) + 1
+        self._on_renewed()
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> Any:
         """Triton's JSON. Raises InferenceError, ValueError with its reason where it refuses."""

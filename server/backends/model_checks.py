@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from server.backends.canary import canary_request
 from server.backends.load_trial import Tried
@@ -14,7 +15,8 @@ from server.core.model import ModelConfig
 from server.logs import get_logger
 
 log = get_logger("engine")
-TRIALS_S = 10.0  # that a start, or who loads a model, waits for trials
+TRIALS_S = 10.0  # that a start, or who loads a model, waits for trials; who loads one also until it answers or hangs
+STARTING = "it was loaded, and its first inference has no answer yet"
 OWN_STALL_S = 1.0  # if the event loop itself was blocked for so long, the answer may only have been read late
 
 
@@ -23,8 +25,8 @@ class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
     restart_model: restarts what executes the model, for the reason given, by how often it hung; None for an engine of
-    others. restart_engine: for the reason given. try_model: tries a newly loaded model. It is called again if it raises
-    InferenceError.
+    others. restart_engine: for the reason given. try_model: tries a newly loaded model, after its canary. It is called
+    again if it raises InferenceError.
     """
 
     interval_s: float
@@ -61,6 +63,8 @@ class ModelChecks:
         self._canaries: set[asyncio.Task[bool | None]] = set()
         self._untried: set[str] = set()
         self._trials: dict[str, asyncio.Task[None]] = {}
+        self._starting: set[str] = set()
+        self._generations: dict[str, int] = {}
 
     def loaded(self, model_name: str) -> None:
         """The model was loaded, or loaded again."""
@@ -69,6 +73,13 @@ class ModelChecks:
         self._end_trial(model_name)
         if self._options.try_model is not None:
             self._untried.add(model_name)
+
+    def note_generations(self, generations: Mapping[str, int]) -> None:
+        """How often each model's processes were replaced: a verdict about an earlier process does not count."""
+        for name, generation in generations.items():
+            if generation != self._generations.get(name, 0):
+                self._health.renewed(name, time.monotonic())
+        self._generations = dict(generations)
 
     def forget(self, model_name: str) -> None:
         """The model is not loaded any more."""
@@ -87,7 +98,15 @@ class ModelChecks:
 
     def unavailable(self, model_name: str) -> Unavailable | None:
         """Why the model cannot serve; None while it can."""
-        return self._health.unavailable(model_name)
+        why = self._health.unavailable(model_name)
+        if why is None and model_name in self._starting:
+            return Unavailable(Cause.STARTING, STARTING, time.monotonic())
+        return why
+
+    def serves(self, model_name: str) -> bool:
+        """Whether the model was tried since its load, and can serve."""
+        is_tried = model_name not in self._untried and model_name not in self._trials
+        return is_tried and self._health.is_known(model_name) and self.unavailable(model_name) is None
 
     def mark(self, model_name: str, cause: Cause, reason: str) -> None:
         """The model is unavailable from now on: with Cause.TRIAL until it is loaded again."""
@@ -120,7 +139,8 @@ class ModelChecks:
     async def run_all(self, model_names: Sequence[str], patience_s: float) -> list[bool | None]:
         """A canary of each of these models, just loaded. Whether it passed; None without a canary or an answer.
 
-        Waits for all of them, but only patience_s if one has passed: a model that hangs does not delay the others.
+        Waits for all of them, but only patience_s if one has passed: a model that hangs does not delay the others. It
+        serves nobody until its canary is answered.
         """
         now = time.monotonic()
         for name in model_names:
@@ -132,6 +152,10 @@ class ModelChecks:
         done, pending = await asyncio.wait(tasks, timeout=patience_s)
         if pending and not any(_outcome(task) for task in done):
             done, pending = await asyncio.wait(tasks)
+        for name, task in zip(model_names, tasks, strict=True):
+            if task in pending:
+                self._set_starting(name)
+                task.add_done_callback(partial(self._end_starting, name))
         await self.try_all()
         return [_outcome(task) for task in tasks]
 
@@ -141,18 +165,50 @@ class ModelChecks:
         if self._trials:
             await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
 
+    async def try_loaded(self, model_name: str, *, served: bool) -> None:
+        """Waits for the trial of a model that a client loaded. served: whether it served before.
+
+        A new model serves nobody until its first inference is answered. TRIALS_S is for the rest of the trial.
+        """
+        self._start_trials()
+        trial, config = self._trials.get(model_name), self._config_of(model_name)
+        if trial is None or config is None:
+            return
+        if not served:
+            self._set_starting(model_name)
+        try:
+            await asyncio.wait((trial,), timeout=max(TRIALS_S, self._options.execution_timeout_s(config) + OWN_STALL_S))
+        finally:
+            self._end_starting(model_name)
+
+    def _set_starting(self, model_name: str) -> None:
+        self._starting.add(model_name)
+        self._on_change(model_name)
+
+    def _end_starting(self, model_name: str, _: object = None) -> None:
+        self._starting.discard(model_name)
+        self._on_change(model_name)
+
     def _start_trials(self) -> None:
         """Starts the trials of models not tried since their load, except those that may hang."""
         for name in self._untried - set(self._trials):
             if not self._health.may_hang(name) and (config := self._config_of(name)) is not None:
                 self._untried.discard(name)
+                if self._health.needs_proof(name):
+                    self._health.begun(name, time.monotonic())
                 self._trials[name] = asyncio.create_task(self._try(name, config))
 
     async def _try(self, model_name: str, config: ModelConfig) -> None:
-        """Runs as a task."""
+        """Runs as a task. A model whose canary gets no answer hangs, and is tried when it is back."""
         assert self._options.try_model is not None
         try:
-            tried = await self._options.try_model(config)
+            if self._health.needs_proof(model_name):
+                await self._probe(model_name)
+            if self._health.unavailable(model_name) is not None:
+                self._untried.add(model_name)
+                tried = Tried()
+            else:
+                tried = await self._options.try_model(config)
             if tried.failure:
                 self.mark(model_name, Cause.TRIAL, tried.failure)
             elif tried.unmerged is not None:
@@ -191,20 +247,20 @@ class ModelChecks:
         except InferenceError as error:
             log.warning("canary inference failed", model=model_name, reason=error.message)
             if isinstance(error, BackendUnavailable | ModelNotFound | Overloaded):  # no fault of the model itself
-                self._health.over(model_name, time.monotonic())
-            elif self._health.failed(model_name, error.message, time.monotonic()):
+                self._health.over(model_name, started, time.monotonic())
+            elif self._health.failed(model_name, error.message, started, time.monotonic()):
                 self._restart(model_name)
             return False
-        self._health.passed(model_name, time.monotonic())
+        self._health.passed(model_name, started, time.monotonic())
         return True
 
     def _late(self, model_name: str, timeout_s: float, started: float, error: DeadlineExceeded) -> bool | None:
         """The result of _probe for a canary without an answer."""
         now = time.monotonic()
         if now - started > timeout_s + OWN_STALL_S:
-            self._health.over(model_name, now)
+            self._health.over(model_name, started, now)
             return None
-        if not self._health.late(model_name, timeout_s, now):
+        if not self._health.late(model_name, timeout_s, started, now):
             return None
         log.warning("canary inference failed", model=model_name, reason=error.message)
         self._end_hang(model_name)

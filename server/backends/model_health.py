@@ -26,6 +26,7 @@ class Cause(StrEnum):
     CANARY = "canary"
     TRAFFIC = "traffic"
     TRIAL = "trial"  # at load; only another load ends it, not a canary
+    STARTING = "starting"  # its first inference after a load has no answer yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class _Record:
 
     has_canary: whether it has one. has_passed: whether that passed since the model was loaded. is_suspect: clients'
     calls fail or are late, so the canary does not wait for its turn. checked_at: the end of the last canary. restarts:
-    since the canary last passed.
+    since the canary last passed. renewed_at: the start of the process that executes the model now.
     """
 
     checked_at: float
@@ -57,11 +58,14 @@ class _Record:
     answered_at: float = float("-inf")
     served_at: float = float("-inf")
     restarts: int = 0
+    renewed_at: float = float("-inf")
     unavailable: Unavailable | None = None
 
 
 class ModelHealth:
     """The table of models that are unavailable. now: monotonic seconds.
+
+    A verdict on a canary says when the canary was sent. It counts only if the model's process is still the same.
 
     limit: canary failures in a row that make a model unavailable. interval_s: between two canaries; an idle model waits
     for its turn. changed: called with a model's name when it becomes unavailable, and when it is available again.
@@ -82,6 +86,12 @@ class ModelHealth:
         """Its canary runs from now on, whether it was due or not."""
         self._records[model_name].running_since = now
 
+    def renewed(self, model_name: str, now: float) -> None:
+        """A new process executes the model from now on: what was sent before says nothing of it."""
+        if (record := self._records.get(model_name)) is not None:
+            record.renewed_at = record.checked_at = now
+            record.running_since, record.canary_failures = None, 0
+
     def forget(self, model_name: str) -> None:
         """The model is not loaded any more."""
         self._records.pop(model_name, None)
@@ -95,10 +105,19 @@ class ModelHealth:
         record = self._records.get(model_name)
         return record.unavailable if record is not None else None
 
+    def is_known(self, model_name: str) -> bool:
+        """Whether the model is loaded."""
+        return model_name in self._records
+
     def may_hang(self, model_name: str) -> bool:
         """Whether it is unavailable, or its canary still runs."""
         record = self._records.get(model_name)
         return record is not None and (record.unavailable is not None or record.running_since is not None)
+
+    def needs_proof(self, model_name: str) -> bool:
+        """Whether it has a canary, as far as is known, that has not passed since the model was loaded."""
+        record = self._records.get(model_name)
+        return record is not None and record.has_canary and not record.has_passed
 
     def mark(self, model_name: str, cause: Cause, reason: str, now: float) -> None:
         """The model is unavailable from now on, unless it is so already for another cause."""
@@ -120,22 +139,22 @@ class ModelHealth:
         if (record := self._records.get(model_name)) is not None:
             record.has_canary, record.running_since = False, None
 
-    def over(self, model_name: str, now: float) -> None:
+    def over(self, model_name: str, sent: float, now: float) -> None:
         """Its canary ended without evidence about the model."""
-        self._checked(model_name, now)
+        self._checked(model_name, sent, now)
 
-    def passed(self, model_name: str, now: float) -> None:
+    def passed(self, model_name: str, sent: float, now: float) -> None:
         """Its canary succeeded."""
-        if (record := self._checked(model_name, now)) is not None:
+        if (record := self._checked(model_name, sent, now)) is not None:
             record.has_passed, record.restarts = True, 0
             self._served(model_name, record, now)
 
-    def failed(self, model_name: str, why: str, now: float) -> bool:
+    def failed(self, model_name: str, why: str, sent: float, now: float) -> bool:
         """Its canary failed in the engine. Returns whether to restart the model.
 
         Failures of a canary that never passed do not count.
         """
-        record = self._checked(model_name, now)
+        record = self._checked(model_name, sent, now)
         if record is None or not record.has_passed:
             return False
         record.answered_at = now
@@ -147,12 +166,10 @@ class ModelHealth:
         self.mark(model_name, Cause.CANARY, reason, now)
         return True
 
-    def late(self, model_name: str, timeout_s: float, now: float) -> bool:
+    def late(self, model_name: str, timeout_s: float, sent: float, now: float) -> bool:
         """Its canary got no answer in timeout_s. Returns whether the model hangs: nothing else was answered."""
-        known = self._records.get(model_name)
-        started = known.running_since if known is not None else None
-        record = self._checked(model_name, now)
-        if record is None or started is None or record.answered_at > started:
+        record = self._checked(model_name, sent, now)
+        if record is None or record.answered_at > sent:
             return False
         return self._hung(model_name, record, timeout_s, now)
 
@@ -185,7 +202,9 @@ class ModelHealth:
     def call_hung(self, model_name: str, waited_s: float, timeout_s: float, now: float) -> bool:
         """As call_late, for a model without a canary. Returns whether it hangs (no answer for timeout_s)."""
         record = self._records.get(model_name)
-        if record is None or record.has_passed or waited_s < timeout_s or record.answered_at > now - waited_s:
+        if record is None or record.has_passed or waited_s < timeout_s:
+            return False
+        if max(record.answered_at, record.renewed_at) > now - waited_s:
             return False
         return self._hung(model_name, record, timeout_s, now)
 
@@ -209,10 +228,10 @@ class ModelHealth:
         self.mark(model_name, Cause.HANG, f"it answered nothing for {timeout_s:g} s (execution_timeout_ms)", now)
         return True
 
-    def _checked(self, model_name: str, now: float) -> _Record | None:
-        """Ends its canary. Returns its record; None if no canary ran."""
+    def _checked(self, model_name: str, sent: float, now: float) -> _Record | None:
+        """Ends its canary. Returns its record; None if none ran, or if it was sent to an earlier process."""
         record = self._records.get(model_name)
-        if record is None or record.running_since is None:
+        if record is None or record.running_since is None or sent < record.renewed_at:
             return None
         record.running_since, record.is_suspect, record.checked_at = None, False, now
         return record

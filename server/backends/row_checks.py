@@ -26,7 +26,6 @@ from server.logs import get_logger
 
 log = get_logger("batching")
 TRIAL_ID = "penstock-row-trial"
-TRIAL_S = 30.0  # of each inference
 GRAPH_S = 60.0
 ONNX = "onnxruntime"  # the backend whose model files show whether rows follow the batch
 _GRAPH_PROGRAM = (sys.executable, "-P", "-m", "server.backends.ort_serving.batch_axis")
@@ -40,8 +39,15 @@ class RowChecks:
     backends, max_batch_size declares that rows follow the batch.
     """
 
-    def __init__(self, backend: Backend, repositories: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        repositories: Sequence[Path],
+        execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0,
+    ) -> None:
+        """execution_timeout_s: of a model, by its config: what each inference of the trial may take."""
         self._backend = backend
+        self._execution_timeout_s = execution_timeout_s
         self._repositories = repositories
 
     async def why_unmerged(self, config: ModelConfig) -> str:
@@ -75,7 +81,8 @@ class RowChecks:
 
     async def _answer(self, config: ModelConfig, version: str, asked: Arrays) -> Answer:
         inputs = tuple(_tensor(spec.name, spec.datatype, asked[spec.name]) for spec in config.inputs)
-        request = InferRequest(config.name, inputs, version, TRIAL_ID, deadline=time.monotonic() + TRIAL_S)
+        deadline = time.monotonic() + self._execution_timeout_s(config)
+        request = InferRequest(config.name, inputs, version, TRIAL_ID, deadline=deadline)
         try:
             response = await self._backend.infer(request)
             return {tensor.name: tensor.to_numpy() for tensor in response.outputs}

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from server.backends.circuit import Circuit, CircuitOptions
@@ -31,8 +32,7 @@ class WatchOptions:
     loads: whether we may load (an engine of ours, in explicit mode) or only look at what somebody else loaded.
     loads_at_once: models; each has an interpreter to start in Triton, which is seconds of one core.
     Intervals in seconds. silence_cut_s, silence_restart_s: see server.backends.silence. late_calls: in a row, until a
-    probe is sent that has doubt_s to be answered; where it is not, the engine is down (see server.backends.circuit).
-    try_model: see CheckOptions.
+    probe is sent that has doubt_s to be answered (see server.backends.circuit). try_model: see CheckOptions.
     """
 
     wanted: tuple[str, ...] | None = None
@@ -121,8 +121,7 @@ class EngineWatch:
 
     def unavailable(self) -> dict[tuple[str, ...], float]:
         """1 by (model, cause) of each that is unavailable."""
-        models = self._seen.models.values()
-        return {(known.name, known.unavailable.value): 1.0 for known in models if known.unavailable is not None}
+        return {(known.name, known.unavailable.value): 1.0 for known in self.models.values() if known.unavailable}
 
     def hangs(self) -> dict[tuple[str, ...], float]:
         """By (model,): how often it was found to hang."""
@@ -144,6 +143,9 @@ class EngineWatch:
     def suspect(self) -> None:
         """A call could not reach the engine: look now, not at the next interval."""
         self._wake.set()
+
+    def note_generations(self, generations: Mapping[str, int]) -> None:
+        self._checks.note_generations(generations)
 
     def note_late(self, model_name: str = "", waited_s: float = 0.0) -> None:
         """A call was not answered in its time. Several in a row, and an unanswered probe: the engine hangs."""
@@ -180,9 +182,10 @@ class EngineWatch:
         """A client had the engine load a model: it is wanted from now on, after a restart too."""
         self._added.add(model_name)
         self._removed.discard(model_name)
+        served = self._checks.serves(model_name)
         self._checks.forget(model_name)
         await self._learn(model_name)
-        await self._checks.try_all()
+        await self._checks.try_loaded(model_name, served=served)
 
     def note_unloaded(self, model_name: str) -> None:
         """A client had the engine unload a model: it is not wanted any more."""
@@ -231,12 +234,10 @@ class EngineWatch:
             except InferenceError as error:
                 self._set_down(str(error))
             interval_s = self._options.probe_interval_s if self._seen.is_up else self._options.down_interval_s
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
                 await asyncio.sleep(SUSPICION_PAUSE_S)
-            except TimeoutError:
-                continue
 
     def _set_down(self, reason: str) -> None:
         if self._seen.is_up:

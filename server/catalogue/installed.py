@@ -67,13 +67,16 @@ def read_folder(folder: Path, options: DeclaredOptions | None = None) -> Install
     except OSError as error:
         problem = f"{folder} cannot be read ({error.strerror}): let this user read it"
         return InstalledModel(folder.name, folder.parent, (), None, problem)
+    if not versions:
+        problem = f"it has no version: put its files into {folder / '1'}"
     if has_config:
         try:
             config = read_config(path)
         except InvalidRequest as error:
             owner, problem = None, error.message
         else:
-            owner, problem = _owner(config, options or DeclaredOptions())
+            owner, undeclared = _owner(config, options or DeclaredOptions())
+            problem = undeclared or problem
             has_random_weights = config.parameters.get(WEIGHTS_PARAMETER) == RANDOM_WEIGHTS
     return InstalledModel(
         folder.name,

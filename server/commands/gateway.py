@@ -222,7 +222,8 @@ class Gateway:
         finally:
             connection.close()
         if response.status != http.HTTPStatus.OK:
-            raise _refusal(self.url, response, answer, names_model="/models/" in target)
+            names_model, has_key = "/models/" in target, bool(self.api_key)
+            raise _refusal(self.url, response, answer, names_model=names_model, has_key=has_key)
         return answer
 
 
@@ -254,7 +255,9 @@ def _advice(url: str) -> str:
     )
 
 
-def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool) -> GatewayError:
+def _refusal(
+    url: str, response: http.client.HTTPResponse, answer: bytes, *, names_model: bool, has_key: bool
+) -> GatewayError:
     """The gateway's own words, and when to come back where it says so."""
     try:
         text = _REFUSAL.decode(answer).error
@@ -266,7 +269,8 @@ def _refusal(url: str, response: http.client.HTTPResponse, answer: bytes, *, nam
     if response.status == http.HTTPStatus.NOT_FOUND:
         return UnknownModel(text)
     if response.status == http.HTTPStatus.UNAUTHORIZED:
-        return NotAllowed(f"{url} asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY")
+        wanted = f"refused the API key ({text.partition(';')[0]})" if has_key else "asks for an API key"
+        return NotAllowed(f"{url} {wanted}: give one that it knows with --api-key or PENSTOCK_API_KEY")
     if response.status == http.HTTPStatus.FORBIDDEN:
         return NotAllowed(text)
     wait_s = response.headers.get("retry-after")

@@ -127,11 +127,12 @@ class ModelNotReady(InferenceError):
 
 
 class ModelUnavailable(ModelNotReady):
-    """The model is loaded but hangs or fails; other models are served. 503 with Retry-After."""
+    """The model is loaded but hangs or fails; other models are served. 503, with Retry-After if waiting helps."""
 
     reason = "model_unavailable"
+    retry_after_s: float | None = None
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

@@ -72,8 +72,8 @@ def status_of(error: InferenceError) -> Status:
     quota, which is the caller's own.
     """
     code = next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
-    if isinstance(error, WAITING_HELPS):
-        known = error.retry_after_s
+    known = error.retry_after_s if isinstance(error, WAITING_HELPS) else None
+    if known is not None:
         seconds = known if isinstance(error, QuotaExceeded) else spread_s(known)
         return Status(code, error.message, ((RETRY_AFTER_KEY, f"{seconds:g}"),))
     return Status(code, error.message)

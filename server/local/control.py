@@ -21,7 +21,7 @@ class EngineNews:
     mps_…: of the MPS beside it, where there is one: its processes that are clients, and that compute without it; how
     often all were restarted because of it, and how long the last time took until requests were served again.
     own_engines: by model that hung before, the run directory of the engine process that serves it; empty while that
-    starts.
+    starts. model_generations: how often the processes of a model were replaced beside a living engine.
     """
 
     is_running: bool
@@ -34,6 +34,7 @@ class EngineNews:
     mps_restarts: int = 0
     mps_recovery_s: float = 0.0
     own_engines: dict[str, str] = field(default_factory=dict)
+    model_generations: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
     def readers(news: "Callable[[], EngineNews]", *, has_mps: bool) -> dict[str, Callable[[], float]]:
@@ -91,10 +92,14 @@ class RestartEngine:
 
 @dataclass(frozen=True, slots=True)
 class RestartModel:
-    """Gateway → parent: the engine works, and this model of it hangs or fails."""
+    """Gateway → parent: the engine works, and this model of it hangs or fails.
+
+    generation: of the processes that it means; see EngineNews.
+    """
 
     model: str
     reason: str
+    generation: int = 0
     has_own_engine: bool = False  # whether by a new engine process of its own
 
 

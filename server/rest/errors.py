@@ -87,14 +87,16 @@ def error_response(text: str, status: int, headers: Mapping[str, str] | None = N
 def response_of(error: InferenceError) -> Response:
     """The error as the table says; 503 and 429 say when to come back, in whole seconds; 401 how to say who one is."""
     status = status_of(error)
-    headers = {"Retry-After": _retry_after(error)} if status in (429, 503) else None
+    headers = _retry_after(error) if status in (429, 503) else None
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
     return error_response(error.message, status, headers)
 
 
-def _retry_after(error: InferenceError) -> str:
-    """Spread but for a quota, which is the caller's own: nobody else waits for the same moment."""
+def _retry_after(error: InferenceError) -> dict[str, str] | None:
+    """Spread but for a quota, which is the caller's own. None if waiting does not help."""
     known = error.retry_after_s if isinstance(error, WAITING_HELPS) else 0.0
+    if known is None:
+        return None
     is_own = isinstance(error, QuotaExceeded)
-    return str(max(1, math.ceil(known)) if is_own else spread_whole_s(known))
+    return {"Retry-After": str(max(1, math.ceil(known)) if is_own else spread_whole_s(known))}

@@ -13,6 +13,7 @@ from server.core.model import ModelConfig, TensorSpec
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.testing import FakeBackend
 
+TIMEOUT_S = 7.0
 MODEL = ModelConfig(
     "m",
     "python",
@@ -41,14 +42,17 @@ async def why(
     """Why the model cannot serve, the engine that was asked, and the models whose rows were tried."""
     backend, rows = FakeBackend((config,), answer=act), list[str]()
 
-    async def see(_: ModelConfig) -> str:
+    async def see(_: ModelConfig, timeout_s: float) -> str:
+        assert timeout_s == TIMEOUT_S
         return picture
 
     async def try_rows(tried: ModelConfig) -> str:
         rows.append(tried.name)
         return "its rows go astray"
 
-    failure, unmerged = await LoadTrial(backend, see=see, try_rows=try_rows)(config)
+    failure, unmerged = await LoadTrial(backend, see=see, try_rows=try_rows, execution_timeout_s=lambda _: TIMEOUT_S)(
+        config
+    )
     assert unmerged == ("its rows go astray" if rows else None)
     return failure, backend, rows
 

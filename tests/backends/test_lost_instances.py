@@ -232,7 +232,7 @@ class ScriptedSight(InstanceSight):
 
     def __init__(self, *looks: tuple[str, ...]) -> None:
         super().__init__(str)
-        self._looks = list(looks)
+        self._looks, self.count = list(looks), 0
         self.ended: list[frozenset[int]] = []
         self.processes: frozenset[int] = frozenset()
 
@@ -252,6 +252,7 @@ class ScriptedSight(InstanceSight):
         return ()
 
     def lost(self, engine_pid: int) -> tuple[str, ...]:
+        self.count += 1
         return self._looks.pop(0) if self._looks else ()
 
 
@@ -361,3 +362,24 @@ async def test_model_that_hangs_and_cannot_be_loaded_again_has_triton_restarted(
     triton.refuses = True
     (reason,) = await renewed(ScriptedSight(), triton, until="restart", broken="m")
     assert reason == "model m cannot be loaded again: it answered nothing for 30 s"
+
+
+async def test_restart_that_means_an_earlier_process_is_not_done(triton: FalseTriton) -> None:
+    """It was asked for while the new process was loaded; one that means the new process is done."""
+    eyes, news = ScriptedSight(("m_0_1",)), asyncio.Event()
+    eyes.processes = frozenset({60, 61})
+    renewal = InstanceRenewal(eyes, OverHttp(triton.url), lambda: TRITON, [].append, renewed=news.set)
+    task = asyncio.create_task(renewal.run())
+    async with asyncio.timeout(60):
+        await news.wait()
+        assert renewal.generations == {"m": 1}
+        renewal.restart_model("m", "it answered nothing for 30 s", 0)
+        looks = eyes.count
+        while eyes.count < looks + 3:
+            await asyncio.sleep(0.005)
+        assert eyes.ended == []
+        renewal.restart_model("m", "it answered nothing for 30 s", 1)
+        while not eyes.ended:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.wait({task})

@@ -20,7 +20,7 @@ class Bench:
             self.health.loaded(name, self.now)
             if has_passed:
                 self.health.begun(name, self.now)
-                self.health.passed(name, self.now)
+                self.health.passed(name, self.now, self.now)
 
     def due_within(self, seconds: float) -> list[str]:
         """The models whose canary starts first, and the clock at that moment; empty where none does in that time."""
@@ -36,14 +36,15 @@ class Bench:
         is_restart = False
         for _ in range(times):
             self.health.begun(name, self.now)
-            is_restart = self.health.failed(name, "boom", self.now)
+            is_restart = self.health.failed(name, "boom", self.now, self.now)
             self.now += 1.0
         return is_restart
 
     def hang(self, name: str) -> bool:
-        self.health.begun(name, self.now)
+        sent = self.now
+        self.health.begun(name, sent)
         self.now += TIMEOUT_S
-        return self.health.late(name, TIMEOUT_S, self.now)
+        return self.health.late(name, TIMEOUT_S, sent, self.now)
 
     def cause(self, name: str) -> Cause | None:
         why = self.health.unavailable(name)
@@ -68,7 +69,7 @@ def test_model_is_available_again_when_its_canary_passes() -> None:
     bench = Bench("bad", "good")
     bench.fail("bad", 3)
     assert bench.due_within(INTERVAL_S) == ["bad"]
-    bench.health.passed("bad", bench.now)
+    bench.health.passed("bad", bench.now, bench.now)
     assert bench.cause("bad") is None
     bench.fail("bad", 3)
     assert bench.changes == ["bad"] * 3
@@ -102,7 +103,7 @@ def test_calls_that_fail_or_are_late_bring_the_canary_forward_and_judge_nothing(
     outcomes = [calls[evidence]() for _ in range(100)]
     assert outcomes[-1]
     assert bench.health.due(bench.now) == ["m"]
-    bench.health.passed("m", bench.now)
+    bench.health.passed("m", bench.now, bench.now)
     assert bench.cause("m") is None
     assert not any(calls[evidence]() for _ in range(100))
     assert bench.health.due(bench.now + 0.9) == []
@@ -135,7 +136,7 @@ def test_model_that_answers_others_while_its_canary_waits_does_not_hang(answer: 
     bench.health.begun("m", bench.now)
     getattr(bench.health, answer)("m", bench.now + 10.0)
     bench.now += TIMEOUT_S
-    assert not bench.health.late("m", TIMEOUT_S, bench.now)
+    assert not bench.health.late("m", TIMEOUT_S, bench.now - TIMEOUT_S, bench.now)
     assert bench.cause("m") is None
 
 
@@ -147,9 +148,9 @@ def test_model_that_hangs_again_and_again_is_tried_after_growing_pauses() -> Non
         bench.hang("m")
         began = bench.now
         while "m" not in bench.due_within(60.0):
-            bench.health.passed("other", bench.now)
+            bench.health.passed("other", bench.now, bench.now)
         pauses.append(bench.now - began)
-        bench.health.over("m", bench.now)
+        bench.health.over("m", bench.now, bench.now)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
@@ -229,6 +230,52 @@ def test_outcome_of_a_canary_that_began_before_a_reload_is_dropped() -> None:
     bench = Bench("m")
     bench.health.begun("m", bench.now)
     bench.health.loaded("m", bench.now)
-    bench.health.passed("m", bench.now)
+    bench.health.passed("m", bench.now, bench.now)
     bench.fail("m", 3)
     assert bench.cause("m") is None
+
+
+def test_canary_that_was_sent_to_an_earlier_process_says_nothing_of_the_new_one() -> None:
+    """Late, failed or passed: the new process is judged by its own canary, which is due at once."""
+    bench = Bench("m")
+    assert bench.hang("m")
+    assert bench.due_within(INTERVAL_S) == ["m"]
+    sent = bench.now
+    bench.now += 10.0
+    bench.health.renewed("m", bench.now)
+    assert bench.due_within(INTERVAL_S) == ["m"]
+    sent_anew = bench.now
+    bench.now = sent + TIMEOUT_S
+    assert not bench.health.late("m", TIMEOUT_S, sent, bench.now)
+    assert not any(bench.health.failed("m", "the process died", sent, bench.now) for _ in range(10))
+    bench.health.passed("m", sent, bench.now)
+    assert bench.cause("m") is Cause.HANG
+    bench.health.passed("m", sent_anew, bench.now)
+    assert bench.cause("m") is None
+
+
+def test_new_process_that_hangs_too_is_found_to_hang() -> None:
+    """By a canary of its own."""
+    bench = Bench("m", "other")
+    assert bench.hang("m")
+    bench.health.renewed("m", bench.now)
+    assert bench.hang("m")
+
+
+def test_failures_of_the_process_before_do_not_count_against_the_new_one() -> None:
+    """Three of its own make it unavailable again."""
+    bench = Bench("m", "other")
+    assert not bench.fail("m", 2)
+    bench.health.renewed("m", bench.now)
+    assert not bench.fail("m", 2)
+    assert bench.fail("m", 1)
+
+
+def test_call_to_an_earlier_process_is_no_hang_of_the_new_one() -> None:
+    """Of a model without a canary, which its clients' calls judge."""
+    bench = Bench("m", has_passed=False)
+    bench.now += TIMEOUT_S
+    bench.health.renewed("m", bench.now - 1.0)
+    assert not bench.health.call_hung("m", TIMEOUT_S, TIMEOUT_S, bench.now)
+    bench.now += TIMEOUT_S
+    assert bench.health.call_hung("m", TIMEOUT_S, TIMEOUT_S, bench.now)

@@ -173,17 +173,20 @@ class _Asking(http.server.BaseHTTPRequestHandler):
 
 
 def test_commands_show_the_key_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By flag, else by variable; without one the sentence says how to give it."""
+    """By flag, else by variable; without one, or with a wrong one, the sentence says so and how to give it."""
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     _Asking.seen.clear()
     with serving(_Asking) as url:
         runner, app = CliRunner(), build_app(["models"])
         refused = runner.invoke(app, ["models", "load", "m", "--url", url])
+        wrong = runner.invoke(app, ["models", "load", "m", "--url", url, "--api-key", "wrong"])
         by_flag = runner.invoke(app, ["models", "load", "m", "--url", url, "--api-key", "right"])
         by_variable = runner.invoke(app, ["models", "load", "m", "--url", url], env={"PENSTOCK_API_KEY": "right"})
-    assert [answer.exit_code for answer in (refused, by_flag, by_variable)] == [1, 0, 0]
-    assert "asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY" in refused.stderr
-    assert _Asking.seen == [None, "right", "right"]
+    assert [answer.exit_code for answer in (refused, wrong, by_flag, by_variable)] == [1, 1, 0, 0]
+    advice = "give one that it knows with --api-key or PENSTOCK_API_KEY"
+    assert f"asks for an API key: {advice}" in refused.stderr
+    assert f"refused the API key (the API key is unknown): {advice}" in wrong.stderr
+    assert _Asking.seen == [None, "wrong", "right", "right"]
 
 
 def test_report_of_a_load_test_does_not_repeat_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

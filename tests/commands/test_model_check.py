@@ -352,7 +352,7 @@ def test_check_of_an_input_whose_shape_varies_asks_for_it(penstock: Call) -> Non
         (lambda folder: (folder / "config.pbtxt").write_text("this is no config"), "config.pbtxt:1:"),
         (lambda folder: (folder / "config.pbtxt").write_text(CONFIG.replace('"y"', '"z"')), "names output 'z'"),
         (lambda folder: (folder / "1" / "model.onnx").unlink(), "model.onnx is not there"),
-        (lambda folder: (folder / "1").rename(folder / "new"), "has no version that its config.pbtxt serves"),
+        (lambda folder: (folder / "1").rename(folder / "new"), "it has no version: put its files into"),
         (lambda folder: (folder / "golden.json").write_text("{"), "golden.json is none that this version"),
     ],
 )

@@ -22,8 +22,9 @@ def home() -> Path:
 def write_model(name: str, config: str, versions: tuple[str, ...] = ("1",)) -> Path:
     """A model folder in the home's repository."""
     folder = home() / "models" / name
+    folder.mkdir(parents=True)
     for version in versions:
-        (folder / version).mkdir(parents=True)
+        (folder / version).mkdir()
     (folder / "config.pbtxt").write_text(config)
     return folder
 
@@ -39,11 +40,13 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
     """Where a model is, its versions, its state in the gateway with the reason, and who forms its batches."""
     write_model("mine", 'backend: "python"\ndynamic_batching { }\nmax_batch_size: 8\n', ("10", "9", "x"))
     write_model("bad", "this is no config")
+    write_model("hollow", 'backend: "onnxruntime"\n', ())
     stand_in.index = [
         {"name": "people", "version": "1", "state": "READY", "reason": ""},
         {"name": "mine", "version": "10", "state": "UNAVAILABLE", "reason": "no such backend"},
         {"name": "elsewhere", "version": "3", "state": "READY"},
         {"name": "bad"},
+        {"name": "hollow"},
     ]
     rows = listed(penstock, stand_in.url)
     columns = {name: [row[key] for key in ("where", "versions", "state", "owner")] for name, row in rows.items()}
@@ -51,6 +54,7 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
         "people": ["shipped", ["1"], "READY", "off"],
         "mine": ["home", ["9", "10"], "UNAVAILABLE", "triton"],
         "bad": ["home", ["1"], "not loaded", ""],
+        "hollow": ["home", [], "not loaded", "off"],
         "elsewhere": ["gateway", ["3"], "READY", ""],
         "fastestdet": ["catalogue", [], "not loaded", "off"],
         "resnet50": ["catalogue", [], "not loaded", "triton"],
@@ -58,6 +62,7 @@ def test_list_brings_folders_catalogue_and_gateway_together(penstock: Call, stan
     assert {name: columns[name] for name in expected} == expected
     assert set(columns) == {*expected, *read_catalogue(), *os.listdir(CHECKOUT / "model_repository")}
     assert rows["mine"]["reason"] == "no such backend"
+    assert rows["hollow"]["reason"] == f"it has no version: put its files into {home() / 'models' / 'hollow' / '1'}"
     assert "config.pbtxt:1:" in str(rows["bad"]["reason"])
 
 

@@ -22,7 +22,7 @@ def counts(rig: Rig) -> list[str]:
 async def test_model_that_answers_pictures_passes_and_nothing_is_counted(rig: Rig, config: ModelConfig) -> None:
     """The trial is no client's request."""
     before = counts(rig)
-    assert await rig.images.trial(config) == ""
+    assert await rig.images.trial(config, 30.0) == ""
     assert counts(rig) == before
 
 
@@ -33,21 +33,21 @@ async def test_model_whose_answer_cannot_be_read_fails_with_the_reason(
 ) -> None:
     """Other outputs, shapes or datatypes than its config promises, endless numbers, an error."""
     rig.backend.mode = mode
-    why = await rig.images.trial(config)
+    why = await rig.images.trial(config, 30.0)
     assert why.startswith("a picture through /image: ")
 
 
 async def test_model_without_a_card_takes_no_picture(rig: Rig) -> None:
     """Nor does one whose config describes pictures wrongly: /image itself says so."""
     rig.backend.mode = FakeMode.ERROR
-    assert await rig.images.trial(TENSORS_ONLY) == ""
+    assert await rig.images.trial(TENSORS_ONLY, 30.0) == ""
     wrong = replace(CLASSIFIER, name="wrong", parameters={**CLASSIFIER.parameters, "network-type": "nonsense"})
-    assert await rig.images.trial(wrong) == ""
+    assert await rig.images.trial(wrong, 30.0) == ""
 
 
 async def test_engine_that_is_down_is_no_verdict(rig: Rig) -> None:
     """The model is tried when it is back."""
     rig.backend.mode = FakeMode.UNAVAILABLE
     with pytest.raises(BackendUnavailable):
-        await rig.images.trial(DETECTOR)
+        await rig.images.trial(DETECTOR, 30.0)
     rig.backend.mode = FakeMode.NORMAL

@@ -22,7 +22,7 @@ async def told(settings: Settings) -> AsyncIterator[list[News]]:
     backend = TritonBackend(http_url="http://127.0.0.1:9", grpc_address="127.0.0.1:9", max_connections=1)
     main = Engine(backend, backend, "nowhere")
     engine, own = with_own_engines(settings, main, ours)
-    restart = model_restarter(settings, main, own, ours)
+    restart = model_restarter(settings, main, own, ours, lambda: {"m": 4})
     if restart is not None:
         for reason, hangs in (("it fails", 0), ("it hangs", 1), ("it hangs again", 2)):
             restart("m", reason, hangs)
@@ -37,7 +37,7 @@ async def test_model_that_hung_gets_an_engine_of_its_own_and_one_that_fails_does
     """With the first hang, for good."""
     async with told(Settings(engine="triton")) as news:
         assert news == [
-            RestartModel("m", "it fails"),
+            RestartModel("m", "it fails", 4),
             RestartModel("m", "it hangs", has_own_engine=True),
             RestartModel("m", "it hangs again", has_own_engine=True),
         ]
@@ -49,7 +49,7 @@ async def test_model_that_hung_gets_an_engine_of_its_own_and_one_that_fails_does
 async def test_model_is_restarted_in_an_engine_that_more_depends_on(settings: Settings) -> None:
     """Clients of MPS are counted, and regions that clients share are registered with one engine."""
     async with told(settings) as news:
-        assert news == [RestartModel("m", reason) for reason in ("it fails", "it hangs", "it hangs again")]
+        assert news == [RestartModel("m", reason, 4) for reason in ("it fails", "it hangs", "it hangs again")]
 
 
 async def test_model_in_an_engine_of_others_is_not_restarted() -> None:

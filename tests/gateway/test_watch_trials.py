@@ -1,11 +1,13 @@
 """Models are tried when they are loaded, before anybody is served by them."""
 
+import asyncio
 import dataclasses
 
 import pytest
 
 from server.backends.load_trial import Tried
-from server.core.errors import BackendUnavailable
+from server.backends.model_health import Cause
+from server.core.errors import BackendUnavailable, ModelUnavailable
 from server.core.model import ModelConfig
 from tests.gateway.test_watch import QUICK, ScriptedEngine, until, watching
 
@@ -64,3 +66,71 @@ async def test_config_carries_what_the_trial_of_its_rows_found() -> None:
         await watch.note_loaded("good")
         assert (await watch.find("good")).unmerged == ""
     assert [config.unmerged for config in found] == [None, None]
+
+
+async def test_loaded_model_that_hangs_is_unavailable_before_its_load_is_answered() -> None:
+    """Its trial begins with a canary, which has the model's execution time-out; then it is restarted."""
+    restarted: list[tuple[str, str, int]] = []
+    tried: list[str] = []
+
+    async def try_model(config: ModelConfig) -> Tried:
+        tried.append(config.name)
+        return Tried()
+
+    engine = ScriptedEngine({"good": "", "stuck": ""}, hung={"stuck"})
+    options = dataclasses.replace(
+        QUICK, wanted=("good",), execution_timeout_s=lambda _: 7.0, try_model=try_model, canary_interval_s=60.0
+    )
+    async with watching(engine, [], options, restart_model=lambda *said: restarted.append(said)) as watch:
+        await watch.first_ready.wait()
+        await engine.load("stuck")
+        await watch.note_loaded("stuck")
+        known = watch.models["stuck"]
+        assert (known.is_ready, known.unavailable) == (False, Cause.HANG)
+        assert known.reason == "it answered nothing for 7 s (execution_timeout_ms)"
+        assert restarted == [("stuck", known.reason, 1)]
+        assert tried == ["good"]
+
+
+async def test_loaded_model_serves_nobody_before_its_first_answer() -> None:
+    """One that served goes on serving while it is loaded again."""
+    begun, tried = asyncio.Event(), asyncio.Event()
+
+    async def try_model(config: ModelConfig) -> Tried:
+        if config.name == "slow":
+            begun.set()
+            await tried.wait()
+        return Tried()
+
+    engine = ScriptedEngine({"good": "", "slow": ""})
+    options = dataclasses.replace(QUICK, wanted=("good",), try_model=try_model)
+    async with watching(engine, [], options) as watch:
+        await watch.first_ready.wait()
+        await engine.load("slow")
+        load = asyncio.create_task(watch.note_loaded("slow"))
+        await until(lambda: "slow" in watch.models and watch.models["slow"].unavailable is Cause.STARTING)
+        with pytest.raises(ModelUnavailable, match="its first inference has no answer yet") as raised:
+            await watch.find("slow")
+        assert raised.value.retry_after_s == 1.0
+        tried.set()
+        await load
+        assert watch.models["slow"].is_ready
+        begun.clear()
+        tried.clear()
+        again = asyncio.create_task(watch.note_loaded("slow"))
+        await begun.wait()
+        assert watch.models["slow"].is_ready
+        tried.set()
+        await again
+
+
+async def test_model_without_an_answer_at_start_is_not_ready_though_the_engine_is() -> None:
+    """It does not delay the others, and serves nobody before its canary is answered."""
+    engine = ScriptedEngine({"good": "", "slow": ""}, waits={"slow"})
+    options = dataclasses.replace(QUICK, execution_timeout_s=lambda _: 60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.backends.watch.GREETING_S", 0.05)
+        async with watching(engine, [], options) as watch:
+            await watch.first_ready.wait()
+            assert watch.models["good"].is_ready
+            assert watch.models["slow"].unavailable is Cause.STARTING

@@ -117,7 +117,8 @@ def test_status_where_waiting_helps_says_how_long() -> None:
         ((name, seconds),) = status_of(error).trailing_metadata
         assert name == "retry-after"
         assert known <= float(seconds) <= 2 * known
-    assert status_of(ModelNotFound("no")).trailing_metadata == ()
+    for error in (ModelNotFound("no"), ModelUnavailable("its trial failed", retry_after_s=None)):
+        assert status_of(error).trailing_metadata == ()
 
 
 async def test_retry_after_arrives_as_trailing_metadata(front: Front) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
+from server.backends.own_engines import SILENT, STARTING
 from server.commands import models as models_command
 from tests.backends import onnx_models
 from tests.conftest import RunningStack, start_stack, stop_stack
@@ -36,6 +38,15 @@ max_batch_size: 0
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } } ]
 """
+HANGS = """import time
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(100000)
+"""
+TWO_SECONDS = 'parameters { key: "execution_timeout_ms" value { string_value: "2000" } }'
+HANG = "it answered nothing for 2 s (execution_timeout_ms)"
 NO_OUTPUT = IDENTITY.replace('[pb_utils.Tensor("y", array)]', "[]")
 
 
@@ -60,18 +71,56 @@ def mean() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def endless() -> onnx.ModelProto:
+    """x [n] → y [n], after more products of matrices than anybody waits for."""
+    eye = helper.make_tensor_value_info("kept", TensorProto.FLOAT, [64, 64])
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["kept", "eye"], ["next"]), helper.make_node("Identity", ["go"], ["go_on"])],
+        "trip",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            eye,
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [64, 64]),
+        ],
+    )
+    nodes = [
+        helper.make_node("Loop", ["count", "true", "eye"], ["matrix"], body=body),
+        helper.make_node("ReduceMax", ["matrix"], ["one"], keepdims=0),
+        helper.make_node("Mul", ["x", "one"], ["y"]),
+    ]
+    constants = {"count": np.int64(1 << 50), "true": np.bool_(True), "eye": np.eye(64, dtype=np.float32)}
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    initializers = [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "endless", [x], [y], initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A stack, and the repository of its models."""
 
     stack: RunningStack
     repository: Path
+    is_embedded: bool
 
     def write(self, name: str, *, is_endless: bool) -> None:
         """A model of that name, in place of what was there."""
         shutil.rmtree(self.repository / name, ignore_errors=True)
         config = CARD.replace("SIZES", "3")
         onnx_models.save(shades(is_endless=is_endless), self.repository, name, config=config)
+
+    def write_hanging(self, name: str) -> None:
+        """A model that answers nothing."""
+        if self.is_embedded:
+            onnx_models.save(endless(), self.repository, name, config=f'backend: "onnxruntime"\n{TWO_SECONDS}')
+        else:
+            config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
+            write_model(self.repository, name, HANGS, config + TWO_SECONDS)
 
     def status(self, model: str) -> int:
         return call("GET", f"{self.stack.http_url}/v2/models/{model}/ready").status
@@ -103,7 +152,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         onnx_models.save(mean(), repository, "reshaped", config=SCALAR)
         stack = start_embedded(folder)
-    yield Loaded(stack, repository)
+    yield Loaded(stack, repository, request.param == "embedded")
     assert stop_stack(stack) == 0, "".join(stack.log[-30:])
 
 
@@ -115,6 +164,7 @@ def test_model_that_answers_no_picture_is_not_ready_and_says_why(loaded: Loaded)
     refused = loaded.see("shades")
     assert refused.status == 503
     assert why in refused.json["error"]
+    assert "retry-after" not in refused.headers  # only another load helps
     assert loaded.see("fine").status == 200
     assert call("GET", f"{loaded.stack.http_url}/v2/health/ready").status == 200
 
@@ -152,3 +202,33 @@ def test_load_and_check_try_what_users_send(loaded: Loaded, tmp_path: Path) -> N
     assert (loaded.status("mended"), loaded.see("mended").status) == (200, 200)
     seen = json.loads(loaded.see("mended").body)["results"][0]["classes"][0]
     assert seen["label"] in ("dark", "middle", "bright")
+
+
+def test_load_of_a_model_that_hangs_fails_after_its_execution_timeout(loaded: Loaded) -> None:
+    """It is not ready meanwhile, nor afterwards; the index and `models list` have the reason; others are served."""
+    loaded.write_hanging("stuck")
+    end, statuses = threading.Event(), list[int]()
+
+    def look() -> None:
+        while not end.is_set():
+            statuses.append(loaded.status("stuck"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    failed = loaded.command("load", "stuck")
+    end.set()
+    looking.join()
+    assert (failed.exit_code, HANG in failed.output) == (1, True), failed.output
+    assert 503 in statuses
+    assert 200 not in statuses[statuses.index(503) :]
+    assert loaded.status("stuck") == 503
+    assert loaded.reason("stuck") in (HANG, STARTING, SILENT)  # while its own engine process is started
+    listed = loaded.command("list").output
+    assert any(f"stuck: {reason}" in listed for reason in (HANG, STARTING, SILENT)), listed
+    refused = post_json(
+        f"{loaded.stack.http_url}/v2/models/stuck/infer",
+        {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]},
+    )
+    assert (refused.status, HANG in refused.json["error"]) == (503, True)
+    assert "retry-after" in refused.headers
+    assert (loaded.status("fine"), loaded.see("fine").status) == (200, 200)

@@ -27,6 +27,7 @@ TABLE = [
     (errors.QuotaExceeded("bad", retry_after_s=1.2), 429, "2"),
     (errors.ModelNotReady("bad"), 503, "1"),
     (errors.ModelUnavailable("bad", retry_after_s=2.1), 503, "3"),
+    (errors.ModelUnavailable("bad", retry_after_s=None), 503, None),
     (errors.BackendUnavailable("bad", retry_after_s=0.0), 503, "1"),
     (errors.BackendUnavailable("bad", retry_after_s=2.1), 503, "3"),
     (errors.Overloaded("bad", reason="full", retry_after_s=0.2), 503, "1"),
