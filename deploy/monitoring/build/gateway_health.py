@@ -130,7 +130,8 @@ HEALTH = Row(
         Panel(
             "Unavailable models",
             "By cause: hang (no answer within the execution time-out), canary or traffic (all inferences fail), trial "
-            "(failed at load). Also how often a model was found to hang in each interval.",
+            "(failed at load), starting (no first answer yet). Also how often a model was found to hang in each "
+            "interval.",
             "short",
             (
                 Query(f"sum by (model, cause) (penstock_model_unavailable{{{MODEL}}})", "{{model}}: {{cause}}"),
