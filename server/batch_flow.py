@@ -31,6 +31,7 @@ from server.core.infer import InferRequest, InferResponse, Parameter
 from server.core.model import ModelConfig
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
 from server.core.tensor import Datatype
+from server.engine_turns import EngineTurns
 
 C = TypeVar("C", HttpCall, GrpcCall)
 MAX_FORMS = 256  # kept of a model's good requests
@@ -101,13 +102,15 @@ class BatchFlow:
         watch: EngineView,
         max_rows_of: Callable[[ModelConfig], int],
         max_body_bytes: int,
+        turns: EngineTurns | None = None,
     ) -> None:
-        """max_rows_of: rows of one request of that model at most. relay: for what goes alone.
+        """max_rows_of: rows of one request of that model at most. turns: for what goes alone, over the relay.
 
         max_body_bytes: of a compressed body, once decompressed.
         """
         self.batching = batching
         self._relay = relay
+        self._turns = turns or EngineTurns(relay, watch)
         self._watch = watch
         self._max_rows_of = max_rows_of
         self._max_body_bytes = max_body_bytes
@@ -122,7 +125,7 @@ class BatchFlow:
         """See Relay.http. Raises of the InferenceError tree what is nobody's answer."""
         ride = await self._ride(call, passenger, self._read_http)
         if ride is None:
-            return await self._relay.http(call, deadline=passenger.deadline)
+            return await self._turns.http(call, passenger.head, passenger.client, passenger.deadline)
         try:
             response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
             encoding = accepted_encoding(_header(call, b"accept-encoding"))
@@ -139,7 +142,7 @@ class BatchFlow:
         """See Relay.grpc. Raises of the InferenceError tree what is nobody's answer."""
         ride = await self._ride(call, passenger, self._read_grpc)
         if ride is None:
-            return await self._relay.grpc(call, deadline=passenger.deadline)
+            return await self._turns.grpc(call, passenger.head, passenger.client, passenger.deadline)
         try:
             response = await self.batching.infer(ride.request, client=passenger.client, priority=ride.priority)
             size_bytes = _size_bytes(response)

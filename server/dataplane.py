@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
-from urllib.parse import quote
 
 from server.access.audit import AuditLog
 from server.access.quotas import Quotas
@@ -15,7 +14,7 @@ from server.backends.model_loads import LoadPolicy
 from server.backends.wire.errors import ANSWERED
 from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions, misspelt
-from server.batching.engine_statistics import read_engine_batches
+from server.batching.engine_batches import ask_engine_batches
 from server.batching.explanation import Explained, not_formed
 from server.batching.options import BatchOptions
 from server.batching.page import ModelExplained, explain_engine, explain_queue, with_misspelt
@@ -38,6 +37,7 @@ from server.core.infer import InferRequest, InferResponse
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.core.tensor import Datatype
 from server.core.verb import Verb, require_role
+from server.engine_turns import EngineTurns
 from server.image_flow import ImageFlow, ImageRequest, ImageResponse
 from server.metrics import Metrics
 from server.passage import Passage
@@ -50,7 +50,6 @@ __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
 _Memory = SharedMemory | NoSharedMemory
-STATISTICS_S = 5.0
 _END_OF_STATUS = {200: True, 500: False}  # of a relayed call; any other status is no failure of the model's
 _END_OF_CODE = {0: True, 2: False, 13: False}  # OK; UNKNOWN, INTERNAL
 
@@ -76,6 +75,7 @@ class DataPlane:
         spread: where others serve the same models; returns when they know of a load or an unload.
         """
         self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
+        self.turns = EngineTurns(relay, watch)
         self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
         self.options, self.loads = DeclaredOptions(), LoadPolicy()
         self.required_models: tuple[str, ...] | None = None
@@ -121,12 +121,8 @@ class DataPlane:
         if options.owner is Owner.GATEWAY:
             page = explain_queue(model_name, options, self.statistics_of_queues().get(model_name))
             return with_misspelt(page, unread)
-        target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
-        answer = await self._relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_S)
-        if answer.status != 200:
-            said = answer.body[:200].decode(errors="replace")
-            raise BackendFailed(f"the engine's statistics of model {model_name!r}: status {answer.status}: {said}")
-        return with_misspelt(explain_engine(model_name, options, read_engine_batches(answer.body)), unread)
+        batches = await ask_engine_batches(self._relay, model_name)
+        return with_misspelt(explain_engine(model_name, options, batches), unread)
 
     @property
     def is_stopping(self) -> bool:
@@ -363,6 +359,8 @@ class DataPlane:
         """Into a batch where the gateway forms the model's, else to the engine as it came."""
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
             return self.batches.http(call, Passenger(head, caller.owner, until))
+        if verb is Verb.INFER:
+            return self.turns.http(call, head, caller.client, until)
         return self._relay.http(call, deadline=until)
 
     def _grpc(
@@ -371,6 +369,8 @@ class DataPlane:
         """As _http."""
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
             return self.batches.grpc(call, Passenger(head, caller.owner, until))
+        if verb is Verb.INFER:
+            return self.turns.grpc(call, head, caller.client, until)
         return self._relay.grpc(call, deadline=until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:

@@ -130,12 +130,14 @@ class Front:
         plane.is_apart = lambda model: model in self.link.apart
         plane.options = options
         plane.required_models = settings.required_models
+        plane.turns.engines = len(settings.engine_urls) or 1
         plane.batches = BatchFlow(
             batching=self.link,
             relay=self.engine.relay,
             watch=self.link,
             max_rows_of=lambda config: options.of(config).max_batch_size,
             max_body_bytes=settings.max_body_bytes,
+            turns=plane.turns,
         )
         # Regions are the core's: what is about them, or stands in them, goes there.
         plane.share(NoSharedMemory("" if settings.allow_client_shm else SWITCHED_OFF))

@@ -141,7 +141,7 @@ class Gateway:
         )
         self.plane.tracer, self.plane.options = self.tracer, self.options
         self.plane.loads = LoadPolicy(allows_code=settings.allow_model_code)
-        self.plane.required_models = settings.required_models
+        self.plane.required_models, self.plane.turns.engines = settings.required_models, len(settings.engine_urls) or 1
         self.plane.statistics_of_queues = self.batching.statistics
         self.plane.batches = BatchFlow(
             batching=self.batching,
@@ -149,6 +149,7 @@ class Gateway:
             watch=self.watch,
             max_rows_of=lambda config: self.options.of(config).max_batch_size,
             max_body_bytes=settings.max_body_bytes,
+            turns=self.plane.turns,
         )
         self.memory = compose_memory(settings, self.engine.relay, self.watch)
         self.plane.share(self.memory)
@@ -267,11 +268,10 @@ class Gateway:
 
     def _is_missed(self, known: KnownModel) -> bool:
         """Whether it should serve and does not: what --models or somebody else's Triton leaves out is no loss."""
-        if known.is_refused:
-            return True
-        if self._settings.models is None:
-            return not known.is_ready and not self._settings.engine_is_external
-        return not known.is_ready and known.name in self._settings.models
+        if known.is_refused or known.is_ready:
+            return known.is_refused
+        models = self._settings.models
+        return known.name in models if models is not None else not self._settings.engine_is_external
 
 
 @dataclass(frozen=True, slots=True)

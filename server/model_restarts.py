@@ -23,6 +23,7 @@ def core_backend(settings: Settings, run_dir: Path) -> TritonBackend:
         http_url=f"unix://{run_dir / HTTP_SOCKET}",
         grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
         max_connections=settings.max_inflight_requests,
+        finishes=False,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
@@ -13,6 +14,7 @@ from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
 from server.backends.shell_paths import is_special
+from server.core.abandoned import when_free
 from server.core.caller import Caller
 from server.core.errors import (
     BackendFailed,
@@ -301,10 +303,11 @@ class _InferenceWay(_OtherWay):
 
     def _end(self, error: BaseException | None) -> None:
         passage = self._passage
-        passage._leave(self._caller, self._size_bytes)
         if error is None:
+            passage._leave(self._caller, self._size_bytes)
             passage._metrics.inference_answered()
         else:
+            when_free(error, partial(passage._leave, self._caller, self._size_bytes))
             passage._count_end(error, LeftAt.ENGINE, self._until)
             passage._note_end(error, self._head.model_name, self._began)
         super().__exit__(None, error, None)

@@ -28,6 +28,7 @@ from server.backends.http2_frames import (
 )
 from server.backends.http2_grpc import INTERNAL, PREFIX_BYTES, Reply, is_informational, reply_of
 from server.backends.http2_keepalive import Due, Keepalive
+from server.core.abandoned import HELD_S, Abandoned, abandon
 
 CODE_OF_RESET = {8: 1, 11: 8, 12: 7}  # CANCEL, ENHANCE_YOUR_CALM, INADEQUATE_SECURITY; any other is INTERNAL
 GRACE_S = 0.25
@@ -53,7 +54,7 @@ class TooManyGivenUp(Exception):
 class _Call:
     """A call that runs: what has come of its answer, and how much of its message the peer has room for."""
 
-    __slots__ = ("headers", "parts", "received_bytes", "reply", "send_window")
+    __slots__ = ("abandoned", "has_all", "headers", "parts", "received_bytes", "reply", "send_window")
 
     def __init__(self, reply: "asyncio.Future[Reply]", send_window: int) -> None:
         self.reply = reply
@@ -61,6 +62,13 @@ class _Call:
         self.headers: Fields | None = None
         self.parts: list[bytes] = []
         self.received_bytes = 0
+        self.has_all = False
+        self.abandoned: Abandoned | None = None
+
+    def end(self, *, is_served: bool = False) -> None:
+        """The connection knows it no more."""
+        if self.abandoned is not None:
+            self.abandoned.end(is_served=is_served)
 
 
 class Http2Calls(asyncio.Protocol):
@@ -97,7 +105,8 @@ class Http2Calls(asyncio.Protocol):
         """The peer's answer, whatever it is. head: the request's header block, as head_of makes it.
 
         Raises CallBroken, TooManyGivenUp. Cancelled, the call is taken back, and with it the engine's work, once it has
-        run GRACE_S more: Triton 2.51 dies of calls that are taken back just as it begins or ends them.
+        run GRACE_S more: Triton 2.51 dies of calls that are taken back just as it begins or ends them. The error tells
+        of it (server.core.abandoned): one that is kept is taken back only when it has run HELD_S more.
         """
         if self._given_up >= MAX_GIVEN_UP:
             raise TooManyGivenUp(
@@ -116,11 +125,15 @@ class Http2Calls(asyncio.Protocol):
         try:
             if not self._send_at_once(self._transport, stream_id, head, message):
                 await self._send_as_room_comes(self._transport, stream_id, call, head, message)
+            call.has_all = True
             return await call.reply
-        finally:
+        except BaseException as error:
             if stream_id in self._calls:
+                call.abandoned = abandon(error)
                 self._given_up += 1
-                self._loop.call_later(GRACE_S, self._take_back, stream_id)
+                self._loop.call_later(GRACE_S, self._give_up, stream_id, call)
+            raise
+        finally:
             self._room_came()
 
     def close(self) -> None:
@@ -133,10 +146,17 @@ class Http2Calls(asyncio.Protocol):
 
     # sending
 
+    def _give_up(self, stream_id: int, call: _Call) -> None:
+        self._given_up -= 1
+        if call.abandoned is not None and call.abandoned.is_kept and call.has_all:
+            self._loop.call_later(HELD_S - GRACE_S, self._take_back, stream_id)
+        else:
+            self._take_back(stream_id)
+
     def _take_back(self, stream_id: int) -> None:
         """End a call that was given up, unless it has ended by itself."""
-        self._given_up -= 1
-        if self._calls.pop(stream_id, None) is not None:
+        if (call := self._calls.pop(stream_id, None)) is not None:
+            call.end()
             self._write(frame(Kind.RST_STREAM, 0, stream_id, _CANCEL.to_bytes(4, "big")))
             self._room_came()
 
@@ -325,7 +345,10 @@ class Http2Calls(asyncio.Protocol):
 
     def _take_reset(self, stream_id: int, why: int) -> None:
         call = self._calls.pop(stream_id, None)
-        if call is None or call.reply.done():
+        if call is None:
+            return
+        call.end()
+        if call.reply.done():
             return
         if why == _REFUSED_STREAM:
             call.reply.set_exception(CallUnread("the engine refused the call unread"))
@@ -338,9 +361,10 @@ class Http2Calls(asyncio.Protocol):
         """The peer takes no new calls; those after the last that it saw were never begun."""
         self.is_open = False
         for stream_id in [number for number in self._calls if number > last_id]:
-            reply = self._calls.pop(stream_id).reply
-            if not reply.done():
-                reply.set_exception(CallUnread("the engine ends the connection"))
+            call = self._calls.pop(stream_id)
+            call.end()
+            if not call.reply.done():
+                call.reply.set_exception(CallUnread("the engine ends the connection"))
         if not self._calls:
             self.close()
         self._room_came()
@@ -348,6 +372,7 @@ class Http2Calls(asyncio.Protocol):
     def _finish(self, stream_id: int, call: _Call, trailers: Fields) -> None:
         reply = reply_of(call.headers or (), call.parts, trailers)  # where it cannot be read, the call is still known
         del self._calls[stream_id]
+        call.end(is_served=reply.code == 0)
         if not call.reply.done():
             call.reply.set_result(reply)
         self._room_came()
@@ -359,6 +384,7 @@ class Http2Calls(asyncio.Protocol):
         if not self._greeting.done():
             self._greeting.set_exception(CallBroken(why))
         for call in calls.values():
+            call.end()
             if not call.reply.done():
                 call.reply.set_exception(CallBroken(why))
         self._greeting.exception()  # read, or asyncio tells of one that nobody waits for

@@ -11,6 +11,7 @@ import httptools
 
 from server.backends.dead_peers import detect_dead_peers
 from server.backends.inflow import Inflow
+from server.core.abandoned import HELD_S, Abandoned, abandon
 from server.core.errors import BackendFailed, InvalidRequest
 from server.core.gathering import Gathering
 from server.core.headers import HOP_BY_HOP, OF_THE_CONNECTION, end_to_end
@@ -21,6 +22,7 @@ MAX_WORD_BYTES = 8_189  # of a target, a header's name or its value: what Triton
 
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _TARGET = re.compile(rb"/[^\x00-\x20\x7f]*")
+_GOOD = b"HTTP/1.1 200"
 _METHOD = re.compile(r"[A-Z]+")
 
 
@@ -66,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
+        self._abandoned: Abandoned | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[HttpAnswer] | None = None
@@ -78,22 +81,29 @@ class HttpConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = Gathering()
 
-    async def exchange(self, head: bytes, body: bytes, *, is_head: bool = False) -> HttpAnswer:
+    async def exchange(
+        self, head: bytes, body: bytes, *, is_head: bool = False, is_finished: bool = False
+    ) -> HttpAnswer:
         """The engine's answer, headers in lower case. Raises ConnectionBroken, BackendFailed.
 
-        Cancelled, the connection is gone: what the engine still sends belongs to nobody.
+        Cancelled, the connection is gone: what the engine still sends belongs to nobody. is_finished: whether the
+        engine works on such a call to its end; the error tells of it then, and its answer closes the connection.
         """
         self._is_head, self._has_begun, self._is_flowing, self._is_complete = is_head, False, False, False
         self._answer = asyncio.get_running_loop().create_future()
         try:
             self._send(head, body)
             return await self._answer
-        except BaseException:  # also where the answer is there: nobody takes it
-            self.close()
+        except BaseException as error:  # also where the answer is there: nobody takes it
+            if is_finished and self._has_all():
+                self._abandoned = abandon(error)
+                asyncio.get_running_loop().call_later(HELD_S, self.close)
+            else:
+                self.close()
             raise
         finally:
             self._answer = None
-            if not self._is_complete and not self._is_flowing:
+            if not self._is_complete and not self._is_flowing and self._abandoned is None:
                 self.close()
 
     async def begin(self, head: bytes, body: bytes) -> tuple[HttpAnswer, Inflow]:
@@ -122,6 +132,12 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _has_all(self) -> bool:
+        """Whether the engine has the whole call, as far as is known here, and has not answered it."""
+        if self._transport is None or not self.is_open or self._is_complete:
+            return False
+        return not self._transport.get_write_buffer_size()
+
     def _send(self, head: bytes, body: bytes) -> None:
         if self._transport is None or not self.is_open:
             raise ConnectionBroken("the connection was closed", has_begun=False)
@@ -140,6 +156,8 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if (self._answer is None or self._answer.done()) and not self._is_flowing:
+            if self._abandoned is not None:
+                self._abandoned.end(is_served=data.startswith(_GOOD))
             self.close()
             return
         self._has_begun = True
@@ -150,6 +168,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
+        if self._abandoned is not None:
+            self._abandoned.end()
         if self._ends_at_close and error is None:
             self._finish()
         else:

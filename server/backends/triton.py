@@ -40,7 +40,7 @@ class TritonBackend:
     http_url: http://, https:// or unix://; https:// makes both ports TLS. grpc_address: host:port or unix:/path.
     metrics_url: the engine's metrics page, /metrics where it names no path; None for none.
     max_connections: HTTP connections at most; gRPC shares one. budget: of calls sent again, its own unless given.
-    headers: sent with every call, also for the metrics page.
+    headers: sent with every call, also for the metrics page. finishes: see TritonHttp.
     Raises InvalidRequest for an address that is none.
     """
 
@@ -54,6 +54,7 @@ class TritonBackend:
         patience: Patience | None = None,
         budget: RetryBudget | None = None,
         headers: EngineHeaders | None = None,
+        finishes: bool = True,
     ) -> None:
         self._patience = patience or Patience()
         budget = budget or RetryBudget()
@@ -62,7 +63,12 @@ class TritonBackend:
             grpc_address, is_tls=origin.is_tls, patience=self._patience, budget=budget, headers=headers
         )
         self._http = TritonHttp(
-            origin, max_connections=max_connections, patience=self._patience, budget=budget, headers=headers
+            origin,
+            max_connections=max_connections,
+            patience=self._patience,
+            budget=budget,
+            headers=headers,
+            finishes=finishes,
         )
         self._regions: dict[str, Callable[[], None]] = {}
         self._metrics: TritonHttp | None = None

@@ -14,6 +14,7 @@ from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_stream import TritonStream
 from server.backends.triton_unary import UnaryCalls, is_plain_address, is_socket_address
+from server.core.abandoned import HELD_S, abandon
 from server.core.client_tls import client_certificate, trusted_roots
 from server.core.errors import (
     BackendFailed,
@@ -139,12 +140,28 @@ class TritonGrpc:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(waiting)
         except TimeoutError as error:
-            raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
-        finally:
-            if not waiting.done():
-                self._given_up.add(waiting)
-                waiting.add_done_callback(self._given_up.discard)
-                asyncio.get_running_loop().call_later(GRACE_S, running.cancel)
+            late = DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s")
+            self._give_up(waiting, running, late)
+            raise late from error
+        except asyncio.CancelledError as error:
+            self._give_up(waiting, running, error)
+            raise
+
+    def _give_up(
+        self,
+        waiting: "asyncio.Task[GrpcAnswer | Failure]",
+        running: "grpc.aio.UnaryUnaryCall[bytes, bytes]",
+        error: BaseException,
+    ) -> None:
+        """The error tells of the call; one that is kept goes on for HELD_S (see server.core.abandoned)."""
+        if waiting.done():
+            return
+        call, loop = abandon(error), asyncio.get_running_loop()
+        self._given_up.add(waiting)
+        waiting.add_done_callback(self._given_up.discard)
+        waiting.add_done_callback(lambda done: call.end(is_served=_is_good(done)))
+        loop.call_later(GRACE_S, lambda: call.is_kept or running.cancel())
+        loop.call_later(HELD_S, running.cancel)
 
     async def _outcome(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> GrpcAnswer | Failure:
         try:
@@ -217,6 +234,10 @@ class TritonGrpc:
             self._channel.get_state() is not grpc.ChannelConnectivity.READY
             or any(text in details for text in _CONNECTION_TEXTS)
         )
+
+
+def _is_good(done: "asyncio.Task[GrpcAnswer | Failure]") -> bool:
+    return not done.cancelled() and done.exception() is None and isinstance(done.result(), GrpcAnswer)
 
 
 def _overloaded(why: str) -> Overloaded:

@@ -14,6 +14,7 @@ from server.backends.inflow import Inflow
 from server.backends.out_of_memory import without_keys
 from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
+from server.core.abandoned import when_free
 from server.core.address import authority
 from server.core.client_tls import client_context
 from server.core.errors import BackendUnavailable, DeadlineExceeded, InvalidRequest
@@ -67,8 +68,12 @@ class TritonHttp:
         patience: Patience,
         budget: RetryBudget | None = None,
         headers: EngineHeaders | None = None,
+        finishes: bool = False,
     ) -> None:
-        """budget: of calls that are sent a second time, shared with the engine's other clients."""
+        """budget: of calls that are sent a second time, shared with the engine's other clients.
+
+        finishes: whether the engine works on a POST to its end though its connection is closed, as Triton 2.51 does.
+        """
         self._headers = headers or EngineHeaders()
         self._origin = origin
         self._patience = patience
@@ -76,19 +81,21 @@ class TritonHttp:
         self._tls = client_context() if origin.is_tls else None
         self._idle: list[HttpConnection] = []
         self._slots = asyncio.Semaphore(max_connections)
+        self._finishes = finishes
         self._is_closed = False
 
     async def relay(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         """The engine's answer as it is. Raises BackendUnavailable, DeadlineExceeded, BackendFailed, InvalidRequest.
 
-        Waits for one of the connections where all are in use. Cancelling drops the connection; Triton's HTTP port
-        finishes the work all the same.
+        Waits for one of the connections where all are in use. Cancelling drops the connection, but for an engine that
+        finishes the work all the same: it stays in use until then, and the error tells of it (server.core.abandoned).
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
         try:
-            async with asyncio.timeout(timeout_s), self._slots:
-                return await self._send(call, lambda connection: self._exchange(connection, call, head))
+            async with asyncio.timeout(timeout_s):
+                await self._slots.acquire()
+                return await self._relayed(call, head)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine did not answer within {timeout_s:.3f} s") from error
 
@@ -147,8 +154,20 @@ class TritonHttp:
         except ConnectionBroken as broken:
             raise BackendUnavailable(f"the connection to the engine broke: {broken}") from broken
 
+    async def _relayed(self, call: HttpCall, head: bytes) -> HttpAnswer:
+        """The answer; the slot is given back when the engine has done with the call."""
+        try:
+            answer = await self._send(call, lambda connection: self._exchange(connection, call, head))
+        except BaseException as error:
+            when_free(error, self._slots.release)
+            raise
+        self._slots.release()
+        return answer
+
     async def _exchange(self, connection: HttpConnection, call: HttpCall, head: bytes) -> HttpAnswer:
-        answer = await connection.exchange(head, call.body, is_head=call.method == "HEAD")
+        method = call.method
+        is_finished = self._finishes and method == "POST"
+        answer = await connection.exchange(head, call.body, is_head=method == "HEAD", is_finished=is_finished)
         self._keep(connection)
         return answer
 

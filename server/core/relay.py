@@ -78,6 +78,7 @@ class InferHead:
     regions: which parts of shared memory its inputs and outputs stand in.
     bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
     rowless_input: the name of one whose first dimension is 0; empty where there is none.
+    json_bytes: of the JSON that the engine has to read, decompressed; 0 over gRPC.
     """
 
     model_name: str
@@ -87,3 +88,4 @@ class InferHead:
     regions: tuple[RegionUse, ...] = ()
     bytes_inputs: tuple[str, ...] = ()
     rowless_input: str = ""
+    json_bytes: int = 0

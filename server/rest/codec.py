@@ -91,6 +91,7 @@ def _scan(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> I
         _regions([*inputs, *outputs]),
         tuple(entry.name for entry in inputs if _datatype(entry) is Datatype.BYTES),
         rowless,
+        len(text),
     )
     return InferScan(head, tuple(output.name for output in outputs if _wants_classes(output)))
 

@@ -1,0 +1,180 @@
+"""Inferences that are relayed: how many stand at the engine at a time, and whose turn is next.
+
+Triton serves what it has in the order in which it came, so a client that hands it hundreds of long calls would have all
+others wait behind them, the canary too, and also when it has left: Triton works on.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from server.backends.engine_view import EngineView
+from server.core.abandoned import Abandoned, abandoned, when_free
+from server.core.backend import Relay
+from server.core.errors import DeadlineExceeded
+from server.core.leaving import LeftAt, leaving
+from server.core.model import ModelConfig
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.vision.turns import Turns
+
+T = TypeVar("T")
+
+QUICK_S = 0.5  # an answer that takes longer says that too many calls are at the engine
+MOST = 64  # calls of one model, unless its instances take more
+FIRST = 8
+LARGE_JSON_BYTES = 1 << 20
+JSON_BYTES = 8 << 20  # of the large ones together; Triton reads and writes a MiB of numbers in about 0.1 s
+
+
+class Room:
+    """Bounds what stands at the engine. The last one that comes in may be larger than what is left."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._turns: Turns[tuple[int, asyncio.Future[None]]] = Turns(sys.maxsize)
+
+    def is_open(self) -> bool:
+        """Whether the next one need not wait."""
+        return self.held < self.limit and not self._turns
+
+    async def enter(self, client: str, size: int, until: float | None, what: str) -> None:
+        """Takes room, in turn with other clients. Raises DeadlineExceeded. what: it stands in, for people."""
+        if self.is_open():
+            self.held += size
+            return
+        began = time.monotonic()
+        let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = size, let_in
+        self._turns.add(client, waiting, began)
+        try:
+            async with asyncio.timeout(None if until is None else until - began):
+                await let_in
+        except BaseException as error:
+            if let_in.done() and not let_in.cancelled():
+                self.leave(size)
+            else:
+                self._turns.remove(client, waiting)
+            if isinstance(error, TimeoutError):
+                waited_s = time.monotonic() - began
+                raise DeadlineExceeded(
+                    f"the deadline passed after {waited_s:.3f} s of waiting for {what}; allow more time or send less"
+                ) from error
+            leaving(error, LeftAt.QUEUE)
+            raise
+
+    def leave(self, size: int) -> None:
+        """Gives room back, and lets others in."""
+        self.held -= size
+        self.let_in()
+
+    def let_in(self) -> None:
+        """Those whose turn it is, as far as there is room."""
+        while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
+            client, (size, let_in) = turn
+            self._turns.ended(client, 0.0, None)
+            self.held += size
+            let_in.set_result(None)
+
+
+class _ModelRoom(Room):
+    """Room for calls of one model: more of them while answers are quick, else no more than keep its instances busy."""
+
+    def __init__(self) -> None:
+        super().__init__(FIRST)
+        self.config: ModelConfig | None = None
+        self._least = FIRST
+
+    def learn(self, config: ModelConfig, engines: int) -> None:
+        """The model is served by this config now."""
+        self.config = config
+        calls = config.max_batch_size if config.has_dynamic_batching else 1
+        self._least = MOST if config.is_ensemble else 2 * engines * config.instance_count * max(calls, 1)
+        self.limit = max(self.limit, self._least)
+
+    def answered(self, took_s: float) -> None:
+        """The engine answered a call."""
+        if took_s > QUICK_S:
+            self.limit = max(self.limit - 1, self._least)
+        elif self.held >= self.limit < MOST:
+            self.limit += 1
+        self.leave(1)
+
+
+class EngineTurns:
+    """engines: how many serve the relay's models."""
+
+    def __init__(self, relay: Relay, watch: EngineView, engines: int = 1) -> None:
+        self._relay = relay
+        self._watch = watch
+        self.engines = engines
+        self._json = Room(JSON_BYTES)
+        self._rooms: dict[str, _ModelRoom] = {}
+
+    async def http(self, call: HttpCall, head: InferHead, client: str, until: float | None) -> HttpAnswer:
+        """See Relay.http. client: who takes turns with others."""
+        ask: Callable[[], Awaitable[HttpAnswer]] = partial(self._relay.http, call, deadline=until)
+        if head.json_bytes >= LARGE_JSON_BYTES:
+            ask = partial(self._with_json, ask, head.json_bytes, client, until)
+        return await self._asked(ask, head.model_name, client, until)
+
+    async def grpc(self, call: GrpcCall, head: InferHead, client: str, until: float | None) -> GrpcAnswer:
+        """See Relay.grpc. client: who takes turns with others."""
+        return await self._asked(partial(self._relay.grpc, call, deadline=until), head.model_name, client, until)
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]], model_name: str, client: str, until: float | None) -> T:
+        room = self._room_of(model_name)
+        if room is None:
+            return await ask()
+        if room.is_open():
+            room.held += 1
+        else:
+            await room.enter(client, 1, until, f"the calls of model {model_name!r} before it")
+        began = time.monotonic()
+        try:
+            answer = await ask()
+        except BaseException as error:
+            self._left(error, room, model_name)
+            raise
+        room.answered(time.monotonic() - began)
+        return answer
+
+    async def _with_json(self, ask: Callable[[], Awaitable[T]], size: int, client: str, until: float | None) -> T:
+        await self._json.enter(client, size, until, "the large JSON bodies before it")
+        try:
+            answer = await ask()
+        except BaseException as error:
+            when_free(error, partial(self._json.leave, size))
+            raise
+        self._json.leave(size)
+        return answer
+
+    def _left(self, error: BaseException, room: _ModelRoom, model_name: str) -> None:
+        """The call ended without an answer. What is abandoned takes room until the engine has done with it."""
+        call = abandoned(error)
+        if call is None:
+            room.leave(1)
+            return
+        if room.config is None or not room.config.has_dynamic_batching:  # there Triton drops what waits
+            call.keep()
+        call.when_ended(partial(self._ended, call, room, model_name))
+
+    def _ended(self, call: Abandoned, room: _ModelRoom, model_name: str) -> None:
+        room.leave(1)
+        if call.is_served:
+            self._watch.note_served(model_name)  # or its canary, which waits behind such calls, would miss them
+
+    def _room_of(self, model_name: str) -> _ModelRoom | None:
+        """None of a model that is not known, and where a call may have to wait for a later one: of a sequence."""
+        known = self._watch.models.get(model_name)
+        if known is None or (config := known.config) is None or config.is_decoupled or config.has_sequence_batching:
+            return None
+        room = self._rooms.get(model_name)
+        if room is None:
+            room = self._rooms[model_name] = _ModelRoom()
+        if room.config is not config:
+            room.learn(config, self.engines)
+        return room
