@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 QUICK_S = 0.5  # an answer that takes longer says that too many calls are at the engine
 MOST = 64  # calls of one model, unless its instances take more
-FIRST = 8
+FIRST = 4
 LARGE_JSON_BYTES = 1 << 20
 JSON_BYTES = 8 << 20  # of the large ones together; Triton reads and writes a MiB of numbers in about 0.1 s
 
@@ -76,8 +76,9 @@ class Room:
         while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
             client, (size, let_in) = turn
             self._turns.ended(client, 0.0, None)
-            self.held += size
-            let_in.set_result(None)
+            if not let_in.done():  # else whoever waited was cancelled, and is about to say so
+                self.held += size
+                let_in.set_result(None)
 
 
 class _ModelRoom(Room):

@@ -1,7 +1,7 @@
 """Calls that pass through as bytes."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 HttpHeaders = tuple[tuple[bytes, bytes], ...]
 GrpcMetadata = tuple[tuple[str, str | bytes], ...]
@@ -88,4 +88,4 @@ class InferHead:
     regions: tuple[RegionUse, ...] = ()
     bytes_inputs: tuple[str, ...] = ()
     rowless_input: str = ""
-    json_bytes: int = 0
+    json_bytes: int = field(default=0, compare=False)

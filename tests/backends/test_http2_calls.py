@@ -29,6 +29,7 @@ from server.backends.http2_grpc import Reply, head_of, metadata_fields
 from server.backends.http2_keepalive import Due, Keepalive
 from server.backends.patience import Patience
 from server.backends.triton_unary import UnaryCalls
+from server.core.abandoned import abandoned
 
 MIB = 1 << 20
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -41,6 +42,12 @@ class Methods:
     def __init__(self) -> None:
         self.cancelled = asyncio.Event()
         self.entered = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def wait(self, _: bytes, __: Context) -> bytes:
+        self.entered.set()
+        await self.release.wait()
+        return b"done"
 
     async def echo(self, message: bytes, _: Context) -> bytes:
         return message
@@ -84,7 +91,7 @@ async def serving(methods: Methods, options: list[tuple[str, int]]) -> AsyncIter
     server = grpc.aio.server(options=options)
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(getattr(methods, name))
-        for name in ("echo", "metadata", "refuse", "large", "hang")
+        for name in ("echo", "metadata", "refuse", "large", "hang", "wait")
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
     number = server.add_insecure_port("127.0.0.1:0")
@@ -175,6 +182,53 @@ async def test_call_that_is_given_up_is_left_alone_for_a_moment(
     async with asyncio.timeout(60):
         await methods.cancelled.wait()
     assert (await connection.unary(head("echo"), b"on")).message == b"on"
+    connection.close()
+
+
+async def test_call_that_is_kept_is_taken_back_late(
+    port: int, methods: Methods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is told: the server's answer, or that nobody waits for it any more."""
+    monkeypatch.setattr(http2_calls, "GRACE_S", 0.01)
+    monkeypatch.setattr(http2_calls, "HELD_S", 0.5)
+    connection, ended = await connect(port), asyncio.Event()
+    call = asyncio.create_task(connection.unary(head("hang"), b""))
+    await methods.entered.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError) as end:
+        await call
+    left = abandoned(end.value)
+    assert left is not None
+    left.keep()
+    left.when_ended(ended.set)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.timeout(60):
+        await ended.wait()
+        assert loop.time() - began > 0.4
+        await methods.cancelled.wait()
+    assert not left.is_served
+    connection.close()
+
+
+async def test_answer_to_a_call_that_is_kept_ends_it(port: int, methods: Methods) -> None:
+    """The server is not told that its caller has left."""
+    connection, ended = await connect(port), asyncio.Event()
+    call = asyncio.create_task(connection.unary(head("wait"), b""))
+    await methods.entered.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError) as end:
+        await call
+    left = abandoned(end.value)
+    assert left is not None
+    left.keep()
+    left.when_ended(ended.set)
+    await asyncio.sleep(0)
+    assert not ended.is_set()
+    methods.release.set()
+    async with asyncio.timeout(60):
+        await ended.wait()
+    assert left.is_served
     connection.close()
 
 

@@ -4,13 +4,16 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
+from server.backends import http_connection
 from server.backends.http_connection import HttpConnection, request_head
 from server.backends.patience import Patience
 from server.backends.triton_http import TritonHttp, origin_of
+from server.core.abandoned import Abandoned, abandoned
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InvalidRequest
 from server.core.relay import HttpAnswer, HttpCall, HttpHeaders
 from tests.backends.fake_triton import JSON_BODY, FakeTriton, Mode
@@ -218,6 +221,73 @@ async def test_relay_cancelled_caller_frees_the_connection(http: TritonHttp, fak
     answers = await asyncio.gather(*[http.relay(INFER, deadline=time.monotonic() + 1) for _ in range(2)])
 
     assert [answer.status for answer in answers] == [200, 200]
+
+
+async def left_at_the_engine(http: TritonHttp, fake: FakeTriton, *, deadline: float | None = None) -> Abandoned:
+    """A call that an engine has which answers on `release`; its caller left, or its deadline passed."""
+    fake.mode = Mode.SLOW
+    running = asyncio.create_task(http.relay(INFER, deadline=deadline))
+    await fake.http_begun.wait()
+    if deadline is None:
+        running.cancel()
+    with pytest.raises(asyncio.CancelledError if deadline is None else DeadlineExceeded) as end:
+        await running
+    call = abandoned(end.value)
+    assert call is not None
+    return call
+
+
+@pytest.mark.parametrize("deadline_s", [None, 0.5])
+async def test_relay_call_that_the_engine_finishes_keeps_its_slot_until_it_is_answered(
+    fake: FakeTriton, deadline_s: float | None
+) -> None:
+    """Whether the caller left or the deadline passed: the error tells of the call, which ends with the answer."""
+    http = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), finishes=True)
+    ended = asyncio.Event()
+    call = await left_at_the_engine(http, fake, deadline=None if deadline_s is None else time.monotonic() + deadline_s)
+    call.when_ended(ended.set)
+
+    next_one = asyncio.create_task(http.relay(INFER, deadline=None))
+    with pytest.raises(DeadlineExceeded):  # there is one slot, and it is in use
+        await http.relay(INFER, deadline=time.monotonic() + 0.05)
+    assert not ended.is_set()
+    assert len(fake.http_requests) == 1
+    fake.release.set()
+
+    async with asyncio.timeout(60):
+        await ended.wait()
+        assert (await next_one).status == 200
+    assert call.is_served
+    await http.aclose()
+
+
+async def test_relay_call_that_the_engine_never_answers_is_held_for_a_while(
+    fake: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an engine that forgets a call would keep a place of its caller's for ever."""
+    monkeypatch.setattr(http_connection, "HELD_S", 0.05)
+    http = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), finishes=True)
+    ended = asyncio.Event()
+    call = await left_at_the_engine(http, fake)
+    call.when_ended(ended.set)
+    async with asyncio.timeout(60):
+        await ended.wait()
+    assert not call.is_served
+    await http.aclose()
+
+
+async def test_relay_call_that_the_engine_has_not_got_is_given_up_at_once(fake: FakeTriton) -> None:
+    """Of a call whose bytes still wait here the engine has nothing to work on."""
+    http = TritonHttp(origin_of(fake.http_url), max_connections=1, patience=Patience(), finishes=True)
+    fake.mode = Mode.SLOW
+    running = asyncio.create_task(http.relay(replace(INFER, body=bytes(64 << 20)), deadline=None))
+    while not fake.http_connections:
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError) as end:
+        await running
+    assert abandoned(end.value) is None
+    await http.aclose()
 
 
 @pytest.mark.parametrize("mode", [Mode.RESET, Mode.HALF])

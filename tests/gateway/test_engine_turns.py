@@ -1,0 +1,298 @@
+"""What stands at the engine at a time: bounded, in turn, and held until the engine has done with it."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+
+from server import engine_turns
+from server.backends.engine_view import EngineView
+from server.backends.known_model import KnownModel
+from server.core.abandoned import Abandoned, abandon
+from server.core.backend import Relay
+from server.core.errors import BackendUnavailable, DeadlineExceeded
+from server.core.leaving import LeftAt, left_at
+from server.core.model import ModelConfig
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.engine_turns import FIRST, MOST, EngineTurns
+
+MODEL = ModelConfig("slow", "python", 0, (), (), instance_count=2)
+HEAD = InferHead("slow")
+AT_ONCE = 4  # of a model with two instances whose answers are slow
+
+
+@dataclass
+class Engine:
+    """A relay that answers when it is told to, and a view of its models."""
+
+    models: dict[str, KnownModel] = field(default_factory=dict)
+    served: list[str] = field(default_factory=list)
+    asked: list[bytes] = field(default_factory=list)
+    waiting: list["asyncio.Future[None]"] = field(default_factory=list)
+    left: list[Abandoned] = field(default_factory=list)
+    finishes: bool = True
+
+    def note_served(self, model_name: str) -> None:
+        self.served.append(model_name)
+
+    async def http(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
+        await self._answer(call.body)
+        return HttpAnswer(200, (), call.body)
+
+    async def grpc(self, call: GrpcCall, *, deadline: float | None) -> GrpcAnswer:
+        await self._answer(call.message)
+        return GrpcAnswer(0, call.message)
+
+    async def _answer(self, what: bytes) -> None:
+        self.asked.append(what)
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        try:
+            await self.waiting[-1]
+        except asyncio.CancelledError as error:
+            if self.finishes:
+                self.left.append(abandon(error))
+            raise
+
+    def answer_one(self) -> None:
+        next(one for one in self.waiting if not one.done()).set_result(None)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine({"slow": KnownModel("slow", True, "", MODEL)})
+
+
+def turns_of(engine: Engine, engines: int = 1) -> EngineTurns:
+    return EngineTurns(cast(Relay, engine), cast(EngineView, engine), engines)
+
+
+def ask(
+    turns: EngineTurns, who: str, what: str = "", *, head: InferHead = HEAD, until: float | None = None
+) -> "asyncio.Task[HttpAnswer]":
+    call = HttpCall("POST", b"/v2/models/slow/infer", (), (what or who).encode())
+    return asyncio.create_task(turns.http(call, head, who, until))
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def left(tasks: list["asyncio.Task[HttpAnswer]"]) -> list[BaseException]:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    ends: list[BaseException] = []
+    for task in tasks:
+        with pytest.raises(asyncio.CancelledError) as end:
+            task.result()
+        ends.append(end.value)
+    return ends
+
+
+async def test_no_more_calls_stand_at_the_engine_than_keep_its_instances_busy(engine: Engine) -> None:
+    """The others wait here; each answer lets the next one in."""
+    turns = turns_of(engine)
+    calls = [ask(turns, "eve") for _ in range(20)]
+    await settle()
+    assert len(engine.asked) == AT_ONCE
+    for _ in range(20):
+        engine.answer_one()
+        await settle()
+    assert {(await call).status for call in calls} == {200}
+
+
+async def test_clients_take_turns_before_the_engine(engine: Engine) -> None:
+    """Who has 500 calls waiting is served between two of another's."""
+    turns = turns_of(engine)
+    for _ in range(500):
+        ask(turns, "eve")
+    await settle()
+    ours = [ask(turns, "alice") for _ in range(2)]
+    await settle()
+    for _ in range(4):
+        engine.answer_one()
+        await settle()
+    assert engine.asked[AT_ONCE:].count(b"alice") == 2
+    for call in ours:
+        call.cancel()
+
+
+async def test_call_that_was_left_takes_room_until_the_engine_has_answered_it(engine: Engine) -> None:
+    """Else whoever comes and goes would fill the engine; its answers are signs of life, told to the model's checks."""
+    turns = turns_of(engine)
+    calls = [ask(turns, "eve") for _ in range(500)]
+    await settle()
+    ends = await left(calls)
+    assert [left_at(end) for end in ends].count(LeftAt.QUEUE) == 500 - AT_ONCE
+    ours = ask(turns, "alice")
+    await settle()
+    assert len(engine.left) == AT_ONCE
+    assert all(call.is_kept for call in engine.left)
+    assert engine.asked == [b"eve"] * AT_ONCE
+    engine.left[0].end(is_served=True)
+    await settle()
+    assert engine.asked[AT_ONCE:] == [b"alice"]
+    assert engine.served == ["slow"]
+    ours.cancel()
+
+
+@pytest.mark.parametrize("is_dropped", ["engine that takes calls back", "dynamic batching"])
+async def test_call_that_the_engine_drops_is_not_kept(engine: Engine, is_dropped: str) -> None:
+    """Triton's dynamic batcher drops what was cancelled before its turn; an engine of ours drops all."""
+    if is_dropped == "dynamic batching":
+        config = replace(MODEL, max_batch_size=2, has_dynamic_batching=True)
+        engine.models["slow"] = KnownModel("slow", True, "", config)
+    else:
+        engine.finishes = False
+    turns = turns_of(engine)
+    call = ask(turns, "eve")
+    await settle()
+    await left([call])
+    assert not any(one.is_kept for one in engine.left)
+
+
+async def test_all_who_wait_may_leave_at_once(engine: Engine) -> None:
+    """Room that is given back while the cancelled ones have not run yet goes to whoever is left."""
+    turns = turns_of(engine)
+    engine.finishes = False
+    calls = [ask(turns, "eve") for _ in range(50)]
+    await settle()
+    ours = ask(turns, "alice")
+    await settle()
+    for call in calls:  # those at the engine leave first, and let others in that are cancelled already
+        call.cancel()
+    assert len(await asyncio.gather(*calls, return_exceptions=True)) == 50
+    await settle()
+    engine.answer_one()
+    assert (await ours).status == 200
+    later = [ask(turns, "bob") for _ in range(AT_ONCE)]
+    await settle()
+    assert engine.asked.count(b"bob") == AT_ONCE
+    await left(later)
+
+
+async def test_call_that_is_let_in_and_cancelled_at_the_same_time_gives_its_room_back(engine: Engine) -> None:
+    turns = turns_of(engine)
+    calls = [ask(turns, "eve") for _ in range(AT_ONCE + 1)]
+    await settle()
+    engine.answer_one()
+    while not calls[0].done():
+        await asyncio.sleep(0)
+    calls[-1].cancel()
+    await asyncio.gather(calls[-1], return_exceptions=True)
+    for call in engine.left:
+        call.end()
+    later = ask(turns, "bob")
+    await settle()
+    assert engine.asked[-1] == b"bob"
+    await left([later])
+
+
+async def test_deadline_passes_while_a_call_waits(engine: Engine) -> None:
+    """It is told how long it waited, and for what."""
+    turns = turns_of(engine)
+    for _ in range(AT_ONCE):
+        ask(turns, "eve")
+    await settle()
+    with pytest.raises(DeadlineExceeded, match="waiting for the calls of model 'slow' before it"):
+        await ask(turns, "alice", until=time.monotonic() + 0.01)
+    assert len(engine.asked) == AT_ONCE
+
+
+async def test_call_that_fails_gives_its_room_back(engine: Engine) -> None:
+    turns = turns_of(engine)
+    for _ in range(20):
+        call = ask(turns, "eve")
+        await settle()
+        engine.waiting[-1].set_exception(BackendUnavailable("gone"))
+        with pytest.raises(BackendUnavailable):
+            await call
+
+
+async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most MOST calls, and never fewer than keep the instances busy."""
+    turns = turns_of(engine)
+    for _ in range(300):
+        ask(turns, "eve")
+    await settle()
+    most = 0
+    for _ in range(100):
+        engine.answer_one()
+        await settle()
+        most = max(most, sum(not one.done() for one in engine.waiting))
+    assert most == MOST
+    monkeypatch.setattr(engine_turns, "QUICK_S", -1.0)  # from now on every answer is slow
+    for _ in range(150):
+        engine.answer_one()
+        await settle()
+    assert sum(not one.done() for one in engine.waiting) == AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("config", "at_once"),
+    [
+        (replace(MODEL, instance_count=1), FIRST),
+        (replace(MODEL, instance_count=40), 80),
+        (replace(MODEL, max_batch_size=16, has_dynamic_batching=True), 64),
+        (replace(MODEL, max_batch_size=16), AT_ONCE),
+        (replace(MODEL, is_ensemble=True), MOST),
+        (replace(MODEL, is_decoupled=True), 100),
+        (replace(MODEL, has_sequence_batching=True), 100),
+        (None, 100),
+    ],
+)
+async def test_room_is_what_a_models_config_says(engine: Engine, config: ModelConfig | None, at_once: int) -> None:
+    """Twice what its instances take; no bound where a call may have to wait for a later one."""
+    engine.models["slow"] = KnownModel("slow", True, "", config)
+    turns = turns_of(engine)
+    calls = [ask(turns, "eve") for _ in range(100)]
+    await settle()
+    assert len(engine.asked) == at_once
+    await left(calls)
+
+
+async def test_several_engines_have_room_each(engine: Engine) -> None:
+    turns = turns_of(engine, engines=3)
+    calls = [ask(turns, "eve") for _ in range(100)]
+    await settle()
+    assert len(engine.asked) == 3 * AT_ONCE
+    await left(calls)
+
+
+async def test_large_json_bodies_are_read_by_the_engine_one_after_the_other(engine: Engine) -> None:
+    """A client's large bodies wait for each other and for another client's, small ones for none of them."""
+    for name in ("slow", "quick"):
+        engine.models[name] = KnownModel(name, True, "", replace(MODEL, instance_count=50))
+    turns = turns_of(engine)
+    large = InferHead("slow", json_bytes=16_000_000)
+    calls = [ask(turns, "eve", head=large) for _ in range(20)]
+    await settle()
+    calls += [ask(turns, "eve", "small") for _ in range(2)]
+    calls += [ask(turns, "alice", head=InferHead("quick", json_bytes=2_000_000))]
+    await settle()
+    assert engine.asked == [b"eve", b"small", b"small"]
+    engine.waiting[0].set_result(None)
+    await settle()
+    engine.waiting[3].set_result(None)
+    await settle()
+    assert engine.asked[3:5] == [b"eve", b"alice"]
+    await left(calls[2:])
+
+
+async def test_grpc_calls_take_turns_with_http_ones(engine: Engine) -> None:
+    turns = turns_of(engine)
+    calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
+    await settle()
+    call = asyncio.create_task(turns.grpc(GrpcCall("/m", b"alice"), HEAD, "alice", None))
+    await settle()
+    assert engine.asked == [b"eve"] * AT_ONCE
+    engine.answer_one()
+    await settle()
+    assert engine.asked[-1] == b"alice"
+    call.cancel()
+    await left(calls[1:])
