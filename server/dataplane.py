@@ -75,7 +75,7 @@ class DataPlane:
         spread: where others serve the same models; returns when they know of a load or an unload.
         """
         self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
-        self.turns = EngineTurns(relay, watch)
+        self.turns = images.turns = EngineTurns(relay, watch)
         self._passage = Passage(watch=watch, admission=admission, metrics=metrics, quotas=quotas)
         self.options, self.loads = DeclaredOptions(), LoadPolicy()
         self.required_models: tuple[str, ...] | None = None
@@ -233,12 +233,11 @@ class DataPlane:
         """
         with self._passage.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
-            stream = await self._relay.http_stream(call, deadline=deadline)
-            try:
-                yield stream
-            finally:
-                await stream.chunks.aclose()
-                self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
+            async with self.turns.http_stream(call, head, caller.client, deadline) as stream:
+                try:
+                    yield stream
+                finally:
+                    self._metrics.relayed(self.model_label(head.model_name), time.monotonic() - started)
             await self._note(Verb.INFER, head.model_name, _END_OF_STATUS.get(stream.status))
 
     @asynccontextmanager

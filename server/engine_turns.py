@@ -7,17 +7,18 @@ others wait behind them, the canary too, and also when it has left: Triton works
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
 from server.backends.engine_view import EngineView
-from server.core.abandoned import Abandoned, abandoned, when_free
+from server.core.abandoned import HELD_S, Abandoned, abandoned, when_free
 from server.core.backend import Relay
 from server.core.errors import DeadlineExceeded
 from server.core.leaving import LeftAt, leaving
 from server.core.model import ModelConfig
-from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, HttpStream, InferHead
 from server.vision.turns import Turns
 
 T = TypeVar("T")
@@ -86,6 +87,7 @@ class _ModelRoom(Room):
 
     def __init__(self) -> None:
         super().__init__(FIRST)
+        self.took_s = QUICK_S  # the last answer
         self.config: ModelConfig | None = None
         self._least = FIRST
 
@@ -98,11 +100,31 @@ class _ModelRoom(Room):
 
     def answered(self, took_s: float) -> None:
         """The engine answered a call."""
+        self.took_s = took_s
         if took_s > QUICK_S:
             self.limit = max(self.limit - 1, self._least)
         elif self.held >= self.limit < MOST:
             self.limit += 1
         self.leave(1)
+
+
+class _Place:
+    """Room for one call whose end only its answer tells: one that is left keeps it for as long as the last one took."""
+
+    __slots__ = ("_began", "_room")
+
+    def __init__(self, room: _ModelRoom) -> None:
+        self._room = room
+        self._began = time.monotonic()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._room.answered(time.monotonic() - self._began)
+        else:
+            asyncio.get_running_loop().call_later(min(self._room.took_s, HELD_S), self._room.leave, 1)
 
 
 class EngineTurns:
@@ -120,20 +142,21 @@ class EngineTurns:
         ask: Callable[[], Awaitable[HttpAnswer]] = partial(self._relay.http, call, deadline=until)
         if head.json_bytes >= LARGE_JSON_BYTES:
             ask = partial(self._with_json, ask, head.json_bytes, client, until)
-        return await self._asked(ask, head.model_name, client, until)
+        return await self.ask(ask, head.model_name, client, until)
 
     async def grpc(self, call: GrpcCall, head: InferHead, client: str, until: float | None) -> GrpcAnswer:
         """See Relay.grpc. client: who takes turns with others."""
-        return await self._asked(partial(self._relay.grpc, call, deadline=until), head.model_name, client, until)
+        return await self.ask(partial(self._relay.grpc, call, deadline=until), head.model_name, client, until)
 
-    async def _asked(self, ask: Callable[[], Awaitable[T]], model_name: str, client: str, until: float | None) -> T:
+    async def ask(self, ask: Callable[[], Awaitable[T]], model_name: str, client: str, until: float | None) -> T:
+        """What the engine answers, asked when it is the client's turn. Raises DeadlineExceeded besides."""
         room = self._room_of(model_name)
         if room is None:
             return await ask()
         if room.is_open():
             room.held += 1
         else:
-            await room.enter(client, 1, until, f"the calls of model {model_name!r} before it")
+            await room.enter(client, 1, until, _before(model_name))
         began = time.monotonic()
         try:
             answer = await ask()
@@ -142,6 +165,26 @@ class EngineTurns:
             raise
         room.answered(time.monotonic() - began)
         return answer
+
+    async def place(self, model_name: str, client: str, until: float | None) -> AbstractContextManager[None]:
+        """Room for a call over a stream, given when it is the client's turn: until it is answered, or left."""
+        room = self._room_of(model_name)
+        if room is None:
+            return nullcontext()
+        await room.enter(client, 1, until, _before(model_name))
+        return _Place(room)
+
+    @asynccontextmanager
+    async def http_stream(
+        self, call: HttpCall, head: InferHead, client: str, until: float | None
+    ) -> AsyncIterator[HttpStream]:
+        """See Relay.http_stream; closed with the block. client: who takes turns with others."""
+        with await self.place(head.model_name, client, until):
+            stream = await self._relay.http_stream(call, deadline=until)
+            try:
+                yield stream
+            finally:
+                await stream.chunks.aclose()
 
     async def _with_json(self, ask: Callable[[], Awaitable[T]], size: int, client: str, until: float | None) -> T:
         await self._json.enter(client, size, until, "the large JSON bodies before it")
@@ -179,3 +222,7 @@ class EngineTurns:
         if room.config is not config:
             room.learn(config, self.engines)
         return room
+
+
+def _before(model_name: str) -> str:
+    return f"the calls of model {model_name!r} before it"

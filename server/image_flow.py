@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from server.core.model import ModelConfig
 from server.core.result import VisionResult
 from server.core.slab import Lease, Slab
 from server.core.tensor import Array, Tensor, tensor_from_numpy
+from server.engine_turns import EngineTurns
 from server.metrics import Metrics
 from server.tracing.trace import current_trace
 from server.vision.amounts import most_rows, refuse_too_large, refuse_too_many, wave_size
@@ -69,8 +71,9 @@ class ImageFlow:
     ) -> None:
         """batching: of the models that the gateway owns; every image of a request is one row of a batch there.
 
-        slab: where images are prepared that the engine may read there.
+        slab: where images are prepared that the engine may read there. The composer sets turns, before the engine.
         """
+        self.turns: EngineTurns | None = None
         self._backend = backend
         self._batching = batching
         self._slab = slab
@@ -325,7 +328,12 @@ class ImageFlow:
     async def _infer(self, request: ImageRequest, tensors: Sequence[Tensor]) -> list[InferResponse]:
         """An engine call for each."""
         base = InferRequest(request.model_name, (), request.model_version, request.id, deadline=request.deadline)
-        return await together([self._engine(replace(base, inputs=(tensor,))) for tensor in tensors])
+        return await together([self._in_turn(replace(base, inputs=(tensor,)), request.client) for tensor in tensors])
+
+    def _in_turn(self, request: InferRequest, client: str) -> Coroutine[Any, Any, InferResponse]:
+        if self.turns is None:
+            return self._engine(request)
+        return self.turns.ask(partial(self._engine, request), request.model_name, client, request.deadline)
 
     async def _engine(self, request: InferRequest) -> InferResponse:
         trace = current_trace.get()

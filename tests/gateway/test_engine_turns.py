@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -16,7 +17,10 @@ from server.core.errors import BackendUnavailable, DeadlineExceeded
 from server.core.leaving import LeftAt, left_at
 from server.core.model import ModelConfig
 from server.core.relay import GrpcAnswer, GrpcCall, HttpAnswer, HttpCall, InferHead
+from server.core.verb import Verb
 from server.engine_turns import FIRST, MOST, EngineTurns
+from server.testing import FakeMode
+from tests.gateway.rig import CALL, Rig, picture
 
 MODEL = ModelConfig("slow", "python", 0, (), (), instance_count=2)
 HEAD = InferHead("slow")
@@ -175,6 +179,7 @@ async def test_all_who_wait_may_leave_at_once(engine: Engine) -> None:
 
 
 async def test_call_that_is_let_in_and_cancelled_at_the_same_time_gives_its_room_back(engine: Engine) -> None:
+    """The next one has it."""
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(AT_ONCE + 1)]
     await settle()
@@ -203,6 +208,7 @@ async def test_deadline_passes_while_a_call_waits(engine: Engine) -> None:
 
 
 async def test_call_that_fails_gives_its_room_back(engine: Engine) -> None:
+    """However many fail."""
     turns = turns_of(engine)
     for _ in range(20):
         call = ask(turns, "eve")
@@ -257,6 +263,7 @@ async def test_room_is_what_a_models_config_says(engine: Engine, config: ModelCo
 
 
 async def test_several_engines_have_room_each(engine: Engine) -> None:
+    """As much as one of them, times their number."""
     turns = turns_of(engine, engines=3)
     calls = [ask(turns, "eve") for _ in range(100)]
     await settle()
@@ -285,6 +292,7 @@ async def test_large_json_bodies_are_read_by_the_engine_one_after_the_other(engi
 
 
 async def test_grpc_calls_take_turns_with_http_ones(engine: Engine) -> None:
+    """They stand before the same model."""
     turns = turns_of(engine)
     calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
     await settle()
@@ -296,3 +304,63 @@ async def test_grpc_calls_take_turns_with_http_ones(engine: Engine) -> None:
     assert engine.asked[-1] == b"alice"
     call.cancel()
     await left(calls[1:])
+
+
+async def test_places_on_streams_are_as_many_and_one_that_is_left_is_kept_for_a_while(engine: Engine) -> None:
+    """A stream that has ended does not tell when the engine is done: as long as the last answer took."""
+    turns = turns_of(engine)
+    for _ in range(AT_ONCE):
+        with suppress(BackendUnavailable), await turns.place("slow", "eve", None):
+            raise BackendUnavailable("the stream ended")
+    waiting = asyncio.create_task(turns.place("slow", "alice", None))
+    await settle()
+    assert not waiting.done()
+    async with asyncio.timeout(60):
+        with await waiting:
+            pass
+        for _ in range(20):
+            with await turns.place("slow", "alice", None):
+                pass
+
+
+async def test_place_of_a_call_that_the_engine_works_on_is_kept_when_its_caller_has_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place and its key's share are given back then: else one client could fill the engine again and again."""
+    left: list[Abandoned] = []
+
+    async def works_on(*_: object, **__: object) -> HttpAnswer:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            left.append(abandon(error))
+            raise
+        raise AssertionError
+
+    monkeypatch.setattr(rig.backend, "http", works_on)
+    task = asyncio.create_task(rig.plane.relay_http(Verb.INFER, InferHead("boxes"), CALL))
+    async with asyncio.timeout(60):
+        while rig.admission.statistics().requests == 0:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rig.admission.statistics().requests == 1
+    left[0].end()
+    assert rig.admission.statistics().requests == 0
+
+
+async def test_pictures_of_a_model_that_is_relayed_go_to_the_engine_in_turn(rig: Rig) -> None:
+    """A few at a time, however many are asked for."""
+    rig.backend.mode = FakeMode.SLOW
+    before = len(rig.backend.calls)
+    asking = asyncio.create_task(rig.ask("boxes", *[picture(1)] * 8))
+    async with asyncio.timeout(60):
+        while len(rig.backend.calls) < before + FIRST:
+            await asyncio.sleep(0.005)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(rig.backend.calls) == before + FIRST
+    rig.backend.release.set()
+    await asking
+    assert len(rig.backend.calls) == before + 8

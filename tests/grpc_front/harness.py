@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import numpy as np
@@ -11,6 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from server.access.door import Door
 from server.admission import Admission, AdmissionLimits
+from server.backends.engine_view import EngineView
 from server.batching.options import BatchOptions
 from server.core.backend import GrpcStream
 from server.core.caller import NOBODY, Caller
@@ -22,6 +25,7 @@ from server.core.model import ModelConfig, TensorSpec
 from server.core.relay import GrpcAnswer, GrpcCall, GrpcMetadata, InferHead
 from server.core.tensor import Datatype, Tensor, tensor_from_numpy
 from server.dataplane import Readiness, Verb
+from server.engine_turns import EngineTurns
 from server.grpc.server import Endpoint, GrpcLimits, GrpcServer, serve
 from server.shared_memory.absent import NoSharedMemory
 from server.testing import FakeBackend
@@ -73,6 +77,7 @@ class FakePlane:
 
     def __init__(self, engine: FakeBackend) -> None:
         self.engine = engine
+        self.turns = EngineTurns(engine, cast(EngineView, SimpleNamespace(models={})))
         self.relayed: list[tuple[Verb, InferHead, GrpcCall, float | None]] = []
         self.callers: list[Caller] = []
         self.error: Exception | None = None
