@@ -1,13 +1,19 @@
 """One model that hangs or fails, beside one that works, through the real Triton: the others lose nothing."""
 
+import json
 import os
+import re
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import grpc
 import pytest
 import tritonclient.grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.conftest import RunningStack, start_stack, stop_stack
 from tests.integration.living import wait_for
@@ -16,7 +22,7 @@ from tests.tiny_models import CONFIG, IDENTITY, write_model
 
 pytestmark = pytest.mark.xdist_group("model_faults")
 
-ACTOR = '''"""Answers its input; -1 waits, -2 stops the process for a while. While a file is there, it fails."""
+ACTOR = '''"""Answers its input; -1 waits, -2 stops the process, -3 is slow. While a file is there, it fails."""
 import os
 import subprocess
 import time
@@ -33,11 +39,15 @@ class TritonPythonModel:
             raise RuntimeError("worn out")
         if x.ravel()[0] == -1:
             time.sleep(100000)
+        if x.ravel()[0] == -3:
+            time.sleep({slow_s})
         if x.ravel()[0] == -2:
             subprocess.Popen(["sh", "-c", f"sleep {pause_s}; kill -CONT {{os.getpid()}}"])
             os.kill(os.getpid(), 19)
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
+SLOW_S = 0.5
+LONG_CALLS = 60  # of SLOW_S: half a minute, several execution time-outs
 PAUSE_S = 3  # Triton gives a process up that stands still for a second
 ENVIRON = {
     "PENSTOCK_CANARY_INTERVAL_S": "0.5",
@@ -55,8 +65,10 @@ def fails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fails: Path) -> Iterator[RunningStack]:
     folder = tmp_path_factory.mktemp("model-faults")
     config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
-    write_model(folder / "models", "actor", ACTOR.format(fails=str(fails), pause_s=PAUSE_S), config)
-    write_model(folder / "models", "stopped", ACTOR.format(fails="/nowhere", pause_s=PAUSE_S), config)
+    write_model(folder / "models", "actor", ACTOR.format(fails=str(fails), pause_s=PAUSE_S, slow_s=SLOW_S), config)
+    write_model(folder / "models", "stopped", ACTOR.format(fails="/nowhere", pause_s=PAUSE_S, slow_s=SLOW_S), config)
+    for name in ("left-http", "left-grpc", "left-stream"):
+        write_model(folder / "models", name, ACTOR.format(fails="/nowhere", pause_s=PAUSE_S, slow_s=SLOW_S), config)
     write_model(folder / "models", "fine", IDENTITY, config)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
     yield running
@@ -94,6 +106,42 @@ def others_served(stack: RunningStack) -> Iterator[None]:
     assert set(outcomes) == {200}
     page = call("GET", f"{stack.metrics_url}/penstock").body.decode()
     assert "penstock_engine_restarts_total 0.0" in page
+
+
+def in_flight(stack: RunningStack) -> float:
+    page = call("GET", f"{stack.metrics_url}/penstock").body.decode()
+    return sum(float(value) for value in re.findall(r"^penstock_inflight_requests(?:{.*})? (\S+)$", page, re.MULTILINE))
+
+
+def slow_request(model: str) -> service_pb2.ModelInferRequest:
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1])
+    tensor.contents.fp32_contents.append(-3.0)
+    return service_pb2.ModelInferRequest(model_name=model, inputs=[tensor])
+
+
+@contextmanager
+def long_calls(stack: RunningStack, way: str) -> Iterator[None]:
+    """LONG_CALLS to the model "left-WAY" of a client that is gone with the end of the block."""
+    model = f"left-{way}"
+    if way == "http":
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [-3]}]})
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        url = urlsplit(stack.http_url)
+        with ExitStack() as sockets:
+            for _ in range(LONG_CALLS):
+                opened = sockets.enter_context(socket.create_connection((str(url.hostname), url.port or 0)))
+                opened.sendall((head + body).encode())
+            yield
+        return
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        if way == "grpc":
+            calls = [stub.ModelInfer.future(slow_request(model)) for _ in range(LONG_CALLS)]
+        else:
+            calls = [stub.ModelStreamInfer(iter([slow_request(model)] * 4)) for _ in range(LONG_CALLS // 4)]
+        yield
+        for one in calls:
+            one.cancel()
 
 
 def index_row(stack: RunningStack, model: str) -> dict[str, str]:
@@ -154,3 +202,17 @@ def test_model_that_fails_is_unavailable_alone_until_it_works(stack: RunningStac
         finally:
             os.unlink(fails)
         wait_for(lambda: ask(stack, "actor").status == 200, 90, "the model serves again")
+
+
+@pytest.mark.parametrize("way", ["http", "grpc", "stream"])
+def test_long_calls_of_a_client_that_left_neither_delay_others_nor_make_the_model_hang(
+    stack: RunningStack, way: str
+) -> None:
+    """Triton works on what it has in order, whoever left: it has a few calls, and the others wait for their turn."""
+    model = f"left-{way}"
+    wait_for(lambda: ask(stack, model).status == 200, 60, "the model serves")
+    for _ in range(2):  # what it had is not given back before it is done, so coming again does not help
+        with long_calls(stack, way):
+            wait_for(lambda: in_flight(stack) >= LONG_CALLS // 4, 60, "the calls have come")
+        assert ask(stack, model, timeout_ms=15_000).status == 200
+    assert not stack.logged(f"model is unavailable.*{model}")
