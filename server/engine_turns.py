@@ -26,6 +26,7 @@ T = TypeVar("T")
 QUICK_S = 0.5  # an answer that takes longer says that too many calls are at the engine
 MOST = 64  # calls of one model, unless its instances take more
 FIRST = 4
+TAKEN_BACK_S = 2.0  # that a call which was taken back is reckoned to be at the engine at least
 LARGE_JSON_BYTES = 1 << 20
 JSON_BYTES = 8 << 20  # of the large ones together; Triton reads and writes a MiB of numbers in about 0.1 s
 
@@ -107,9 +108,16 @@ class _ModelRoom(Room):
             self.limit += 1
         self.leave(1)
 
+    def left(self) -> None:
+        """A call was taken back: Triton 2.51 may work on it, but drops it where its dynamic batcher has it."""
+        if self.config is not None and self.config.has_dynamic_batching:
+            self.leave(1)
+        else:
+            asyncio.get_running_loop().call_later(min(max(self.took_s, TAKEN_BACK_S), HELD_S), self.leave, 1)
+
 
 class _Place:
-    """Room for one call whose end only its answer tells: one that is left keeps it for as long as the last one took."""
+    """Room for one call whose end only its answer tells."""
 
     __slots__ = ("_began", "_room")
 
@@ -124,7 +132,7 @@ class _Place:
         if error is None:
             self._room.answered(time.monotonic() - self._began)
         else:
-            asyncio.get_running_loop().call_later(min(self._room.took_s, HELD_S), self._room.leave, 1)
+            self._room.left()
 
 
 class EngineTurns:
@@ -202,14 +210,14 @@ class EngineTurns:
         if call is None:
             room.leave(1)
             return
-        if room.config is None or not room.config.has_dynamic_batching:  # there Triton drops what waits
-            call.keep()
         call.when_ended(partial(self._ended, call, room, model_name))
 
     def _ended(self, call: Abandoned, room: _ModelRoom, model_name: str) -> None:
-        room.leave(1)
         if call.is_served:
+            room.leave(1)
             self._watch.note_served(model_name)  # or its canary, which waits behind such calls, would miss them
+        else:
+            room.left()
 
     def _room_of(self, model_name: str) -> _ModelRoom | None:
         """None of a model that is not known, and where a call may have to wait for a later one: of a sequence."""

@@ -28,7 +28,7 @@ from server.backends.http2_frames import (
 )
 from server.backends.http2_grpc import INTERNAL, PREFIX_BYTES, Reply, is_informational, reply_of
 from server.backends.http2_keepalive import Due, Keepalive
-from server.core.abandoned import HELD_S, Abandoned, abandon
+from server.core.abandoned import Abandoned, abandon
 
 CODE_OF_RESET = {8: 1, 11: 8, 12: 7}  # CANCEL, ENHANCE_YOUR_CALM, INADEQUATE_SECURITY; any other is INTERNAL
 GRACE_S = 0.25
@@ -54,7 +54,7 @@ class TooManyGivenUp(Exception):
 class _Call:
     """A call that runs: what has come of its answer, and how much of its message the peer has room for."""
 
-    __slots__ = ("abandoned", "has_all", "headers", "parts", "received_bytes", "reply", "send_window")
+    __slots__ = ("abandoned", "headers", "parts", "received_bytes", "reply", "send_window")
 
     def __init__(self, reply: "asyncio.Future[Reply]", send_window: int) -> None:
         self.reply = reply
@@ -62,7 +62,6 @@ class _Call:
         self.headers: Fields | None = None
         self.parts: list[bytes] = []
         self.received_bytes = 0
-        self.has_all = False
         self.abandoned: Abandoned | None = None
 
     def end(self, *, is_served: bool = False) -> None:
@@ -106,7 +105,7 @@ class Http2Calls(asyncio.Protocol):
 
         Raises CallBroken, TooManyGivenUp. Cancelled, the call is taken back, and with it the engine's work, once it has
         run GRACE_S more: Triton 2.51 dies of calls that are taken back just as it begins or ends them. The error tells
-        of it (server.core.abandoned): one that is kept is taken back only when it has run HELD_S more.
+        of it (server.core.abandoned).
         """
         if self._given_up >= MAX_GIVEN_UP:
             raise TooManyGivenUp(
@@ -125,13 +124,12 @@ class Http2Calls(asyncio.Protocol):
         try:
             if not self._send_at_once(self._transport, stream_id, head, message):
                 await self._send_as_room_comes(self._transport, stream_id, call, head, message)
-            call.has_all = True
             return await call.reply
         except BaseException as error:
             if stream_id in self._calls:
                 call.abandoned = abandon(error)
                 self._given_up += 1
-                self._loop.call_later(GRACE_S, self._give_up, stream_id, call)
+                self._loop.call_later(GRACE_S, self._take_back, stream_id)
             raise
         finally:
             self._room_came()
@@ -146,15 +144,9 @@ class Http2Calls(asyncio.Protocol):
 
     # sending
 
-    def _give_up(self, stream_id: int, call: _Call) -> None:
-        self._given_up -= 1
-        if call.abandoned is not None and call.abandoned.is_kept and call.has_all:
-            self._loop.call_later(HELD_S - GRACE_S, self._take_back, stream_id)
-        else:
-            self._take_back(stream_id)
-
     def _take_back(self, stream_id: int) -> None:
         """End a call that was given up, unless it has ended by itself."""
+        self._given_up -= 1
         if (call := self._calls.pop(stream_id, None)) is not None:
             call.end()
             self._write(frame(Kind.RST_STREAM, 0, stream_id, _CANCEL.to_bytes(4, "big")))

@@ -14,7 +14,7 @@ from server.backends.patience import Patience
 from server.backends.retry_budget import RetryBudget
 from server.backends.triton_stream import TritonStream
 from server.backends.triton_unary import UnaryCalls, is_plain_address, is_socket_address
-from server.core.abandoned import HELD_S, abandon
+from server.core.abandoned import abandon
 from server.core.client_tls import client_certificate, trusted_roots
 from server.core.errors import (
     BackendFailed,
@@ -153,15 +153,14 @@ class TritonGrpc:
         running: "grpc.aio.UnaryUnaryCall[bytes, bytes]",
         error: BaseException,
     ) -> None:
-        """The error tells of the call; one that is kept goes on for HELD_S (see server.core.abandoned)."""
+        """The error tells of the call (see server.core.abandoned)."""
         if waiting.done():
             return
-        call, loop = abandon(error), asyncio.get_running_loop()
+        call = abandon(error)
         self._given_up.add(waiting)
         waiting.add_done_callback(self._given_up.discard)
         waiting.add_done_callback(lambda done: call.end(is_served=_is_good(done)))
-        loop.call_later(GRACE_S, lambda: call.is_kept or running.cancel())
-        loop.call_later(HELD_S, running.cancel)
+        asyncio.get_running_loop().call_later(GRACE_S, running.cancel)
 
     async def _outcome(self, running: "grpc.aio.UnaryUnaryCall[bytes, bytes]") -> GrpcAnswer | Failure:
         try:

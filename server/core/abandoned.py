@@ -7,20 +7,16 @@ _NOTE = "abandoned_call"
 
 
 class Abandoned:
-    """Such a call. It ends once: with the engine's answer, or where that is waited for no more.
+    """Such a call. It ends once: with the engine's answer, or where it is taken back.
 
     is_served: whether it ended with an answer that was good.
     """
 
-    __slots__ = ("_hearers", "is_kept", "is_served")
+    __slots__ = ("_hearers", "is_served")
 
     def __init__(self) -> None:
-        self.is_kept = self.is_served = False
+        self.is_served = False
         self._hearers: list[Callable[[], None]] | None = []
-
-    def keep(self) -> None:
-        """Do not take the call back from the engine: it would work on, and nobody would learn when it is done."""
-        self.is_kept = True
 
     def end(self, *, is_served: bool = False) -> None:
         """The engine works on it no more, or nobody can tell. The first word counts."""

@@ -185,34 +185,11 @@ async def test_call_that_is_given_up_is_left_alone_for_a_moment(
     connection.close()
 
 
-async def test_call_that_is_kept_is_taken_back_late(
+async def test_answer_to_a_call_that_was_left_ends_it(
     port: int, methods: Methods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end is told: the server's answer, or that nobody waits for it any more."""
-    monkeypatch.setattr(http2_calls, "GRACE_S", 0.01)
-    monkeypatch.setattr(http2_calls, "HELD_S", 0.5)
-    connection, ended = await connect(port), asyncio.Event()
-    call = asyncio.create_task(connection.unary(head("hang"), b""))
-    await methods.entered.wait()
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError) as end:
-        await call
-    left = abandoned(end.value)
-    assert left is not None
-    left.keep()
-    left.when_ended(ended.set)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    async with asyncio.timeout(60):
-        await ended.wait()
-        assert loop.time() - began > 0.4
-        await methods.cancelled.wait()
-    assert not left.is_served
-    connection.close()
-
-
-async def test_answer_to_a_call_that_is_kept_ends_it(port: int, methods: Methods) -> None:
-    """The server is not told that its caller has left."""
+    """Its caller left a moment before, and may count on it."""
+    monkeypatch.setattr(http2_calls, "GRACE_S", 60.0)
     connection, ended = await connect(port), asyncio.Event()
     call = asyncio.create_task(connection.unary(head("wait"), b""))
     await methods.entered.wait()
@@ -221,7 +198,6 @@ async def test_answer_to_a_call_that_is_kept_ends_it(port: int, methods: Methods
         await call
     left = abandoned(end.value)
     assert left is not None
-    left.keep()
     left.when_ended(ended.set)
     await asyncio.sleep(0)
     assert not ended.is_set()

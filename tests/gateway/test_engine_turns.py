@@ -134,7 +134,6 @@ async def test_call_that_was_left_takes_room_until_the_engine_has_answered_it(en
     ours = ask(turns, "alice")
     await settle()
     assert len(engine.left) == AT_ONCE
-    assert all(call.is_kept for call in engine.left)
     assert engine.asked == [b"eve"] * AT_ONCE
     engine.left[0].end(is_served=True)
     await settle()
@@ -143,19 +142,37 @@ async def test_call_that_was_left_takes_room_until_the_engine_has_answered_it(en
     ours.cancel()
 
 
-@pytest.mark.parametrize("is_dropped", ["engine that takes calls back", "dynamic batching"])
-async def test_call_that_the_engine_drops_is_not_kept(engine: Engine, is_dropped: str) -> None:
-    """Triton's dynamic batcher drops what was cancelled before its turn; an engine of ours drops all."""
-    if is_dropped == "dynamic batching":
-        config = replace(MODEL, max_batch_size=2, has_dynamic_batching=True)
-        engine.models["slow"] = KnownModel("slow", True, "", config)
-    else:
-        engine.finishes = False
+async def test_call_that_was_taken_back_keeps_its_room_for_a_while(engine: Engine) -> None:
+    """Triton works on it all the same, but for those that wait for its dynamic batcher: it drops them."""
     turns = turns_of(engine)
-    call = ask(turns, "eve")
+    calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
     await settle()
-    await left([call])
-    assert not any(one.is_kept for one in engine.left)
+    await left(calls)
+    ours = ask(turns, "alice")
+    for call in engine.left:
+        call.end()
+    await settle()
+    assert engine.asked == [b"eve"] * AT_ONCE
+    async with asyncio.timeout(60):
+        while len(engine.asked) == AT_ONCE:
+            await asyncio.sleep(0.01)
+    ours.cancel()
+
+
+async def test_call_that_a_batcher_drops_gives_its_room_back_at_once(engine: Engine) -> None:
+    """Triton's dynamic batcher drops what was cancelled before its turn."""
+    config = replace(MODEL, max_batch_size=1, has_dynamic_batching=True)
+    engine.models["slow"] = KnownModel("slow", True, "", config)
+    turns = turns_of(engine)
+    calls = [ask(turns, "eve") for _ in range(AT_ONCE)]
+    await settle()
+    await left(calls)
+    ours = ask(turns, "alice")
+    for call in engine.left:
+        call.end()
+    await settle()
+    assert engine.asked[AT_ONCE:] == [b"alice"]
+    ours.cancel()
 
 
 async def test_all_who_wait_may_leave_at_once(engine: Engine) -> None:
@@ -189,7 +206,7 @@ async def test_call_that_is_let_in_and_cancelled_at_the_same_time_gives_its_room
     calls[-1].cancel()
     await asyncio.gather(calls[-1], return_exceptions=True)
     for call in engine.left:
-        call.end()
+        call.end(is_served=True)
     later = ask(turns, "bob")
     await settle()
     assert engine.asked[-1] == b"bob"
