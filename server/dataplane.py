@@ -11,6 +11,7 @@ from server.access.quotas import Quotas
 from server.admission import Admission
 from server.backends.engine_view import EngineView
 from server.backends.model_loads import LoadPolicy
+from server.backends.own_sequences import own_grpc, own_http
 from server.backends.wire.errors import ANSWERED
 from server.batch_flow import BatchFlow, Passenger
 from server.batching.declared import DeclaredOptions, misspelt
@@ -50,8 +51,8 @@ __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
 _Memory = SharedMemory | NoSharedMemory
-_END_OF_STATUS = {200: True, 500: False}  # of a relayed call; any other status is no failure of the model's
-_END_OF_CODE = {0: True, 2: False, 13: False}  # OK; UNKNOWN, INTERNAL
+# Of a relayed call; any other status is no failure of the model's. Codes: OK; UNKNOWN, INTERNAL.
+_END_OF_STATUS, _END_OF_CODE = {200: True, 500: False}, {0: True, 2: False, 13: False}
 
 
 class DataPlane:
@@ -70,9 +71,9 @@ class DataPlane:
         """quotas: of callers that have one; None where none is kept. The composer sets where they are wanted:
 
         tracer. options: more of models' batches and deadlines than their configs say. required_models: see readiness.
-        batches, statistics_of_queues: where the gateway may form batches; of the queues by model.
-        loads: where clients may load more than ONNX models. is_apart: of models with engine processes of their own.
-        spread: where others serve the same models; returns when they know of a load or an unload.
+        batches, statistics_of_queues: where the gateway may form batches; of the queues by model. loads: where clients
+        may load more than ONNX models. is_apart: of models with engine processes of their own. spread: where others
+        serve the same models; returns when they know of a load or an unload.
         """
         self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
         self.turns = images.turns = EngineTurns(relay, watch)
@@ -171,6 +172,7 @@ class DataPlane:
         with self._passage.through(verb, head, caller, len(call.body), until) as way:
             if verb is Verb.LOAD:
                 await self.loads.check_http(call)
+            call = await own_http(call, head, caller)
             answer = await self._timed(verb, head, self._http(verb, head, call, caller, until))
             await self._note(verb, head.model_name, way.answered(_END_OF_STATUS.get(answer.status)))
             return answer if verb is not Verb.INFER or not asks_http(call) else told_http(answer, self.not_formed(head))
@@ -200,7 +202,7 @@ class DataPlane:
         """As relay_http, the images decoded and prepared on the way."""
         until = self._until(Verb.INFER, asked.head, deadline)
         with self._passage.through(Verb.INFER, asked.head, caller, self.size_of(asked), until):
-            call = await self.with_tensor(asked, until, caller)
+            call = await own_http(await self.with_tensor(asked, until, caller), asked.head, caller)
             answer = await self._timed(Verb.INFER, asked.head, self._http(Verb.INFER, asked.head, call, caller, until))
             await self._note(Verb.INFER, asked.head.model_name, _END_OF_STATUS.get(answer.status))
             return told_http(answer, self.not_formed(asked.head)) if asks_http(call) else answer
@@ -228,8 +230,7 @@ class DataPlane:
     ) -> AsyncIterator[HttpStream]:
         """An inference whose answer comes in pieces; its place is held, and its deadline kept, until the block ends.
 
-        The block may raise as the chunks do. A model's SLO says nothing of how long it may go on answering: without a
-        deadline of its own a stream has none.
+        The block may raise as the chunks do. A model's SLO is no limit to how long it goes on answering.
         """
         with self._passage.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()
@@ -369,7 +370,7 @@ class DataPlane:
         if verb is Verb.INFER and self.batches is not None and self.batches.takes(head):
             return self.batches.grpc(call, Passenger(head, caller.owner, until))
         if verb is Verb.INFER:
-            return self.turns.grpc(call, head, caller.client, until)
+            return self.turns.grpc(own_grpc(call, head, caller), head, caller.client, until)
         return self._relay.grpc(call, deadline=until)
 
     async def _timed(self, verb: Verb, head: InferHead, answer: Awaitable[T]) -> T:

@@ -78,6 +78,7 @@ class InferHead:
     regions: which parts of shared memory its inputs and outputs stand in.
     bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
     rowless_input: the name of one whose first dimension is 0; empty where there is none.
+    sequence: the id of the sequence that it belongs to, 0 or "" for none; None where none is given.
     json_bytes: of the JSON that the engine has to read, decompressed; 0 over gRPC.
     """
 
@@ -88,4 +89,5 @@ class InferHead:
     regions: tuple[RegionUse, ...] = ()
     bytes_inputs: tuple[str, ...] = ()
     rowless_input: str = ""
+    sequence: int | str | None = None
     json_bytes: int = field(default=0, compare=False)

@@ -72,7 +72,7 @@ def _end_of_head(message: bytes) -> int | None:
 def _scan(message: bytes) -> InferScan:
     reader = WireReader(message)
     texts = {1: "", 2: "", 3: ""}
-    timeout_us: int | None = None
+    parameters: list[Entry] = []
     classified: list[str] = []
     encoded: list[str] = []
     regions: list[RegionUse] = []
@@ -83,9 +83,7 @@ def _scan(message: bytes) -> InferScan:
         if number in texts:
             texts[number] = reader.text(start, end)
         elif number == 4:
-            key, value = _entry(reader, start, end)
-            if key == "timeout":
-                timeout_us = _integer(reader, value)
+            parameters.append(_entry(reader, start, end))
         elif number == 5:
             name, is_bytes, has_rows = _scan_input(reader, start, end, regions)
             input_count += 1
@@ -98,7 +96,11 @@ def _scan(message: bytes) -> InferScan:
             if is_classified:
                 classified.append(name)
     check_counts(input_count, outputs)
-    head = InferHead(checked_name(texts[1]), texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded), rowless)
+    given = dict(parameters)  # of two with one key the last counts
+    timeout_us = _integer(reader, given.get("timeout", []))
+    sequence = _sequence(reader, given["sequence_id"]) if "sequence_id" in given else None
+    name = checked_name(texts[1])
+    head = InferHead(name, texts[2], texts[3], timeout_us, tuple(regions), tuple(encoded), rowless, sequence)
     return InferScan(head, tuple(classified))
 
 
@@ -191,6 +193,16 @@ def _text(reader: WireReader, value: list[Span]) -> str | None:
             if wire_type == _KIND_OF_PARAMETER.get(number):
                 held = reader.text(first, last) if number == _STRING_PARAM else None
     return held
+
+
+def _sequence(reader: WireReader, value: list[Span]) -> int | str:
+    """The id. Raises InvalidRequest for another kind: which sequence that is must not be left to who reads it."""
+    number, text = _integer(reader, value), _text(reader, value)
+    if number is not None:
+        return number
+    if text is None:
+        raise InvalidRequest("the parameter `sequence_id` must be an int64, a uint64 or a string")
+    return text
 
 
 def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionUse]) -> None:

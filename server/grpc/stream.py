@@ -8,6 +8,7 @@ from functools import partial
 
 import grpc
 
+from server.backends.own_sequences import own_grpc
 from server.core.backend import GrpcStream
 from server.core.errors import BackendFailed, BackendUnavailable, DeadlineExceeded, InferenceError, Overloaded
 from server.core.relay import GrpcCall, GrpcMetadata, InferHead
@@ -264,7 +265,7 @@ class _Session:
         side.pending += 1
         if side.silence is not None and side.silence.when() is None:
             side.silence.reschedule(asyncio.get_running_loop().time() + self._limits.engine_patience_s)
-        await side.engine.send(message)
+        await side.engine.send(own_grpc(GrpcCall(self._method, message), scan.head, self._caller).message)
 
     async def _admitted(
         self, head: InferHead, message: bytes, until: float | None, started: float

@@ -91,6 +91,7 @@ def _scan(text: bytes, binary_bytes: int, model: InferHead, max_depth: int) -> I
         _regions([*inputs, *outputs]),
         tuple(entry.name for entry in inputs if _datatype(entry) is Datatype.BYTES),
         rowless,
+        _sequence(parameters),
         len(text),
     )
     return InferScan(head, tuple(output.name for output in outputs if _wants_classes(output)))
@@ -279,6 +280,14 @@ def _timeout_us(parameters: Mapping[str, Parameter]) -> int | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
         raise InvalidRequest("the parameter `timeout` must be a whole number of microseconds, 0 for none")
     return timeout
+
+
+def _sequence(parameters: Mapping[str, Parameter]) -> int | str | None:
+    """None also for what is no id, which the engine has its own words for."""
+    found = parameters.get("sequence_id")
+    if isinstance(found, str) or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
+        return found
+    return None
 
 
 def _wants_classes(output: _Entry) -> bool:

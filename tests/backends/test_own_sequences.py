@@ -1,0 +1,64 @@
+"""The ids that the engine gets in place of those of callers with a key."""
+
+import gzip
+
+import msgspec
+import pytest
+from tritonclient.grpc import service_pb2
+
+from server.backends.own_sequences import engine_sequence, own_grpc, own_http
+from server.core.caller import NOBODY, Caller
+from server.core.relay import GrpcCall, HttpCall, InferHead
+
+ALICE, BOB = Caller("alice"), Caller("bob")
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def test_each_key_and_each_kind_of_id_has_its_own() -> None:
+    """Never 0, which is no sequence; below 2^63; the same each time; 0 and "" stay as they are."""
+    ids = [engine_sequence(owner, given) for owner in ("key a", "key b", "key 'a', 1") for given in (1, 2, "1", "2")]
+    assert len(set(ids)) == 12
+    assert all(0 < number < 1 << 63 for number in ids if isinstance(number, int))
+    assert ids[0] == engine_sequence("key a", 1)
+    assert (engine_sequence("key a", 0), engine_sequence("key a", "")) == (0, "")
+
+
+@pytest.mark.parametrize("has_binary", [False, True])
+@pytest.mark.parametrize("encoding", [b"", b"gzip"])
+async def test_http_request_keeps_all_but_the_id(encoding: bytes, has_binary: bool) -> None:
+    """Whether it is compressed, and whether tensors follow the JSON."""
+    text = rb'{"parameters":{"sequence\u005fid":5,"sequence_end":true},"inputs":[{"name":"x","data":[1e2]}]}'
+    length = ((b"inference-header-content-length", b"%d" % len(text)),) if has_binary else ()
+    body = text + b"\1\2\3" if has_binary else text
+    headers = (*length, (b"content-encoding", encoding)) if encoding else length
+    call = HttpCall("POST", b"/v2/models/m/infer", headers, gzip.compress(body) if encoding else body)
+    head = InferHead("m", sequence=5)
+    assert await own_http(call, head, NOBODY) is call
+    own = await own_http(call, head, ALICE)
+    size = int(dict(own.headers)[b"inference-header-content-length"]) if has_binary else len(own.body)
+    assert msgspec.json.decode(own.body[:size]) == {
+        "parameters": {"sequence_id": engine_sequence("key alice", 5), "sequence_end": True},
+        "inputs": [{"name": "x", "data": [100.0]}],
+    }
+    assert own.body[size:] == (b"\1\2\3" if has_binary else b"")
+    assert b"content-encoding" not in dict(own.headers)
+
+
+@pytest.mark.parametrize("given", [5, 0, "five", ""])
+def test_grpc_request_keeps_all_but_the_id(given: int | str) -> None:
+    """However often the id stands in the message, the engine reads the one that was made."""
+    request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"\1\2"])
+    for field, other in (("int64_param", 42), ("string_param", "other")):
+        request.parameters["sequence_id"].Clear()
+        setattr(request.parameters["sequence_id"], field, other)
+    call = GrpcCall(INFER, request.SerializeToString() + request.SerializeToString())
+    head = InferHead("m", sequence=given)
+    assert own_grpc(call, head, NOBODY) is call
+    ours, theirs = (
+        service_pb2.ModelInferRequest.FromString(own_grpc(call, head, who).message).parameters.pop("sequence_id")
+        for who in (ALICE, BOB)
+    )
+    kind = "string_param" if isinstance(given, str) else "int64_param"
+    assert ours.WhichOneof("parameter_choice") == kind
+    assert getattr(ours, kind) == engine_sequence("key alice", given)
+    assert (ours == theirs) is (not given)
