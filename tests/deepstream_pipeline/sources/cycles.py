@@ -31,11 +31,18 @@ def rings_now() -> int:
     return Path("/proc/self/maps").read_text().count("penstock-ring")
 
 
+def _is_decoding(child: psutil.Process) -> bool:
+    try:
+        return COMMAND[1] in child.cmdline()
+    except psutil.NoSuchProcess:  # it has just ended; a zombie is one, too
+        return False
+
+
 def held_now() -> Held:
     """At this moment, garbage apart."""
     gc.collect()
     me = psutil.Process()
-    children = [child for child in me.children() if COMMAND[1] in child.cmdline()]
+    children = [child for child in me.children() if _is_decoding(child)]
     return Held(
         len(os.listdir("/proc/self/fd")),
         threading.active_count(),
