@@ -28,17 +28,17 @@ def test_fickle(server, number):
 @pytest.mark.parametrize(
     ("fickle", "steady", "code", "said"),
     [
-        (3, True, 0, "second try of 15 by themselves"),
-        (4, True, 1, "tests of 4 files failed; of up to 3 they are tried again"),
+        (5, True, 0, "second try of 25 by themselves"),
+        (6, True, 1, "tests of 6 files failed; of up to 5 they are tried again"),
         (0, False, 1, "second try of 1 by themselves"),
         (0, True, 0, "1 passed"),
     ],
-    ids=["three files", "four files", "twice", "none"],
+    ids=["five files", "six files", "twice", "none"],
 )
 def test_what_failed_may_pass_by_itself_at_a_second_try_and_is_named(
     fickle: int, steady: bool, code: int, said: str, tmp_path: Path
 ) -> None:
-    """Tests of three files are forgiven and named, a fourth file fails the run, and so does a test that fails twice."""
+    """Tests of five files are forgiven and named, a sixth file fails the run, and so does a test that fails twice."""
     for number in range(fickle):
         (tmp_path / f"test_fickle_{number}.py").write_text(FICKLE)
     (tmp_path / "test_steady.py").write_text(f"def test_steady():\n    assert {steady}\n")
@@ -51,5 +51,5 @@ def test_what_failed_may_pass_by_itself_at_a_second_try_and_is_named(
     )
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert said in ran.stdout
-    if fickle == 3:
-        assert len(re.findall(r"^PASSED .*::test_fickle", ran.stdout, re.MULTILINE)) == 15
+    if fickle == 5:
+        assert len(re.findall(r"^PASSED .*::test_fickle", ran.stdout, re.MULTILINE)) == 25

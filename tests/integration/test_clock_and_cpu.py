@@ -141,14 +141,15 @@ def test_stack_without_cpu_is_live_restarts_nothing_and_shows_its_lag(models: Pa
         wait_for(lambda: is_serving(stack), 30, "it serves")
         before = {process.pid for process in family(stack)}
         began = time.monotonic()
+        lags_s = []
         with busy_core(stack, 16):
             while time.monotonic() - began < 12:  # longer than a worker may be silent
                 assert call("GET", f"{stack.http_url}/v2/health/live").status == 200
                 assert look_up(stack).status == 200
-            lag_s = metric(stack, "penstock_loop_lag_seconds")
+                lags_s.append(metric(stack, "penstock_loop_lag_seconds"))
         assert {process.pid for process in family(stack)} == before, "no process was replaced"
         assert call("GET", f"{stack.http_url}/v2/health/ready").status == 200
-        assert lag_s > 0.005
+        assert max(lags_s) > 0.005
         assert not stack.logged("hang|restart|not ready")
     finally:
         assert stop_stack(stack) == 0

@@ -57,7 +57,7 @@ ENVIRON = {
 
 @pytest.fixture(scope="module")
 def fails(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file whose presence makes the actor fail."""
+    """The file whose presence makes the model failing fail."""
     return tmp_path_factory.mktemp("switch") / "on"
 
 
@@ -65,9 +65,8 @@ def fails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(tmp_path_factory: pytest.TempPathFactory, triton_environment: Path, fails: Path) -> Iterator[RunningStack]:
     folder = tmp_path_factory.mktemp("model-faults")
     config = CONFIG.format(max_batch_size=0, data_type="TYPE_FP32", count=1)
-    write_model(folder / "models", "actor", ACTOR.format(fails=str(fails), pause_s=PAUSE_S, slow_s=SLOW_S), config)
-    write_model(folder / "models", "stopped", ACTOR.format(fails="/nowhere", pause_s=PAUSE_S, slow_s=SLOW_S), config)
-    for name in ("left-http", "left-grpc", "left-stream"):
+    write_model(folder / "models", "failing", ACTOR.format(fails=str(fails), pause_s=PAUSE_S, slow_s=SLOW_S), config)
+    for name in ("actor", "stopped", "left-http", "left-grpc", "left-stream"):
         write_model(folder / "models", name, ACTOR.format(fails="/nowhere", pause_s=PAUSE_S, slow_s=SLOW_S), config)
     write_model(folder / "models", "fine", IDENTITY, config)
     running = start_stack(folder / "home", "--model-repository", str(folder / "models"), environ=ENVIRON)
@@ -182,26 +181,26 @@ def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(sta
 
 def test_model_that_fails_is_unavailable_alone_until_it_works(stack: RunningStack, fails: Path) -> None:
     """Refused with 503 and when to come back; the reason stands in the index; gRPC and metrics say the same."""
-    wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
+    wait_for(lambda: ask(stack, "failing").status == 200, 60, "the model serves")
     with others_served(stack):
         fails.touch()
         try:
-            wait_for(lambda: ask(stack, "actor").status == 503, 60, "the failing model is refused")
-            answer = ask(stack, "actor")
+            wait_for(lambda: ask(stack, "failing").status == 503, 60, "the failing model is refused")
+            answer = ask(stack, "failing")
             assert (answer.status, int(answer.headers["retry-after"]) >= 1) == (503, True)
-            assert "canary inferences in a row failed, the last: model 'actor' failed: " in answer.json["error"]
-            row = index_row(stack, "actor")
+            assert "canary inferences in a row failed, the last: model 'failing' failed: " in answer.json["error"]
+            row = index_row(stack, "failing")
             assert (row["state"], "worn out" in row["reason"]) == ("UNAVAILABLE", True)
             client = tritonclient.grpc.InferenceServerClient(stack.grpc_address)
-            assert not client.is_model_ready("actor")
+            assert not client.is_model_ready("failing")
             assert client.is_model_ready("fine")
             assert client.is_server_ready()
             client.close()
             page = call("GET", f"{stack.metrics_url}/penstock").body.decode()
-            assert 'penstock_model_unavailable{cause="canary",model="actor"} 1.0' in page
+            assert 'penstock_model_unavailable{cause="canary",model="failing"} 1.0' in page
         finally:
             os.unlink(fails)
-        wait_for(lambda: ask(stack, "actor").status == 200, 90, "the model serves again")
+        wait_for(lambda: ask(stack, "failing").status == 200, 90, "the model serves again")
 
 
 @pytest.mark.parametrize("way", ["http", "grpc", "stream"])
