@@ -220,9 +220,11 @@ class EngineTurns:
             room.left()
 
     def _room_of(self, model_name: str) -> _ModelRoom | None:
-        """None of a model that is not known, and where a call may have to wait for a later one: of a sequence."""
+        """None of a model that is not known, and where later calls may go first: of sequences, and by priority."""
         known = self._watch.models.get(model_name)
-        if known is None or (config := known.config) is None or config.is_decoupled or config.has_sequence_batching:
+        if known is None or (config := known.config) is None or config.is_decoupled:
+            return None
+        if config.has_sequence_batching or config.has_priorities:
             return None
         room = self._rooms.get(model_name)
         if room is None:

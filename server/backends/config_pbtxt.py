@@ -62,6 +62,7 @@ def config_from_proto(proto: model_config_pb2.ModelConfig) -> ModelConfig:
         has_dynamic_batching=proto.HasField("dynamic_batching"),
         has_sequence_batching=proto.HasField("sequence_batching"),
         is_ensemble=proto.HasField("ensemble_scheduling") or proto.platform == "ensemble",
+        has_priorities=proto.dynamic_batching.priority_levels > 0,
         is_on_gpu=any(group.kind == _KIND_GPU for group in proto.instance_group),
     )
 

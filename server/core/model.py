@@ -34,6 +34,7 @@ class ModelConfig:
 
     max_batch_size: 0 where the model has no batch dimension. parameters: key → string_value. is_on_gpu: an instance
     group says KIND_GPU, as Triton's own answer does wherever it is so.
+    has_priorities: its dynamic batcher has priority levels.
     unmerged: by the gateway's trial, why no execution may have rows of several requests, pictures or frames; empty
     where it may, None before the trial.
     """
@@ -51,6 +52,7 @@ class ModelConfig:
     is_ensemble: bool = False
     is_on_gpu: bool = False
     unmerged: str | None = None
+    has_priorities: bool = False
 
     @property
     def merged_rows(self) -> int:

@@ -266,6 +266,7 @@ async def test_quick_answers_make_room_for_more_and_slow_ones_take_it_back(
         (replace(MODEL, is_ensemble=True), MOST),
         (replace(MODEL, is_decoupled=True), 100),
         (replace(MODEL, has_sequence_batching=True), 100),
+        (replace(MODEL, has_priorities=True), 100),
         (None, 100),
     ],
 )
