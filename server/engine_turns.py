@@ -78,7 +78,7 @@ class Room:
         while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
             client, (size, let_in) = turn
             self._turns.ended(client, 0.0, None)
-            if not let_in.done():  # else whoever waited was cancelled, and is about to say so
+            if not let_in.done():  # else the waiting call was cancelled, and gives the room back itself
                 self.held += size
                 let_in.set_result(None)
 

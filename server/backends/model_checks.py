@@ -140,7 +140,7 @@ class ModelChecks:
         """A canary of each of these models, just loaded. Whether it passed; None without a canary or an answer.
 
         Waits for all of them, but only patience_s if one has passed: a model that hangs does not delay the others. It
-        serves nobody until its canary is answered.
+        serves no client until its canary is answered.
         """
         now = time.monotonic()
         for name in model_names:
@@ -168,7 +168,7 @@ class ModelChecks:
     async def try_loaded(self, model_name: str, *, served: bool) -> None:
         """Waits for the trial of a model that a client loaded. served: whether it served before.
 
-        A new model serves nobody until its first inference is answered. TRIALS_S is for the rest of the trial.
+        A new model serves no client until its first inference is answered. TRIALS_S is for the rest of the trial.
         """
         self._start_trials()
         trial, config = self._trials.get(model_name), self._config_of(model_name)

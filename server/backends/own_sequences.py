@@ -1,8 +1,8 @@
-"""Sequence ids of callers with a key: each key has its own, so that nobody continues, ends or reads another's sequence.
+"""Sequence ids of callers with a key: each key has its own, so that no key continues, ends or reads another's sequence.
 
 The engine knows a sequence by its id alone. It gets an id made of the key's name and the caller's id, the same from
-every gateway: a number for a number, a string for a string. Who would meet another's sequence has to find an id whose
-hash has the same 63 bits.
+every gateway: a number for a number, a string for a string. To reach another key's sequence, a client has to find an id
+whose hash has the same 63 bits.
 """
 
 import hashlib

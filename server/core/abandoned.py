@@ -1,4 +1,4 @@
-"""Calls that nobody waits for any more while the engine works on them: told with the error that ended the wait."""
+"""Calls whose client no longer waits while the engine works on them; noted on the error that ended the wait."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class Abandoned:
         self._hearers: list[Callable[[], None]] | None = []
 
     def end(self, *, is_served: bool = False) -> None:
-        """The engine works on it no more, or nobody can tell. The first word counts."""
+        """The engine works on it no more, or that cannot be known. Only the first call counts."""
         hearers, self._hearers = self._hearers, None
         if hearers is None:
             return

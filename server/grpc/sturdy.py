@@ -72,7 +72,7 @@ _metadata_limit = MetadataLimit()
 
 
 class Taken:
-    """A call that gRPC's core handed over and nobody serves yet."""
+    """A call that gRPC's core handed over and that is not served yet."""
 
     def __init__(self, state: object, loop: asyncio.AbstractEventLoop) -> None:
         self._context = cygrpc._ServicerContext(state, None, None, loop)
@@ -155,7 +155,7 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         while True:
             state = await (self._request_registered_call(method) if method is not None else self._request_call())
             if policy is not None and policy.is_active and policy.drops(name, Taken(state, loop)):
-                del state  # gRPC's core cancels what nobody refers to
+                del state  # gRPC's core cancels a call without references
                 continue
             call = _Call(cygrpc._handle_rpc(name, resolver, interceptors, state, loop, False))
             call.task = task = loop.create_task(cygrpc._schedule_rpc_coro(call.served(), state, loop, name))
