@@ -1,7 +1,8 @@
 """POST …/infer: scanned, then relayed as it came; encoded images as the tensor that they become."""
 
-import asyncio
+import os
 import re
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,8 +12,10 @@ from starlette.responses import Response
 from server.core.caller import Caller
 from server.core.compression import NOT_ENCODED
 from server.core.encoded_images import EncodedCall
+from server.core.errors import TooLarge
 from server.core.relay import HttpAnswer, HttpCall
 from server.dataplane import DataPlane, Verb
+from server.engine_turns import Room
 from server.rest.body import decompressed, header_if_given, read_body, single_header
 from server.rest.calls import AnswerResponse, call_of, model_of, with_client_errors
 from server.rest.codec import InferScan, scan_infer
@@ -23,7 +26,8 @@ from server.rest.gate import caller_of
 from server.rest.limits import RestLimits
 from server.rest.threads import run_scan
 
-INFLATED_AT_ONCE = 4
+INFLATED_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))  # large bodies; each takes a core for up to 0.5 s
+SMALL_BYTES = 1 << 20  # decompressed; takes 4 ms at most
 _HEADER_LENGTH = "inference-header-content-length"
 _LEADING_NUMBER = re.compile(r"\s*([+-]?[0-9]+)", re.ASCII)
 
@@ -34,20 +38,41 @@ class InferEndpoint:
     def __init__(self, plane: DataPlane, limits: RestLimits) -> None:
         self._plane = plane
         self._limits = limits
-        self._inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
+        self._inflating = Room(INFLATED_AT_ONCE)
 
     async def __call__(self, request: Request) -> Response:
-        work = await self._work(request, await read_body(request, self._limits))
-        return AnswerResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
-
-    async def _work(self, request: Request, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
-        """The call to the plane. What a body is inflated to is held for its scan only, and a few at once."""
+        body = await read_body(request, self._limits)
         encoding = single_header(request, "content-encoding").lower()
         if encoding in NOT_ENCODED:
-            return await self._scanned(request, body, body)
-        async with self._inflating:
+            work = await self._scanned(request, body, body)
+        else:
+            work = self._compressed(request, body, encoding)
+        return AnswerResponse(with_client_errors(await run_until_disconnect(request.scope, request.receive, work)))
+
+    async def _compressed(self, request: Request, body: bytes, encoding: str) -> HttpAnswer:
+        """The answer to a compressed call."""
+        work = await self._inflated(request, body, encoding)
+        return await work
+
+    async def _inflated(self, request: Request, body: bytes, encoding: str) -> Coroutine[Any, Any, HttpAnswer]:
+        """The call to the plane. Clients take turns with large bodies: 64 KiB of gzip can hold 64 MiB of text.
+
+        The decompressed body lives until it is scanned.
+        """
+        try:
+            plain = await decompressed(body, encoding, min(SMALL_BYTES, self._limits.max_body_bytes))
+        except TooLarge:
+            if self._limits.max_body_bytes <= SMALL_BYTES:
+                raise
+        else:
+            return await self._scanned(request, body, plain)
+        until = deadline_of(request) or time.monotonic() + self._limits.body_timeout_s
+        await self._inflating.enter(caller_of(request).client, 1, until, "the large compressed bodies before it")
+        try:
             plain = await decompressed(body, encoding, self._limits.max_body_bytes)
             return await self._scanned(request, body, plain)
+        finally:
+            self._inflating.leave(1)
 
     async def _scanned(self, request: Request, body: bytes, plain: bytes) -> Coroutine[Any, Any, HttpAnswer]:
         """The call to the plane: as it came, or with its encoded images in the hands of the plane."""

@@ -5,13 +5,14 @@ import gzip
 import tracemalloc
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
 
 from server.admission import Admission, AdmissionLimits
 from server.core.errors import InvalidRequest, NotSupported, TooLarge
+from server.rest import infer
 from server.rest.body import decompressed
 from server.rest.limits import RestLimits
 from tests.rest.harness import VALID_INFER, Client, Front, request_bytes
@@ -172,6 +173,36 @@ async def test_compressed_body_that_is_broken_is_refused(body: bytes, encoding: 
     """Broken, cut, followed by more, or of an encoding that is not taken."""
     with pytest.raises(expected):
         await decompressed(body, encoding, 1000)
+
+
+async def test_large_compressed_bodies_of_one_client_let_another_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 KiB can hold 64 MiB, so clients take turns: one of five waiting bodies is read before the other client's."""
+    bodies = [gzip.compress(VALID_INFER + b" " * (infer.SMALL_BYTES + i), mtime=0) for i in range(6)]
+    order: list[int] = []
+    arrived: asyncio.Queue[None] = asyncio.Queue()
+    all_sent = asyncio.Event()
+
+    async def noted(body: bytes, encoding: str, limit_bytes: int) -> bytes:
+        if limit_bytes == infer.SMALL_BYTES:
+            arrived.put_nowait(None)
+        else:
+            order.append(bodies.index(body))
+            await all_sent.wait()
+        return await decompressed(body, encoding, limit_bytes)
+
+    monkeypatch.setattr(infer, "decompressed", noted)
+    monkeypatch.setattr(infer, "INFLATED_AT_ONCE", 1)
+    async with Front().served() as port, AsyncExitStack() as clients:
+        waiting = []
+        for body in bodies:
+            address = "127.0.0.2" if body is bodies[-1] else "127.0.0.1"
+            client = await clients.enter_async_context(Client.connected(port, address=address))
+            await client.send(request_bytes("POST", INFER, body, ((b"content-encoding", b"gzip"),)))
+            await arrived.get()
+            waiting.append(client)
+        all_sent.set()
+        assert [(await client.reply()).status for client in waiting] == [200] * len(bodies)
+    assert order == [0, 1, 5, 2, 3, 4]
 
 
 async def test_compressed_body_of_exactly_the_limit_is_taken() -> None:
