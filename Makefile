@@ -37,7 +37,7 @@ test-gpu: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## what needs an NVIDIA GPU, minute
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: no NVIDIA GPU answers here (nvidia-smi -L): nothing to run"; exit 2; }
 	@$(BIN)/python -m pytest -p no:randomly -m gpu -rs --timeout 300 tests/gpu $(ARGS)
 
-test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soaks, fuzzing, and promises broken on purpose
+test-long: $(VENV)/.dev $(TRITON) $(CLIENTS)  ## soak tests, fuzzing, mutation tests of tests/faults
 	@$(BIN)/python -m pytest -m "long" --timeout 1800 $(ARGS)
 
 check: $(VENV)/.dev  ## formatting, lint, types, architecture, container and compose files, workflows, scripts

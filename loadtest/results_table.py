@@ -1,8 +1,8 @@
-"""The table of what was measured, made from the committed results.
+"""Generates the table of measurements from the committed results.
 
 python -m loadtest.results_table                      # prints it
 python -m loadtest.results_table --write PAGE.md    # puts it between <!-- results --> and <!-- /results -->
-python -m loadtest.results_table --check PAGE.md    # exit code 1 where something else stands there
+python -m loadtest.results_table --check PAGE.md    # exit code 1 if the page has another table
 """
 
 import argparse
@@ -18,8 +18,8 @@ from loadtest.verdict import spread_in_words
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 HEAD = ("scenario", "what", "measured", "target", "verdict", "on")
 NOTE = (
-    "Medians over interleaved rounds (lowest to highest), from the folders beside this page, where hardware, versions "
-    "and commands stand; made by `python -m loadtest.results_table --write loadtest/results/README.md`."
+    "Medians over interleaved rounds (lowest to highest), from the folders beside this page, which contain hardware, "
+    "versions and commands. Made by `python -m loadtest.results_table --write loadtest/results/README.md`."
 )
 PEERS = f"{BENCH}peers"
 VIDEO = f"{BENCH}video"

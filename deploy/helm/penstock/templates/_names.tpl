@@ -3,7 +3,7 @@
 {{/*
 Prefix of every object's name: a DNS label that begins with a letter, as a Service's name must. Dots of the release's name
 become dashes, and a name that begins with a digit gets the chart's name in front.
-Short enough for -gateway-headless and a pod's ending.
+Short enough for the suffix -gateway-headless and the suffix of a pod.
 */}}
 {{- define "penstock.fullname" -}}
 {{- $release := .Release.Name | replace "." "-" -}}

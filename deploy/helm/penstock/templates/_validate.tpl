@@ -94,7 +94,7 @@
 {{- end -}}
 {{- $monitor := .Values.monitoring.serviceMonitor -}}
 {{- if and $monitor.enabled .Values.gateway.settings.metrics_key_required (not $monitor.apiKeySecret) -}}
-{{- fail "gateway.settings.metrics_key_required is true and monitoring.serviceMonitor.apiKeySecret is empty: Prometheus would get 401; name a Secret that has a key of the role read under api-key" -}}
+{{- fail "gateway.settings.metrics_key_required is true and monitoring.serviceMonitor.apiKeySecret is empty: Prometheus would get 401; name a Secret with an API key that has the role read, under api-key" -}}
 {{- end -}}
 {{- $slab := int64 (.Values.gateway.settings.slab_bytes | default 0) -}}
 {{- if and (has .Values.topology (list "bundled" "sidecar")) (gt $slab (include "penstock.bytes" .Values.gateway.shmSize | int64)) -}}

@@ -38,7 +38,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Names by which pods and the Ingress reach the gateway, and those of the values. An Ingress without a host has every name. */}}
+{{/* Host names that pods and the Ingress use for the gateway, and those in the values. An Ingress without a host accepts any name. */}}
 {{- define "penstock.gateway.allowedHosts" -}}
 {{- $service := include "penstock.componentName" (dict "root" . "component" "gateway") -}}
 {{- $hosts := list -}}
