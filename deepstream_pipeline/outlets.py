@@ -53,7 +53,7 @@ class _Gauge:
 
 
 def allowing(options: Sequence[SinkOptions], allowed_outbound: tuple[str, ...]) -> tuple[SinkOptions, ...]:
-    """The same sinks, with what --allow-outbound says: without it none connects to a cloud's metadata service."""
+    """The same sinks with --allow-outbound's values. Without them no sink connects to a cloud's metadata service."""
     return tuple(
         replace(one, allowed_outbound=allowed_outbound) if isinstance(one, BrokerOptions | RtspOutOptions) else one
         for one in options

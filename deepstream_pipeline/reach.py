@@ -1,4 +1,4 @@
-"""Checks where a host name leads, for libraries that look the name up and connect by themselves."""
+"""Checks what a host name resolves to, for libraries that resolve names and connect by themselves."""
 
 import socket
 
@@ -6,9 +6,9 @@ from server.core.outbound import Outbound
 
 
 def why_host_refused(host: str, outbound: Outbound) -> str:
-    """Why an address of that host may not be connected to; empty if each may, or if the name cannot be looked up.
+    """Why an address of that host may not be connected to; empty if all may, or if the name cannot be resolved.
 
-    If the DNS answer changes between this look-up and the library's own, this does not notice.
+    A DNS answer that changes between this lookup and the library's own is not noticed.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

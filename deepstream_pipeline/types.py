@@ -77,8 +77,8 @@ class SourceConfig:
     None for what the stream says of itself. reconnect_interval_s: without a frame for so long the source is opened
     anew (rtsp-reconnect-interval). reconnect_attempts: in a row, -1 for ever. frozen_after_s: the same picture for so
     long is told. is_udp: RTSP over UDP, else TCP. record_cache_s: how much of the stream is kept for recordings that
-    begin before their event, 0 for none. decoder: of its pictures. is_from_api: a caller of the API named it, not the
-    operator: where it may lead is checked.
+    begin before their event, 0 for none. decoder: of its pictures. is_from_api: an API client named it, not the
+    operator, so the addresses that it connects to are checked.
     """
 
     uri: str = field(repr=False)

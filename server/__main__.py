@@ -25,7 +25,7 @@ EXIT_CANNOT_START = 78  # sysexits' EX_CONFIG: the parent does not try again
 def main() -> int:
     """The gateway's exit code."""
     leave_working_directory_out()
-    os.umask(0o077)  # what it or its children write may hold clients' data
+    os.umask(0o077)  # files that it or its children write may contain clients' data
     settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
     configure_logs(settings.log_format, settings.log_level)
     control_end = socket.socket(fileno=int(sys.argv[2]))

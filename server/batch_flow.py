@@ -104,7 +104,7 @@ class BatchFlow:
         max_body_bytes: int,
         turns: EngineTurns | None = None,
     ) -> None:
-        """max_rows_of: rows of one request of that model at most. turns: for what goes alone, over the relay.
+        """max_rows_of: maximum rows in one request of that model. turns: for requests that are relayed alone.
 
         max_body_bytes: of a compressed body, once decompressed.
         """

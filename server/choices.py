@@ -45,7 +45,7 @@ class EngineChoice:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises CannotStart if other machines could do everything, no client could do anything, or a file is unusable."""
+    """Raises CannotStart if remote clients would have all roles, no client would have any, or a file is unusable."""
     if settings.is_exposed:
         raise CannotStart(
             f"{settings.host} can be reached from other machines, and there are no API keys: make one with `penstock "
@@ -170,7 +170,7 @@ def _without_engine_ports(settings: Settings) -> Settings:
     if given and settings.engine_has_process:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         log.warning(
-            f"{flags}: not opened. Triton checks no key, and there are API keys or limits for anonymous clients; "
+            f"{flags}: not opened. Triton checks no keys, and the gateway has API keys or restricts anonymous clients; "
             "clients use the gateway's ports"
         )
     return settings.model_copy(update=dict.fromkeys(ENGINE_PORTS))

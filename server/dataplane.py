@@ -51,7 +51,7 @@ __all__ = ["DataPlane", "ImageRequest", "ImageResponse", "Readiness", "Verb"]
 
 T = TypeVar("T")
 _Memory = SharedMemory | NoSharedMemory
-# Of a relayed call; any other status is no failure of the model's. Codes: OK; UNKNOWN, INTERNAL.
+# Statuses of a relayed call by whether the model succeeded; others are not the model's. Codes: OK; UNKNOWN, INTERNAL.
 _END_OF_STATUS, _END_OF_CODE = {200: True, 500: False}, {0: True, 2: False, 13: False}
 
 
@@ -68,12 +68,12 @@ class DataPlane:
         metrics: Metrics,
         quotas: Quotas | None = None,
     ) -> None:
-        """quotas: of callers that have one; None where none is kept. The composer sets where they are wanted:
+        """quotas: of clients that have one; None without quotas. The composer sets the following, if wanted:
 
-        tracer. options: more of models' batches and deadlines than their configs say. required_models: see readiness.
-        batches, statistics_of_queues: where the gateway may form batches; of the queues by model. loads: where clients
-        may load more than ONNX models. is_apart: of models with engine processes of their own. spread: where others
-        serve the same models; returns when they know of a load or an unload.
+        tracer. options: the operator's batching options and deadlines. required_models: see readiness.
+        batches, statistics_of_queues: of the gateway's queues, by model. loads: if clients may load other than ONNX
+        models. is_apart: whether a model has an engine process of its own. spread: if other processes serve the same
+        models; returns when they know of a load or an unload.
         """
         self._relay, self._watch, self._images, self.admission, self._metrics = relay, watch, images, admission, metrics
         self.turns = images.turns = EngineTurns(relay, watch)
@@ -98,7 +98,7 @@ class DataPlane:
         return {name: known.reason for name, known in self._watch.models.items() if known.is_withheld}
 
     def why_withheld(self, model_name: str) -> InferenceError | None:
-        """Why that model is not served though the engine would serve it; None if it is served."""
+        """Why the gateway does not serve a model that the engine would serve; None if it is served."""
         known = self._watch.models.get(model_name)
         return None if known is None else known.error
 
@@ -107,7 +107,7 @@ class DataPlane:
         return not_formed(head.model_name, self.batch_options(head.model_name).owner)
 
     def batch_options(self, model_name: str) -> BatchOptions:
-        """The defaults, of a model that nobody batches, where it is not known here."""
+        """The model's options; the defaults of a model without batching if it is not known here."""
         known = self._watch.models.get(model_name)
         if known is None or known.config is None or known.is_refused:
             return BatchOptions()
@@ -154,7 +154,7 @@ class DataPlane:
 
     @asynccontextmanager
     async def shared_memory(self, verb: Verb, caller: Caller, region: str = "") -> AsyncIterator[_Memory]:
-        """The engine's regions, for one call about that one, or all. Raises NotSupported where none are kept."""
+        """The engine's regions, for one call about that region or all. Raises NotSupported without shared memory."""
         if self._passage.memory.refusal:
             raise NotSupported(self._passage.memory.refusal)
         with self._passage.through(verb, InferHead(region), caller, 0, None):
@@ -228,9 +228,9 @@ class DataPlane:
     async def stream_http(
         self, head: InferHead, call: HttpCall, *, caller: Caller = NOBODY, deadline: float | None = None
     ) -> AsyncIterator[HttpStream]:
-        """An inference whose answer comes in pieces; its place is held, and its deadline kept, until the block ends.
+        """An inference with a streamed answer; it has an in-flight slot and its deadline until the block ends.
 
-        The block may raise as the chunks do. A model's SLO is no limit to how long it goes on answering.
+        The block may raise what the chunks raise. A model's SLO does not limit how long the answer may take.
         """
         with self._passage.through(Verb.INFER, head, caller, len(call.body), deadline):
             started = time.monotonic()

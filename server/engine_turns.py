@@ -1,7 +1,7 @@
-"""Inferences that are relayed: how many stand at the engine at a time, and whose turn is next.
+"""Limits how many relayed inferences are at the engine at a time, and lets clients take turns.
 
-Triton serves what it has in the order in which it came, so a client that hands it hundreds of long calls would have all
-others wait behind them, the canary too, and also when it has left: Triton works on.
+Triton executes calls in the order of arrival, also those whose clients disconnected. A client that sends hundreds of
+long calls would therefore delay all other clients' calls, and the canary.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from server.vision.turns import Turns
 
 T = TypeVar("T")
 
-QUICK_S = 0.5  # an answer that takes longer says that too many calls are at the engine
+QUICK_S = 0.5  # a slower answer means that too many calls are at the engine
 MOST = 64  # calls of one model, unless its instances take more
 FIRST = 4
-TAKEN_BACK_S = 2.0  # that a call which was taken back is reckoned to be at the engine at least
+TAKEN_BACK_S = 2.0  # minimum time that a cancelled call counts as being at the engine
 LARGE_JSON_BYTES = 1 << 20
-JSON_BYTES = 8 << 20  # of the large ones together; Triton reads and writes a MiB of numbers in about 0.1 s
+JSON_BYTES = 8 << 20  # of all large JSON bodies; Triton parses and writes 1 MiB of numbers in about 0.1 s
 
 
 class Room:
-    """Bounds what stands at the engine. The last one that comes in may be larger than what is left."""
+    """Limits what is at the engine. The last call that enters may be larger than the room left."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,11 +40,11 @@ class Room:
         self._turns: Turns[tuple[int, asyncio.Future[None]]] = Turns(sys.maxsize)
 
     def is_open(self) -> bool:
-        """Whether the next one need not wait."""
+        """Whether the next call need not wait."""
         return self.held < self.limit and not self._turns
 
     async def enter(self, client: str, size: int, until: float | None, what: str) -> None:
-        """Takes room, in turn with other clients. Raises DeadlineExceeded. what: it stands in, for people."""
+        """Waits for room, in turn with other clients. Raises DeadlineExceeded. what: it waits for, for the message."""
         if self.is_open():
             self.held += size
             return
@@ -69,31 +69,31 @@ class Room:
             raise
 
     def leave(self, size: int) -> None:
-        """Gives room back, and lets others in."""
+        """Returns room, and lets waiting calls in."""
         self.held -= size
         self.let_in()
 
     def let_in(self) -> None:
-        """Those whose turn it is, as far as there is room."""
+        """Lets calls in, in turn between clients, while there is room."""
         while self.held < self.limit and (turn := self._turns.take(0.0)) is not None:
             client, (size, let_in) = turn
             self._turns.ended(client, 0.0, None)
-            if not let_in.done():  # else the waiting call was cancelled, and gives the room back itself
+            if not let_in.done():  # otherwise the waiting call was cancelled, and returns the room itself
                 self.held += size
                 let_in.set_result(None)
 
 
 class _ModelRoom(Room):
-    """Room for calls of one model: more of them while answers are quick, else no more than keep its instances busy."""
+    """Room for calls of one model: more while answers are quick, otherwise only enough for its instances."""
 
     def __init__(self) -> None:
         super().__init__(FIRST)
-        self.took_s = QUICK_S  # the last answer
+        self.took_s = QUICK_S  # time of the last answer
         self.config: ModelConfig | None = None
         self._least = FIRST
 
     def learn(self, config: ModelConfig, engines: int) -> None:
-        """The model is served by this config now."""
+        """The model is now served with this config."""
         self.config = config
         calls = config.max_batch_size if config.has_dynamic_batching else 1
         self._least = MOST if config.is_ensemble else 2 * engines * config.instance_count * max(calls, 1)
@@ -109,7 +109,7 @@ class _ModelRoom(Room):
         self.leave(1)
 
     def left(self) -> None:
-        """A call was taken back: Triton 2.51 may work on it, but drops it where its dynamic batcher has it."""
+        """A call was cancelled. Triton 2.51 may still work on it, but drops it from a dynamic batcher's queue."""
         if self.config is not None and self.config.has_dynamic_batching:
             self.leave(1)
         else:
@@ -117,7 +117,7 @@ class _ModelRoom(Room):
 
 
 class _Place:
-    """Room for one call whose end only its answer tells."""
+    """Room for one call on a stream, which ends with its answer."""
 
     __slots__ = ("_began", "_room")
 
@@ -136,7 +136,7 @@ class _Place:
 
 
 class EngineTurns:
-    """engines: how many serve the relay's models."""
+    """engines: number of engines that serve the relay's models."""
 
     def __init__(self, relay: Relay, watch: EngineView, engines: int = 1) -> None:
         self._relay = relay
@@ -146,18 +146,18 @@ class EngineTurns:
         self._rooms: dict[str, _ModelRoom] = {}
 
     async def http(self, call: HttpCall, head: InferHead, client: str, until: float | None) -> HttpAnswer:
-        """See Relay.http. client: who takes turns with others."""
+        """See Relay.http. client: for turns."""
         ask: Callable[[], Awaitable[HttpAnswer]] = partial(self._relay.http, call, deadline=until)
         if head.json_bytes >= LARGE_JSON_BYTES:
             ask = partial(self._with_json, ask, head.json_bytes, client, until)
         return await self.ask(ask, head.model_name, client, until)
 
     async def grpc(self, call: GrpcCall, head: InferHead, client: str, until: float | None) -> GrpcAnswer:
-        """See Relay.grpc. client: who takes turns with others."""
+        """See Relay.grpc. client: for turns."""
         return await self.ask(partial(self._relay.grpc, call, deadline=until), head.model_name, client, until)
 
     async def ask(self, ask: Callable[[], Awaitable[T]], model_name: str, client: str, until: float | None) -> T:
-        """What the engine answers, asked when it is the client's turn. Raises DeadlineExceeded besides."""
+        """Calls `ask` when it is the client's turn, and returns its result. May also raise DeadlineExceeded."""
         room = self._room_of(model_name)
         if room is None:
             return await ask()
@@ -175,7 +175,7 @@ class EngineTurns:
         return answer
 
     async def place(self, model_name: str, client: str, until: float | None) -> AbstractContextManager[None]:
-        """Room for a call over a stream, given when it is the client's turn: until it is answered, or left."""
+        """Waits for the client's turn. Returns room for a call over a stream, until it is answered or abandoned."""
         room = self._room_of(model_name)
         if room is None:
             return nullcontext()
@@ -186,7 +186,7 @@ class EngineTurns:
     async def http_stream(
         self, call: HttpCall, head: InferHead, client: str, until: float | None
     ) -> AsyncIterator[HttpStream]:
-        """See Relay.http_stream; closed with the block. client: who takes turns with others."""
+        """See Relay.http_stream; the stream is closed at the end of the block. client: for turns."""
         with await self.place(head.model_name, client, until):
             stream = await self._relay.http_stream(call, deadline=until)
             try:
@@ -205,7 +205,7 @@ class EngineTurns:
         return answer
 
     def _left(self, error: BaseException, room: _ModelRoom, model_name: str) -> None:
-        """The call ended without an answer. What is abandoned takes room until the engine has done with it."""
+        """The call ended without an answer. An abandoned call takes room until the engine has finished it."""
         call = abandoned(error)
         if call is None:
             room.leave(1)
@@ -215,12 +215,12 @@ class EngineTurns:
     def _ended(self, call: Abandoned, room: _ModelRoom, model_name: str) -> None:
         if call.is_served:
             room.leave(1)
-            self._watch.note_served(model_name)  # or its canary, which waits behind such calls, would miss them
+            self._watch.note_served(model_name)  # without this, its canary, which waits behind such calls, would fail
         else:
             room.left()
 
     def _room_of(self, model_name: str) -> _ModelRoom | None:
-        """None of a model that is not known, and where later calls may go first: of sequences, and by priority."""
+        """None for an unknown model, and for models whose calls may overtake others: sequences and priorities."""
         known = self._watch.models.get(model_name)
         if known is None or (config := known.config) is None or config.is_decoupled:
             return None

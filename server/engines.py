@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 log = get_logger("gateway")
 
-MERGING_BACKENDS = ("onnxruntime", "torch")  # of ours: they merge what Triton's dynamic batcher hands them
+MERGING_BACKENDS = ("onnxruntime", "torch")  # ours: they merge requests that Triton's dynamic batcher passes together
 METADATA_TIMEOUT_S, METRICS_PORT_CONNECTIONS = 2.0, 64
 MOST_LOADS_AT_ONCE = 8  # models; Triton loads each in a thread of its own
 
@@ -81,7 +81,7 @@ class EngineAddress:
 
 
 def engine_addresses(settings: Settings, run_dir: Path) -> tuple[EngineAddress, ...]:
-    """Of the Triton that is started here, or of others by their URLs, gRPC on the next port unless said."""
+    """Addresses of the stack's Triton, or of those given by URL; gRPC is on the next port unless given."""
     if not settings.engine_is_external:
         own = TritonListeners(run_dir, *settings.engine_ports)
         return (EngineAddress(own.http_url, own.grpc_address, own.metrics_url),)
@@ -111,7 +111,7 @@ class Engine:
 
 
 def compose_engine(settings: Settings, run_dir: Path) -> Engine:
-    """The engine that the settings name. Call it inside the running loop. run_dir: of this stack."""
+    """The engine of the settings. Call it inside the running loop. run_dir: of this stack."""
     if settings.engine_is_embedded:
         return _embedded_engine(settings)
     budget = RetryBudget()
@@ -178,9 +178,9 @@ def _embedded_engine(settings: Settings) -> Engine:
 
 
 def compose_memory(settings: Settings, relay: Relay, watch: EngineWatch) -> SharedMemory | NoSharedMemory:
-    """What clients share with the engine; where they may not, or cannot, what they are told.
+    """Shared memory of clients and the engine; a NoSharedMemory with the reason if it is off or not possible.
 
-    While the shared memory of a Triton that is started here is nearly full, the watch calls the engine down.
+    While the shared memory of the stack's Triton is nearly full, the watch reports the engine as down.
     """
     if settings.engine_has_process:
         watch.hindrance = shared_memory_shortage
@@ -218,7 +218,7 @@ async def describe_engine(settings: Settings, relay: Relay) -> str:
 
 
 def declared_options(settings: Settings) -> DeclaredOptions:
-    """Of every model, by its config and by what the operator says."""
+    """Batching options of every model, from its config and the operator's settings."""
     return DeclaredOptions(
         settings.batching,
         engine_batches=not settings.engine_is_embedded,
@@ -261,15 +261,15 @@ def compose_gate(settings: Settings, door: Door | None, *, needs_key: bool = Fal
 
 
 def rest_limits(settings: Settings) -> RestLimits:
-    """Of a REST request's body."""
+    """Limits of a REST request's body."""
     return RestLimits(max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s)
 
 
 def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLimits:
-    """Of the REST port, and of the gRPC port. open_files: instead of this process's own limit; -1 for none.
+    """Connection limits of the REST port and the gRPC port. open_files: instead of this process's limit; -1 for none.
 
-    Each port has a quarter of the open files at most; half of them are left for the engine, pictures and metrics. One
-    address has half of a port at most. Each of several worker processes has an equal part: the system spreads
+    Each port has at most a quarter of the open files; half of them remain for the engine, pictures and metrics. One
+    address has at most half of a port. Each of several worker processes has an equal part, because the system spreads
     connections evenly among them.
     """
     if open_files is None:
@@ -285,7 +285,7 @@ def port_limits(settings: Settings, *, open_files: int | None = None) -> PortLim
 
 
 def connection_limits(settings: Settings, ports: PortLimits) -> ConnectionLimits:
-    """Of the REST port."""
+    """Connection limits of the REST port."""
     return ConnectionLimits(
         max_connections=ports.max_connections,
         max_per_address=ports.max_per_address,
@@ -296,12 +296,12 @@ def connection_limits(settings: Settings, ports: PortLimits) -> ConnectionLimits
 
 
 def metrics_limits() -> ConnectionLimits:
-    """Of the metrics port: few connections, so that it never uses up the descriptors of the others."""
+    """Connection limits of the metrics port: few, so that it never uses up the descriptors of the others."""
     return ConnectionLimits(max_connections=METRICS_PORT_CONNECTIONS, max_per_address=METRICS_PORT_CONNECTIONS // 2)
 
 
 def grpc_limits(settings: Settings, ports: PortLimits | None) -> GrpcLimits:
-    """Of the gRPC port. ports: None for the core of several workers, whose only clients are these processes."""
+    """Limits of the gRPC port. ports: None for the core of several workers, whose only clients are the workers."""
     return GrpcLimits(
         max_message_bytes=settings.max_body_bytes,
         max_connection_age_s=settings.grpc_max_connection_age_s if ports is not None else 0.0,
@@ -312,7 +312,7 @@ def grpc_limits(settings: Settings, ports: PortLimits | None) -> GrpcLimits:
 def connection_readers(
     page: LimitsPage | None, rest: HttpListener, grpc_server: GrpcServer
 ) -> dict[str, Callable[[], int]]:
-    """By metric, the connections of clients. page: what the workers count, None without them."""
+    """Client connections by metric. page: the workers' counts, None without workers."""
     if page is not None:
         return {
             "http_connections": partial(page.total, Row.CONNECTIONS),
@@ -348,8 +348,7 @@ def compose_telemetry(
 def standing_readers(
     settings: Settings, certificates: Certificates | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Callable[[], float | Readings]]:
-    """By metric: constants of this gateway, its limits, when its certificate expires, the MPS daemon's health if there
-    is one."""
+    """Readers by metric: build, limits, expiry of the certificate, and the MPS daemon's health if there is one."""
     readers: dict[str, Callable[[], float | Readings]] = {
         "build_info": lambda: {(VERSION,): 1.0},
         "max_inflight_requests": lambda: settings.max_inflight_requests,

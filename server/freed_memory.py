@@ -1,7 +1,7 @@
-"""Returns freed memory, which malloc keeps, to the system.
+"""Returns freed memory, which malloc does not return by itself, to the system.
 
-malloc gives back what lies at the end of its heaps alone: after 404 hostile pictures of up to 30 MB the gateway kept
-200 MB that nothing used.
+malloc returns only memory at the end of its heaps: after 404 hostile pictures of up to 30 MB the gateway had 200 MB of
+unused memory.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def private_bytes() -> int:
-    """Resident memory of this process that it shares with no other: mainly its heaps."""
+    """Resident memory of this process that is not shared with others, mainly its heaps."""
     _, resident, shared, *_ = _STATM.read_bytes().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
@@ -32,18 +32,18 @@ def give_back() -> None:
 
 
 class FreedMemory:
-    """Calls `trim` while memory is GROWTH_BYTES above its lowest: again and again, since what is in use is freed later.
+    """Calls `trim` while memory is GROWTH_BYTES above its minimum. It repeats this, because more may be freed later.
 
-    Calls that give little back become rare, until memory has grown again.
+    Calls that return little become rare until memory has grown again.
     """
 
     def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = give_back) -> None:
         self._measure, self._trim = measure, trim
         self._lowest_bytes = self._latest_bytes = measure()
-        self._pause = self._pauses = 0  # checks to leave out, and how many after a call that gives little back
+        self._pause = self._pauses = 0  # checks to skip, and how many after a call that returns little
 
     def check(self) -> None:
-        """Takes some milliseconds where it gives back: up to one for each 10 MB."""
+        """If it returns memory, it takes up to a millisecond for each 10 MB."""
         size_bytes = self._measure()
         if size_bytes < self._lowest_bytes + GROWTH_BYTES:
             self._lowest_bytes = min(self._lowest_bytes, size_bytes)
@@ -60,7 +60,7 @@ class FreedMemory:
         self._pause = self._pauses
 
     async def run(self) -> None:
-        """Until cancelled. In a thread: heaps of other threads are not locked meanwhile."""
+        """Runs until cancelled. It trims in a thread, which does not lock the heaps of other threads."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             await asyncio.to_thread(self.check)

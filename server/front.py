@@ -183,7 +183,7 @@ def _borrowed_slab(settings: Settings, engine: Engine) -> BorrowedSlab:
 def _engine_of(settings: Settings, run_dir: Path) -> Engine:
     """The engine, or, where it lives in the core's process, the core, which speaks as an engine does."""
     if not settings.engine_is_embedded:
-        return compose_engine(settings.model_copy(update={"slab_bytes": 0}), run_dir)  # the slab is the core's
+        return compose_engine(settings.model_copy(update={"slab_bytes": 0}), run_dir)  # the core owns the slab
     core = core_backend(settings, run_dir)
     return Engine(core, core, "embedded in the core")
 

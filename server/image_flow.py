@@ -71,7 +71,7 @@ class ImageFlow:
     ) -> None:
         """batching: of the models that the gateway owns; every image of a request is one row of a batch there.
 
-        slab: where images are prepared that the engine may read there. The composer sets turns, before the engine.
+        slab: memory for images that the engine can read there. turns: set by the composer; see EngineTurns.
         """
         self.turns: EngineTurns | None = None
         self._backend = backend
@@ -166,12 +166,12 @@ class ImageFlow:
     async def trial(self, config: ModelConfig, timeout_s: float) -> str:
         """Why a picture fails with the model; empty if it works, or if the model takes no pictures.
 
-        timeout_s: for both decode and inference. Counted nowhere. Raises InferenceError where decoders or the engine
-        could not be asked.
+        timeout_s: for decode and inference together. Not counted in metrics. Raises InferenceError if the decoders or
+        the engine could not be reached.
         """
         try:
             model = self._described(config)
-        except InvalidRequest:  # `/image` says so
+        except InvalidRequest:  # `/image` reports it
             return ""
         if model is None or config.is_decoupled or config.has_sequence_batching:
             return ""
@@ -183,7 +183,7 @@ class ImageFlow:
         try:
             response = await self._backend.infer(InferRequest(config.name, (tensor,), deadline=deadline))
             parse(model.card, response, 0 if call.has_batch_axis else None, prepared.geometry)
-        except (InvalidRequest, OutOfMemory):  # the model does not take this picture, or memory is short now
+        except (InvalidRequest, OutOfMemory):  # the model does not accept this picture, or memory is short now
             return ""
         except BackendFailed as error:
             return f"a picture through /image: {error.message}"
@@ -259,7 +259,7 @@ class ImageFlow:
         return prepared
 
     async def _see(self, request: ImageRequest, index: int, model: ImageModel, batching: Batching) -> _Seen:
-        if model.card.is_relayed and is_short(sum(map(len, request.images))):  # there is nothing to wait for
+        if model.card.is_relayed and is_short(sum(map(len, request.images))):  # nothing to wait for
             prepared = await self._one(request, index, model, self._slab)
         else:
             prepared = await self._prepare_owned(request, index, model)
@@ -295,7 +295,7 @@ class ImageFlow:
         except asyncio.CancelledError as cancelled:
             leaving(cancelled, LeftAt.DECODE)
             raise
-        # Not in the handler: its context would be the TimeoutError, which refers to this task, and that to the error.
+        # Not in the handler: the error's context would be the TimeoutError, which would close a reference cycle.
         raise DeadlineExceeded("the deadline passed while the image was decoded; allow more time")
 
     async def _one(self, request: ImageRequest, index: int, model: ImageModel, slab: Slab | None) -> Prepared:

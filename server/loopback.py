@@ -6,20 +6,20 @@ from server.core.address import authority
 
 
 def listen_hosts(host: str) -> tuple[str, ...]:
-    """Where a server of this host listens: with 127.0.0.1 also on ::1, if the machine has it.
+    """Addresses that a server with this host listens on: for 127.0.0.1 also ::1, if the machine has it.
 
-    Most clients that connect to localhost try ::1 first: another user who listened there would get their keys.
+    Most clients that connect to localhost try ::1 first: another user who listened there would receive their keys.
     """
     return (host, "::1") if host in ("127.0.0.1", "localhost") and _has_ipv6_loopback() else (host,)
 
 
 def addresses_of(host: str, port: int) -> tuple[str, ...]:
-    """The same, as host:port."""
+    """Like listen_hosts, as host:port."""
     return tuple(authority(each, port) for each in listen_hosts(host))
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """The address family of an IP address, IPv4's for a name."""
+    """The address family of an IP address; IPv4 for a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

@@ -82,7 +82,7 @@ WAITS_TOLD_S = (5.0, 10.0, 15.0, 30.0)  # pauses between the words on an engine 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The stack's run directory: other processes of this host find this one there, over Unix sockets.
+    """The stack's run directory, with the Unix sockets on which other local processes reach this one.
 
     has_fronts: they serve the clients, and this is their core. Else it serves clients itself, and guests there.
     """
@@ -218,7 +218,7 @@ class Gateway:
             read(name, reader)
 
     def _options_of(self, model_name: str) -> BatchOptions | None:
-        """Of a model that is served, or was until it became unavailable."""
+        """Batching options of a model that is served, or was served until it became unavailable."""
         known = self.watch.models.get(model_name)
         if known is None or not (known.is_ready or known.unavailable) or known.config is None:
             return None
@@ -329,7 +329,7 @@ async def _serve(settings: Settings, control: ControlLine | None, place: Place) 
 async def _open_doors(
     settings: Settings, gateway: Gateway, http_place: Sockets | Path, metrics_sockets: Sockets
 ) -> _Doors:
-    """Listeners for clients, or for fronts where http_place is a Unix socket's path. Only gRPC listens already."""
+    """Listeners for clients; for fronts if http_place is a Unix socket's path. Only gRPC listens already."""
     run_dir = http_place.parent if isinstance(http_place, Path) else None
     ports, certificates = port_limits(settings), gateway.certificates
     tls = certificates.context if certificates is not None else None

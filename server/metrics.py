@@ -223,7 +223,7 @@ class LoopLag:
         self._looks += 1
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Measures until cancelled."""
         while True:
             due = time.monotonic() + self.LOOK_S
             await asyncio.sleep(self.LOOK_S)

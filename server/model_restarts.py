@@ -1,4 +1,4 @@
-"""How a gateway restarts a model that hangs or fails: in its engine, or by an engine process of its own."""
+"""How a gateway restarts a model that hangs or fails: in its engine, or in an engine process of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from server.settings import Settings
 
 
 def core_backend(settings: Settings, run_dir: Path) -> TritonBackend:
-    """To the core in that run directory, which speaks as an engine does."""
+    """A backend for the core in that run directory, which has the same API as an engine."""
     return TritonBackend(
         http_url=f"unix://{run_dir / HTTP_SOCKET}",
         grpc_address=f"unix:{run_dir / GRPC_SOCKET}",
@@ -28,10 +28,10 @@ def core_backend(settings: Settings, run_dir: Path) -> TritonBackend:
 
 
 def with_own_engines(settings: Settings, main: Engine, control: ControlLine | None) -> tuple[Engine, OwnEngines | None]:
-    """The engine as the gateway asks it, and the part of it that serves models with a record of hanging.
+    """The engine as the gateway uses it, and its part that serves models with a record of hanging.
 
-    None if models are restarted in their engine only: a Triton given by URL, an engine under MPS, which counts its
-    clients, or an engine that clients share memory with.
+    The part is None if models are restarted only in their engine: with a Triton given by URL, with MPS, which limits
+    its clients, and if clients share memory with the engine.
     """
     if control is None or settings.engine_is_external or settings.mps == "on" or settings.allow_client_shm:
         return main, None
@@ -67,13 +67,13 @@ def model_restarter(
     control: ControlLine | None,
     generations: Callable[[], Mapping[str, int]],
 ) -> Callable[[str, str, int], None] | None:
-    """Restarts a model, for a reason, by how often it hung; None for a Triton given by URL.
+    """A function that restarts a model; its arguments are the model, the reason and how often the model hung.
 
-    generations: see EngineNews, as this gateway knows them.
+    None for a Triton given by URL. generations: see EngineNews, as this gateway knows them.
     """
     in_place: Callable[[str, str], None]
     if settings.engine_is_embedded:
-        from server.backends.embedded.engine import EmbeddedEngine  # here, so that ONNX Runtime is loaded for it only
+        from server.backends.embedded.engine import EmbeddedEngine  # here, since it loads ONNX Runtime
 
         assert isinstance(main.backend, EmbeddedEngine)
         in_place = main.backend.renew

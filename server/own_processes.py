@@ -1,4 +1,4 @@
-"""Engine processes of models with a record of hanging: one each, killed and started anew when its model hangs again."""
+"""Engine processes of models with a record of hanging: one for each model, restarted when the model hangs again."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,7 +21,7 @@ from server.logs import get_logger
 from server.settings import Settings
 
 log = get_logger("stack")
-START_AGAIN_S = 30.0  # after several starts that failed
+START_AGAIN_S = 30.0  # pause after several starts that failed
 Changed = Callable[[bool], None]
 
 
@@ -31,13 +31,13 @@ class EngineProcess(Protocol):
     def run(self) -> Coroutine[None, None, object]: ...
 
     def end_hang(self, reason: str) -> None:
-        """Kill the process; it is started again."""
+        """Kills the process, which is then restarted."""
 
     async def stop(self, grace_s: float) -> None: ...
 
 
 class OwnTritonProcess(TritonProcess):
-    """A Triton for one model. changed: called with whether it runs."""
+    """A Triton for one model. changed: called with True when it runs, with False when it ended."""
 
     def __init__(
         self, runtime: TritonRuntime, settings: Settings, run_dir: RunDirectory, emit: Emit, changed: Changed
@@ -88,7 +88,7 @@ class OwnGatewayProcess(GatewayProcess):
 
 @dataclass(slots=True)
 class _Own:
-    """run_dir, process: once there is a folder for it."""
+    """run_dir, process: set when its folder exists."""
 
     run_dir: RunDirectory | None = None
     process: EngineProcess | None = None
@@ -96,7 +96,7 @@ class _Own:
 
 
 class OwnProcesses:
-    """make: makes the process of a model in that run directory; it calls Changed. changed: `folders` has changed."""
+    """make: creates a model's process in that run directory. changed: called when `folders` has changed."""
 
     def __init__(
         self,
@@ -113,13 +113,13 @@ class OwnProcesses:
 
     @property
     def folders(self) -> dict[str, str]:
-        """By model: the run directory of its process, empty while that starts."""
+        """Run directories of the processes by model; empty while a process starts."""
         return {
             name: str(own.run_dir.path) if own.run_dir and own.is_running else "" for name, own in self._own.items()
         }
 
     def restart(self, model: str, reason: str) -> None:
-        """Start a process for the model; the one that it has is killed and started again."""
+        """Starts a process for the model, or restarts its process."""
         own = self._own.get(model)
         if own is not None and own.process is not None and own.is_running:
             own.process.end_hang(reason)
@@ -130,7 +130,7 @@ class OwnProcesses:
             self._changed()
 
     async def stop(self, grace_s: float) -> None:
-        """End all for good."""
+        """Stops all processes for good."""
         self._is_stopping = True
         await asyncio.gather(*(own.process.stop(grace_s) for own in self._own.values() if own.process is not None))
         for task in self._tasks:
@@ -141,14 +141,14 @@ class OwnProcesses:
                 own.run_dir.release()
 
     async def _run(self, model: str, own: _Own) -> None:
-        """The root of its task."""
+        """Runs as a task."""
         while not self._is_stopping:
             try:
                 own.run_dir = own.run_dir or self._claim()
                 own.process = own.process or self._make(model, own.run_dir, partial(self._note, own))
                 await own.process.run()
             except (CannotStart, TritonUnavailable, OSError) as error:
-                log.error("no engine process for a model that hung", model=model, reason=str(error))
+                log.error("cannot start an engine process for a model that hung", model=model, reason=str(error))
             if not self._is_stopping:
                 await asyncio.sleep(START_AGAIN_S)
 

@@ -35,7 +35,7 @@ from server.tracing.trace import trace_arrival
 
 UNKNOWN_MODEL = "unknown"
 DEADLINE_SLACK_S = 0.02
-LONG_WAIT_S = 1.0  # if a client leaves sooner, that is no evidence about the model
+LONG_WAIT_S = 1.0  # if a client disconnects sooner, that is no evidence about the model
 _NOTHING_HELD = nullcontext()
 
 
@@ -49,7 +49,7 @@ class Passage:
     def __init__(
         self, *, watch: EngineView, admission: Admission, metrics: Metrics, quotas: Quotas | None = None
     ) -> None:
-        """quotas: of callers that have one; None where none is kept. memory, audit: set by who composes."""
+        """quotas: of clients that have one; None without quotas. memory, audit: set by the composer."""
         self._metrics = metrics
         self.admission = admission
         self.memory: SharedMemory | NoSharedMemory = NoSharedMemory()
@@ -95,10 +95,10 @@ class Passage:
             raise BackendUnavailable(f"the engine is not ready: {self._watch.reason}")
 
     def require_served(self, head: InferHead) -> None:
-        """Raises ModelRefused, ModelUnavailable for a model that the engine serves, but the gateway does not.
+        """Raises ModelRefused or ModelUnavailable for a model that the engine serves and the gateway does not.
 
-        InvalidRequest for a batch of no rows: Triton 2.51's Python backend never answers it, and the model then cannot
-        be unloaded.
+        Raises InvalidRequest for a batch of no rows: Triton 2.51's Python backend never answers it, and can then not
+        unload the model.
         """
         known = self._watch.models.get(head.model_name)
         if known is None:
@@ -107,7 +107,7 @@ class Passage:
             known.require_served()
         if head.rowless_input and known.config is not None and known.config.max_batch_size:
             raise InvalidRequest(
-                f"input {head.rowless_input!r}: its first dimension, the batch, is 0; send a row at least"
+                f"input {head.rowless_input!r}: its first dimension, the batch, is 0; send at least one row"
             )
 
     def model_label(self, model_name: str) -> str:
@@ -225,7 +225,7 @@ class _OtherWay:
             self._passage._watch.suspect()
 
     def answered(self, is_done: bool | None) -> bool | None:
-        """Notes the engine's answer, and returns is_done: False if it failed, None if it refused the call."""
+        """Notes the engine's answer and returns is_done: False if the engine failed, None if it refused the call."""
         return is_done
 
 

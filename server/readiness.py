@@ -1,4 +1,4 @@
-"""Whether to send requests to this gateway, and the metrics that say why."""
+"""The gateway's readiness, and metrics of the engine and its models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from server.backends.engine_view import EngineView
 from server.backends.watch import EngineWatch
 from server.metrics import Readings
 
-ALL = ("*",)  # of --required-models
+ALL = ("*",)  # a value of --required-models
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """reason: why not; empty when ready."""
+    """reason: why it is not ready; empty if it is."""
 
     is_ready: bool
     reason: str
@@ -40,11 +40,11 @@ def _why_not(engine: EngineView, model_name: str) -> str:
     known = engine.models.get(model_name)
     if known is not None and known.is_ready:
         return ""
-    return f"model {model_name!r} does not serve: {known.reason if known is not None else 'no model has that name'}"
+    return f"model {model_name!r} does not serve: {known.reason if known is not None else 'there is no such model'}"
 
 
 def watch_readers(watch: EngineWatch) -> dict[str, Callable[[], float | Readings]]:
-    """By metric: what the watch sees of the engine and its models."""
+    """Readers by metric: the state of the engine and its models."""
     return {
         "engine_up": lambda: int(watch.is_up),
         "engine_stalls_total": lambda: watch.openings,

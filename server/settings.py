@@ -37,7 +37,7 @@ PREFIX = "PENSTOCK_"
 CHECKOUT = Path(__file__).resolve().parent.parent
 OTHER_VARIABLES = {
     *("PENSTOCK_CONFIG", "PENSTOCK_ENGINE_ID"),
-    *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # what commands send
+    *("PENSTOCK_API_KEY", "PENSTOCK_CLIENT_CERTIFICATE"),  # used by commands
     *("PENSTOCK_SHARD", "PENSTOCK_SHARDS", "PENSTOCK_VIDEO_API_KEY", "PENSTOCK_GATEWAY_URL"),  # the video program's
 }
 KEYS_VARIABLE = "PENSTOCK_API_KEYS"
@@ -73,15 +73,15 @@ class Settings(BaseSettings):
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)
 
-    allowed_host: tuple[str, ...] = ()  # beside localhost and host: names in Host headers of clients without a key
-    cors_origin: tuple[str, ...] = ()  # of pages that may call from a browser, such as https://console.example
-    # beside what is no cloud's metadata service: where keys of tokens may be fetched from
+    allowed_host: tuple[str, ...] = ()  # besides localhost and host: names in Host headers of clients without a key
+    cors_origin: tuple[str, ...] = ()  # of web pages that may call the server, such as https://console.example
+    # addresses of a cloud's metadata service that keys of tokens may be fetched from
     allow_outbound: Annotated[tuple[str, ...], AfterValidator(lambda given: Outbound(given).allowed)] = ()
 
     engine: str = "auto"
     engine_grpc: str = ""
-    engine_header_file: Path | None = None  # NAME: VALUE lines for a Triton elsewhere
-    engine_http_port: int | None = Field(None, ge=0, le=65535)  # None: a Unix socket that only this user can reach
+    engine_header_file: Path | None = None  # NAME: VALUE lines for a Triton given by URL
+    engine_http_port: int | None = Field(None, ge=0, le=65535)  # None: a Unix socket that only this user can connect to
     engine_grpc_port: int | None = Field(None, ge=0, le=65535)
     engine_metrics_port: int | None = Field(None, ge=0, le=65535)
     engine_environment: Path | None = None
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     metrics_key_required: bool = False  # with the role read
     audit_log: Path | None = None  # JSON lines of admin actions and refused authentications
 
-    tls_cert: Path | None = None  # PEM files; they are read again when they change
+    tls_cert: Path | None = None  # PEM files; reloaded when they change
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
 
@@ -117,7 +117,7 @@ class Settings(BaseSettings):
     max_pixels: int = Field(40_000_000, ge=1)
     max_inflight_requests: int = Field(1024, ge=1)
     max_inflight_bytes: int = Field(1 << 30, ge=1 << 20)
-    max_connections: int = Field(16_384, ge=1)  # to the REST port, and to the gRPC port
+    max_connections: int = Field(16_384, ge=1)  # to the REST port and to the gRPC port, each
     max_connections_per_address: int = Field(4_096, ge=1)
     trusted_proxy: tuple[str, ...] = ()  # addresses or networks that forward many clients: no limit per address
     grpc_max_connection_age_s: float = Field(0.0, ge=0, le=LONGEST_AGE_S)  # 0 for none
@@ -128,12 +128,12 @@ class Settings(BaseSettings):
     slab_bytes: int = Field(256 << 20, ge=0, le=64 << 30)  # memory shared with the engine; 0 for none
 
     allow_client_shm: bool = False
-    allow_model_code: bool = False  # models with code in requests; repositories are trusted in any case
+    allow_model_code: bool = False  # models with code in load requests; repositories are always trusted
     client_shm_lease_s: float = Field(3600.0, ge=1)
 
     canary_interval_s: float = Field(5.0, gt=0)
     canary_failures: int = Field(3, ge=1)
-    execution_timeout_s: float = Field(30.0, gt=0)  # of a model whose execution_timeout_ms says nothing
+    execution_timeout_s: float = Field(30.0, gt=0)  # of a model without execution_timeout_ms
     required_models: tuple[str, ...] | None = None
     drain_delay_s: float = Field(0.0, ge=0)
     grace_s: float = Field(30.0, gt=0)
@@ -220,7 +220,7 @@ class Settings(BaseSettings):
 
     @property
     def engine_ports(self) -> tuple[int | None, int | None, int | None]:
-        """The ports of the Triton that is started here: HTTP, gRPC, metrics."""
+        """The ports of the stack's Triton: HTTP, gRPC, metrics."""
         return self.engine_http_port, self.engine_grpc_port, self.engine_metrics_port
 
     @property
@@ -247,7 +247,7 @@ class Settings(BaseSettings):
 
     @property
     def restricts_access(self) -> bool:
-        """Whether some clients are refused some requests: there are keys, or anonymous clients lack a role."""
+        """Whether some requests are refused: there are keys, or anonymous clients lack a role."""
         return self.has_keys or self.anonymous_roles != EVERY_ROLE
 
     @property

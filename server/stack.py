@@ -69,7 +69,7 @@ READY_PROBE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Printed at start. engine: its name and version. workers: 1 for one process. not_ready: see GatewayReady."""
+    """Printed at start. engine: its name and version. workers: number of processes. not_ready: see GatewayReady."""
 
     engine: str
     http_url: str

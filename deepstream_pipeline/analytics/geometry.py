@@ -1,8 +1,8 @@
 """Positions of points relative to polygons and lines. Arrays are float64, coordinates in pixels.
 
-The border rule: a polygon holds the points on its edges and corners, to a thousandth of a pixel. So a polygon that
-reaches to the edges of the picture holds every foot in it, and a foot on an edge that two polygons share is in both.
-A point on a line is on neither side of it; a line has its end points.
+Borders: points on the edges and corners of a polygon (within a thousandth of a pixel) are inside it. So a polygon
+that extends to the edges of the picture contains every point in it, and a point on an edge that two polygons share is
+in both. A point on a line is on neither side of it; a line includes its end points.
 """
 
 import numpy as np
@@ -40,8 +40,10 @@ def scaled(points: tuple[Point, ...], scale: Scale) -> Array:
 
 
 class Area:
-    """A polygon with its border; it may cross itself and may reach beyond the picture. Inside is where a ray to its
-    outside crosses its edges an odd number of times."""
+    """A polygon with its border. It may cross itself, and may extend beyond the picture.
+
+    A point is inside if a ray from it crosses the edges an odd number of times.
+    """
 
     def __init__(self, corners: Array) -> None:
         self._x, self._y = corners.T
@@ -61,7 +63,7 @@ class Area:
         return odd | (self.distances(points) <= BORDER)
 
     def distances(self, points: Array) -> Array:
-        """(n,), of each of (n, 2) points to its nearest edge."""
+        """(n,) distances in pixels of (n, 2) points to their nearest edges."""
         to_x, to_y = points[:, :1] - self._x, points[:, 1:] - self._y
         along = ((to_x * self._edge_x + to_y * self._edge_y) / self._squares).clip(0, 1)
         squares = (to_x - along * self._edge_x) ** 2 + (to_y - along * self._edge_y) ** 2

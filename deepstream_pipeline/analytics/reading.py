@@ -138,7 +138,7 @@ class _Entry:
         return bool(value)
 
     def duration(self, key: str, default: float, unit: str) -> float:
-        """In the key's own unit."""
+        """A duration in the key's own unit."""
         value = number(self.keys.get(key, default), self.path(key))
         if value < 0:
             raise refused(self.path(key), value, f"this takes {unit}, 0 or more")

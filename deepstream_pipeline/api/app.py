@@ -79,7 +79,7 @@ def create_app(
 
 
 def _with_cors(app: ASGIApp, options: ApiOptions) -> ASGIApp:
-    """The app, whose answers the pages of `cors_origins` may read; unchanged without them. No cookies are allowed."""
+    """The app with CORS for `cors_origins`, without cookies; unchanged if there are none."""
     origins = options.browser_policy.cors_origins
     if not origins:
         return app

@@ -15,8 +15,9 @@ OVER = tuple(_IS)
 
 
 def asked_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
-    """The source that a caller asks for, marked as such: whatever its name and its redirections lead to is checked
-    when it is opened.
+    """The source that an API client asks for, marked as from the API.
+
+    What its host name and its redirects resolve to is checked when the source is opened.
 
     Raises SourceNotAllowed for what no source can be, and Refusal (403) for a file or device where callers may add
     none, and for a host that is plainly not for them.
@@ -25,7 +26,7 @@ def asked_source(config: SourceConfig, options: ApiOptions) -> SourceConfig:
     if kind in (UriKind.FILE, UriKind.DEVICE):
         if not options.takes_files:
             raise Refusal(
-                403, "files and devices of this machine are not added through the API; allow it, or give a URL"
+                403, "files and devices of this machine cannot be added through the API; allow it, or give a URL"
             )
     elif why := options.outbound.why_refused_unresolved(urlsplit(config.uri).hostname or ""):
         raise Refusal(403, why)

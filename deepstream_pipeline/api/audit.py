@@ -1,4 +1,4 @@
-"""The control API's lines in the audit log: one for every request that changes something, or whose key is refused."""
+"""Writes the control API's audit log: a line for every request that changes something or whose key is refused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CERTIFICATE = "penstock.certificate"  # of a scope: the connection's client certificate, DER
-HAS_KEY = "penstock.has_key"  # of a scope: whether the client sent the API key
-KEY_CLIENT = "api-key"  # there is one key
+CERTIFICATE = "penstock.certificate"  # key in a scope: the connection's client certificate (DER)
+HAS_KEY = "penstock.has_key"  # key in a scope: whether the client sent the API key
+KEY_CLIENT = "api-key"  # name of the client with the API key; there is only one key
 
 
 class Record(Protocol):
@@ -20,14 +20,14 @@ class Record(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """client_of: the name of a client certificate (DER) in the log."""
+    """client_of: returns the name of a client certificate (DER) for the log."""
 
     record: Record
     client_of: Callable[[bytes], str]
 
 
 class Audited:
-    """The app, with a line for each request that it concerns, once that is answered."""
+    """The app; writes a line after each request that belongs in the audit log."""
 
     def __init__(self, app: ASGIApp, audit: Audit) -> None:
         self._app, self._audit = app, audit

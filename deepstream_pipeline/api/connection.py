@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from deepstream_pipeline.api.audit import CERTIFICATE
 
 MAX_HEAD_BYTES = 64 * 1024
-LEAST_CHUNK_BYTES = 32  # the average of a body's chunks that come together, beyond the first 2,048
+LEAST_CHUNK_BYTES = 32  # average of the chunks in a read, not counting the first 2,048
 _MAX_CHUNK_DEBT_BYTES = 64 * 1024
 _quiet = logging.getLogger("penstock.video.api")  # clients' faults are answered, not logged
 _quiet.addHandler(logging.NullHandler())
@@ -73,11 +73,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._await_client()
 
     def on_body(self, body: bytes) -> None:
-        """Each chunk is a callback: a body of tiny ones is refused."""
+        """Called for each chunk; refuses a body of tiny ones."""
         if self._is_further_chunk:
             self._chunk_debt_bytes = max(0, self._chunk_debt_bytes + LEAST_CHUNK_BYTES - len(body))
             if self._chunk_debt_bytes > _MAX_CHUNK_DEBT_BYTES:
-                raise ValueError("the body's chunks are too small")  # ends the parser: 400
+                raise ValueError("the body's chunks are too small")  # ends the parser with 400
         self._is_further_chunk = True
         super().on_body(body)
 

@@ -1,6 +1,6 @@
 """Which requests the control API serves, before anything is read: key, Host, Origin, type and size of the body.
 
-What browsers send is judged by the gateway's rules (server.core.browser_policy), as on ports 8000 and 8002.
+Requests of browsers are checked by the gateway's rules (server.core.browser_policy), as on ports 8000 and 8002.
 """
 
 import base64
@@ -114,7 +114,7 @@ class Door:
             return
         if body is None:
             return
-        if asked.is_changing:  # `curl -d` calls its body a form; what browsers send so was refused
+        if asked.is_changing:  # `curl -d` sends JSON as a form; forms from browsers were refused before
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
         await self._app(scope, _Replayed(body, receive) if asked.is_changing else receive, send_more)

@@ -10,7 +10,7 @@ _SEND_BUFFER_BYTES = 256 * 1024  # what a viewer that stops reading keeps in the
 
 
 def listeners_of(options: ApiOptions) -> list[socket.socket]:
-    """Sockets that listen there: with 127.0.0.1 also on ::1. Raises ApiRefused where that cannot be."""
+    """Listening sockets: for 127.0.0.1 also on ::1. Raises ApiRefused if the address cannot be used."""
     listeners: list[socket.socket] = []
     try:
         for host in listen_hosts(options.host):

@@ -25,7 +25,7 @@ class ApiRefused(PipelineError):
 
 
 class ListenSettings(Protocol):
-    """What of the program's settings says where it listens, and for which browsers."""
+    """The program's settings for the API's address and for browsers."""
 
     @property
     def host(self) -> str: ...
@@ -49,8 +49,8 @@ class ApiOptions:
 
     host, port: 127.0.0.1 answers this machine alone; port 0 lets the system pick one. api_key: what callers have to
     present, as x-api-key, as Bearer, or as the password of Basic; empty for nobody has to. allow_files: whether callers
-    may add files and devices of this machine; None for whether only this machine can call. allowed_hosts, cors_origins:
-    of BrowserPolicy. allowed_outbound: where sources that callers add may lead beside public hosts.
+    may add files and devices of this machine; None to allow it if only this machine can connect. allowed_hosts,
+    cors_origins: see BrowserPolicy. allowed_outbound: where sources that clients add may connect, besides public hosts.
     max_viewers: of moving previews, all sources together.
     call_timeout_s: for the pipeline's answer. client_timeout_s: for a request's head, its body, and each picture that
     a viewer is sent. tls: None for plain HTTP. audit: None for no audit log.
@@ -98,7 +98,7 @@ class ApiOptions:
         tls: CurrentTls | None = None,
         audit: Audit | None = None,
     ) -> Self:
-        """As the settings say, with the key that the environment holds. Raises ApiRefused."""
+        """The options from the settings, with the key from the environment. Raises ApiRefused."""
         return cls(
             settings.host,
             settings.port,

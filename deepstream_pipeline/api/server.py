@@ -44,7 +44,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """http:// or https://, and where it listens. After `start`."""
+        """The URL that it listens on, http:// or https://. Available after `start`."""
         if not self._listeners:
             raise RuntimeError("the control API was not started")
         return self._url

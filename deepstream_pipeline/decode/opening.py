@@ -3,8 +3,8 @@
 What may be opened is given to FFmpeg as two allow-lists, of protocols and of formats, which hold for whatever the
 source leads to, too (a playlist's segments, a redirection): a file's may name nothing but files and holds no format
 that names other files, so that a text file posing as a video opens nothing. HLS is read over HTTP only, and leads to
-HTTP only; relay.py keeps it to the hosts that it may reach. V4L2 devices are opened as FFmpeg's documentation says;
-there was none where this was written: not tried.
+HTTP only; relay.py restricts it to the allowed hosts. V4L2 devices are opened as FFmpeg's documentation says; this is
+untested, because no device was available.
 
 Low latency: live sources are decoded by one thread, without frames held back for others. FFmpeg's `nobuffer` is not
 set: it throws the packets away that were read to know the stream, the first keyframe among them, and a camera with a
@@ -58,7 +58,7 @@ class DecodeOptions:
     """open_timeout_s, read_timeout_s: without a byte for so long the source is unavailable. is_udp: RTSP over UDP.
 
     threads: of the decoder, 0 for one for live sources, a few for files. max_pixels: larger pictures are refused, 0
-    for any. outbound: which addresses of the network it may lead to.
+    for any. outbound: which network addresses it may connect to.
     """
 
     open_timeout_s: float = 10.0
@@ -70,8 +70,11 @@ class DecodeOptions:
 
 
 def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
-    """What the source's connections go through. None if FFmpeg connects by itself: for sources that the operator named,
-    whose host is checked here first. Raises SourceNotAllowed, SourceUnavailable."""
+    """The relay for the source's connections; None if FFmpeg connects by itself.
+
+    FFmpeg does so for sources that the operator named; their host is checked here first. Raises SourceNotAllowed,
+    SourceUnavailable.
+    """
     kind, outbound = kind_of(uri), options.outbound
     if kind in {UriKind.FILE, UriKind.DEVICE}:
         return None
@@ -81,15 +84,15 @@ def relay_for(uri: str, options: DecodeOptions) -> "Relay | None":
         return None
     if kind is UriKind.RTSP and options.is_udp:
         raise SourceNotAllowed(
-            f"{redacted(uri)}: RTSP over UDP is read for sources of the command line or settings file only; use TCP"
+            f"{redacted(uri)}: RTSP over UDP is only allowed for sources of the command line or settings file; use TCP"
         )
-    from deepstream_pipeline.decode.relay import Relay  # asyncio: only where there is such a source
+    from deepstream_pipeline.decode.relay import Relay  # it imports asyncio, so only if it is needed
 
     return Relay(uri, outbound, options.open_timeout_s)
 
 
 def open_container(uri: str, options: DecodeOptions, relay: "Relay | None" = None) -> InputContainer:
-    """The opened source. relay: of relay_for, what is read through it.
+    """The opened source. relay: from relay_for; the source is read through it.
 
     Raises SourceNotAllowed, SourceRefused, SourceUnavailable, DecodeError.
     """

@@ -20,7 +20,7 @@ from deepstream_pipeline.gpu.picture import UPRIGHT, Orientation
 Pixels = npt.NDArray[np.uint8]
 
 _MATRIX = struct.Struct("=9i")  # a b u c d v x y w of libavutil/display.h: x' = a x + c y, y' = b x + d y
-_OFF_AXIS = 0.02  # relative to the larger factor: about a degree, which FFmpeg's players ignore, too
+_OFF_AXIS = 0.02  # relative to the larger factor: about a degree, which FFmpeg's players also ignore
 _LUMA_FIRST = ("yuv4", "yuvj4", "nv12", "nv21", "nv16", "gray")
 
 
@@ -58,8 +58,10 @@ def upright_size(frame: av.VideoFrame) -> tuple[int, int]:
 
 
 def orientation_of(frame: av.VideoFrame) -> Orientation:
-    """By the frame's display matrix: rotations by quarters and mirrorings. Frames with another matrix, or without one,
-    are left as they are stored."""
+    """The orientation by the frame's display matrix: rotations by quarter turns, and mirroring.
+
+    Frames with another matrix, or without one, stay as stored.
+    """
     matrix = _display_matrix(frame)
     if matrix is None:
         return UPRIGHT
@@ -73,17 +75,20 @@ def orientation_of(frame: av.VideoFrame) -> Orientation:
 
 
 def _display_matrix(frame: av.VideoFrame) -> bytes | None:
-    """The frame's side data. frame.side_data would store the container in the frame: a reference cycle, which keeps the
-    frame's memory until the garbage collector runs."""
+    """The display matrix in the frame's side data.
+
+    frame.side_data would store the container in the frame: a reference cycle, so the frame's memory would not be freed
+    until the garbage collector runs.
+    """
     try:
         found = SideDataContainer(frame)  # type: ignore[call-arg]  # its stub lacks the constructor
-    except ValueError:  # PyAV fails for types that are newer than its FFmpeg
+    except ValueError:  # PyAV fails for side data types that are newer than its FFmpeg
         return None
     return next((bytes(one) for one in found if one.type is SideDataType.DISPLAYMATRIX), None)
 
 
 def upright(pixels: Pixels, orientation: Orientation) -> Pixels:
-    """The picture (H, W, channels) turned and mirrored."""
+    """The picture (H, W, channels), rotated and mirrored."""
     if orientation.is_transposed:
         pixels = cv2.transpose(pixels)
     if orientation.is_mirrored_x and orientation.is_mirrored_y:

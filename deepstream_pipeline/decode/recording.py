@@ -23,8 +23,8 @@ from deepstream_pipeline.decode.codec import VideoPacket, seconds_of
 
 MOST_CACHED_BYTES = 64 * 2**20
 MOST_RECORDINGS = 8  # at once
-_MOST_LIVE_STEP_S = 10.0  # between two packets of a live stream; a larger step is a jump and counts as one frame
-_REACH_S, _REACH_FRAMES = 10.0, 16  # how far a decoded picture's time may lie from the newest packet
+_MOST_LIVE_STEP_S = 10.0  # between two packets of a live stream; a larger step is a clock jump and counts as one frame
+_REACH_S, _REACH_FRAMES = 10.0, 16  # maximum distance of a decoded picture's time from the newest packet
 _ONE_FRAME_S = 0.04
 _TIME_BASE = Fraction(1, 90_000)
 _PATIENCE_S = 10.0  # a source that went silent: so long after its end a recording is finished without more

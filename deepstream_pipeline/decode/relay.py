@@ -1,12 +1,12 @@
-"""Between FFmpeg and the network, for a source that a caller of the API named: every connection is checked.
+"""Checks every connection of a source that an API client named; it is between FFmpeg and the network.
 
-FFmpeg looks names up and follows redirections by itself. So it is given an address of this process: for HTTP a proxy
-(RFC 9110, and CONNECT for TLS), which sees each hop and each address of a playlist; for RTSP over TCP a relay to the
-one host that was asked for, which ends where the server redirects. A name is looked up here, and the address that was
-checked is the one that is connected to.
+FFmpeg resolves names and follows redirects by itself. Therefore it connects to this process: for HTTP to a proxy
+(RFC 9110, with CONNECT for TLS), which sees each redirect and each address of a playlist; for RTSP over TCP to a relay
+to the host that was named, which ends the connection if the server redirects. Names are resolved here, and the relay
+connects to the address that it has checked.
 
-RTSP servers see the relay's host in the address of requests, as behind a forwarded port. The TLS of rtsps ends here,
-with certificates unchecked, as FFmpeg has it.
+RTSP servers see the relay's host in request URLs, as behind a forwarded port. TLS of rtsps ends here; certificates are
+not verified, as in FFmpeg.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from server.core.outbound import Outbound
 
 _CHUNK_BYTES = 64 * 1024
 _MOST_HEAD_BYTES = 64 * 1024
-_MOST_ANSWER_BYTES = 1024 * 1024  # of RTSP before a stream plays: a few hundred bytes, and its description
+_MOST_ANSWER_BYTES = 1024 * 1024  # of RTSP answers before a stream plays: a few hundred bytes and the description
 _PORTS = {"http": 80, "https": 443, "rtsp": 554, "rtsps": 322}
 _TURNS = 5
 _HOP_BY_HOP = (b"connection:", b"proxy-", b"keep-alive:")
-# As FFmpeg reads a status: a word that begins so, then a number as atoi() takes it.
+# As FFmpeg parses a status: a word that begins so, then a number as atoi() parses it.
 _REDIRECTION = re.compile(rb"RTSP/\S*\s+\+?0*3\d\d")
 _PLAY = re.compile(rb"^PLAY\s", re.MULTILINE)
 
 
 class Relay:
-    """One source's. FFmpeg connects to `port` of 127.0.0.1. fault: why the last connection failed, or was ended.
+    """Relay for one source. FFmpeg connects to `port` of 127.0.0.1. fault: why the last connection failed or ended.
 
     Used by the thread that reads the source; its own thread runs until close().
     """
 
     def __init__(self, uri: str, outbound: Outbound, timeout_s: float) -> None:
-        """uri: of HTTP or RTSP. timeout_s: for looking a name up and connecting. Raises SourceUnavailable."""
+        """uri: of HTTP or RTSP. timeout_s: for the DNS lookup and connecting. Raises SourceUnavailable."""
         self.fault: PipelineError | None = None
         self.port = 0
         self._uri, self._outbound, self._timeout_s = uri, outbound, timeout_s
@@ -51,11 +51,11 @@ class Relay:
         self._thread.start()
         self._is_listening.wait()
         if not self.port:
-            raise SourceUnavailable(f"{redacted(uri)}: this machine has no port left to read it through")
+            raise SourceUnavailable(f"{redacted(uri)}: this machine has no free port for its relay")
 
     @property
     def uri(self) -> str:
-        """What FFmpeg opens: of RTSP the relay's address with user and password, of HTTP the source's own."""
+        """The URI for FFmpeg: for RTSP the relay's address with user and password, for HTTP the source's own."""
         if self._kind is UriKind.HTTP:
             return self._uri
         user, at, _ = self._parts.netloc.rpartition("@")
@@ -63,12 +63,12 @@ class Relay:
 
     @property
     def options(self) -> dict[str, str]:
-        """FFmpeg's options that lead through it."""
+        """FFmpeg's options to connect through it."""
         return {"http_proxy": f"http://127.0.0.1:{self.port}"} if self._kind is UriKind.HTTP else {}
 
     def close(self) -> None:
-        """Ends its connections."""
-        with suppress(RuntimeError):  # it is over
+        """Closes its connections."""
+        with suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(self._timeout_s)
 
@@ -87,7 +87,7 @@ class Relay:
                 self._is_listening.set()
                 await self._over.wait()
                 server.close()
-                await _settle()  # what was accepted just now has a task
+                await _settle()  # connections accepted just now have tasks then
                 connections = asyncio.all_tasks() - {asyncio.current_task()}
                 for task in connections:
                     task.cancel()
@@ -102,13 +102,13 @@ class Relay:
             self.fault = error
             if self._kind is UriKind.HTTP:
                 writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):  # either end hung up, or spoke no HTTP
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):  # a side disconnected, or did not speak HTTP
             pass
         finally:
             writer.close()
 
     async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request. What comes behind it on the connection goes where it went."""
+        """Handles one request. Later data on the connection goes to the same host."""
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).removesuffix(b"\r\n\r\n").split(b"\r\n")
         method, target, version = first.split(b" ")
         is_tunnel = method == b"CONNECT"
@@ -132,7 +132,7 @@ class Relay:
             asked = b""
             while chunk := await reader.read(_CHUNK_BYTES):
                 asked = b"" if plays.is_set() else asked[-_MOST_HEAD_BYTES:] + chunk
-                if _PLAY.search(asked):  # from here on FFmpeg follows no redirection
+                if _PLAY.search(asked):  # from here on FFmpeg follows no redirects
                     plays.set()
                 far_writer.write(chunk)
                 await far_writer.drain()
@@ -151,32 +151,30 @@ class Relay:
     def _refuse_redirection(self, answered: bytes) -> None:
         if _REDIRECTION.search(answered):
             raise SourceNotAllowed(
-                f"{redacted(self._uri)} redirects to another address, which is not followed for a source that was "
-                "added through the API; add the address it leads to"
+                f"{redacted(self._uri)} redirects to another address, which is not allowed for a source that was "
+                "added through the API; add that address instead"
             )
         if len(answered) > _MOST_ANSWER_BYTES:
-            raise SourceNotAllowed(
-                f"{redacted(self._uri)} describes its streams in more than {_MOST_ANSWER_BYTES} bytes"
-            )
+            raise SourceNotAllowed(f"{redacted(self._uri)} sends a description of more than {_MOST_ANSWER_BYTES} bytes")
 
     async def _connected(
         self, parts: SplitResult, default_port: int, *, has_tls: bool = False
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To the first address of the host that may be, and can be, connected to. Raises PipelineError."""
+        """Connects to the first address of the host that is allowed and reachable. Raises PipelineError."""
         host, port = parts.hostname or "", parts.port or default_port
         shown = f"{redacted(self._uri)}: {host}:{port}"
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._first(host, port, _unchecked() if has_tls else None)
         except TimeoutError:
-            raise SourceUnavailable(f"{shown} cannot be connected to in {self._timeout_s:g} s") from None
+            raise SourceUnavailable(f"{shown} accepted no connection within {self._timeout_s:g} s") from None
         except (OSError, UnicodeError) as error:
-            raise SourceUnavailable(f"{shown} cannot be connected to ({error})") from None
+            raise SourceUnavailable(f"{shown} cannot be reached ({error})") from None
 
     async def _first(
         self, host: str, port: int, tls: ssl.SSLContext | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Raises SourceNotAllowed, OSError."""
+        """Connects once. Raises SourceNotAllowed, OSError."""
         failed: OSError | None = None
         refused = ""
         for *_, address in await self._loop.getaddrinfo(host, port, type=1, proto=6):  # SOCK_STREAM, TCP
@@ -194,7 +192,7 @@ class Relay:
 
 
 async def _settle() -> None:
-    """A few turns of the loop, until connections have begun, and closed ones have let go of their sockets."""
+    """Waits a few iterations of the event loop, until connections have started or released their sockets."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 
@@ -208,7 +206,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _both(
     there: Coroutine[object, object, None], back: Coroutine[object, object, None], far_writer: asyncio.StreamWriter
 ) -> None:
-    """Both ways, until the far end is over, or FFmpeg is. Raises what ended it."""
+    """Copies data in both directions until the server or FFmpeg disconnects. Raises the error that ended it."""
     tasks = [asyncio.ensure_future(there), asyncio.ensure_future(back)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -45,7 +45,7 @@ class SoftwareCodec:
 
 def _decoded(frame: av.VideoFrame, time_base: Fraction | None) -> Decoded:
     width, height = upright_size(frame)
-    raw_s = seconds_of(frame.pts, frame.time_base or time_base)  # PyAV sets none on frames of a flush
+    raw_s = seconds_of(frame.pts, frame.time_base or time_base)  # PyAV does not set it on frames of a flush
     return Decoded(frame, raw_s, width, height, is_key=frame.key_frame, is_corrupt=frame.is_corrupt)
 
 

@@ -3,20 +3,20 @@
 import math
 
 WRAP_S = 2**33 / 90_000  # MPEG's clock has 33 bits of 90 kHz
-MOST_STEP_S = 30.0  # largest step beyond the elapsed time of a live source; a larger one is a jump of its clock
+MOST_STEP_S = 30.0  # largest step of a live source beyond the elapsed time; a larger one is a clock jump
 _LEAST_STEP_S = 0.001
 _SHAKEN_S = 1.0  # backward: so little is a frame told late or twice, more is a jump,
 _MOST_SHAKEN = 2  # and so are more such frames in a row
 
 
 class Timeline:
-    """Converts stream times to source times, in seconds. Where stream times increase, differences stay the same.
+    """Converts stream times to source times, in seconds. While stream times increase, their differences are preserved.
 
     A file's step may be of any length: a time-lapse has a frame a minute or an hour. A live stream cannot show more
     time than has passed: a larger step is a jump of the camera's clock, and counts as one interval.
-    Other cases: a frame without a time adds an interval; a repeated or slightly late time adds a millisecond, and the
-    times after it stay as they are; a jump backward counts as one interval; after a wraparound of a 33-bit clock the
-    difference is what it would be without.
+    Other cases: a frame without a time adds one interval. A repeated or slightly late time adds a millisecond, and the
+    times after it are not shifted. A jump backward counts as one interval. After a wraparound of a 33-bit clock the
+    difference is computed as if there were none.
     """
 
     def __init__(self, first_pts_s: float = 0.0, interval_s: float = 0.04) -> None:
@@ -44,9 +44,9 @@ class Timeline:
         self._last_raw = None
 
     def stamp(self, raw_s: float | None, now: float | None = None) -> float:
-        """The source's time of a frame with that time of its stream, or None. Increases strictly.
+        """The source time of a frame with this stream time, or None. Strictly increasing.
 
-        now: monotonic seconds at which a live source's frame came; None for a file's.
+        now: monotonic seconds at which a live source's frame arrived; None for a file.
         """
         passed_s = math.inf if now is None or self._last_now is None else max(now - self._last_now, 0.0)
         self._last_now = now

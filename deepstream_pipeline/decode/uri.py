@@ -22,7 +22,7 @@ _SECRET_PARAMETER = re.compile(
     r"(?i)([?&;](?:user|username|usr|login|pass|password|passwd|pwd|token|access_token|auth|key|api_?key|secret"
     r"|sig|signature)=)[^&;#]*"
 )
-_ESCAPES = "in a user or password write # as %23, / as %2F, ? as %3F, @ as %40"
+_ESCAPES = "in a user name or password write # as %23, / as %2F, ? as %3F, @ as %40"
 _SCHEMES = "a path, file:, rtsp:, rtsps:, http:, https: or /dev/videoN"
 
 
@@ -111,7 +111,7 @@ def _refuse_address(uri: str) -> None:
         host, _ = parts.hostname, parts.port
     except ValueError:  # its text holds a part of the address
         hint = f"; {_ESCAPES}" if "@" in uri else ""
-        raise SourceNotAllowed(f"{redacted(uri)} is no address: its host or port cannot be read{hint}") from None
+        raise SourceNotAllowed(f"{redacted(uri)} is no address: its host or port cannot be parsed{hint}") from None
     if "@" in parts.fragment:
         raise SourceNotAllowed(f"{redacted(uri)} has # before @; {_ESCAPES}")
     if not host:

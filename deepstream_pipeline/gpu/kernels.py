@@ -5,7 +5,7 @@ chroma, whose sample is that of its 2 x 2 pixels, as its converter of 4:2:0 take
 for an odd one swscale interpolates, and no H.264 or HEVC stream of 4:2:0 has such). A row's pixel is cv2.INTER_LINEAR's
 four neighbours, each converted first, with its fixed-point weights, and a look-up of what that value becomes: to the
 bit where the picture is made smaller; OpenCV enlarges with another arithmetic, one level apart at most. The thumbnail's
-means are cv2.INTER_AREA's, one level apart at most. Turning, mirroring, cropping and the colours' order cost nothing.
+means are cv2.INTER_AREA's, one level apart at most. Rotation, mirroring, cropping and channel order cost nothing.
 
 The source compiles as C++, too: so it is tested where there is no GPU. cubins.py compiles it for a card.
 """
@@ -193,12 +193,12 @@ _MATRICES = {
 
 
 def picture_words(pitch: int, stored_size: tuple[int, int], orientation: Orientation) -> tuple[int, ...]:
-    """PICTURE's words from pitch to y_by_y, of a stored picture (width, height) that an orientation makes upright."""
+    """PICTURE's words from pitch to y_by_y, for a stored picture (width, height) with an orientation."""
     is_transposed, is_mirrored_x, is_mirrored_y = orientation
     width, height = orientation.size(*stored_size)
-    x = (width - 1, -1) if is_mirrored_x else (0, 1)  # where upright x begins along its stored axis, and its step
+    x = (width - 1, -1) if is_mirrored_x else (0, 1)  # start of upright x along its stored axis, and its step
     y = (height - 1, -1) if is_mirrored_y else (0, 1)
-    if is_transposed:  # upright y runs along stored columns, upright x along stored lines
+    if is_transposed:  # upright y runs along stored columns, upright x along stored rows
         return (pitch, y[0], 0, y[1], x[0], x[1], 0)
     return (pitch, x[0], x[1], 0, y[0], 0, y[1])
 

@@ -85,7 +85,7 @@ def _answer(loaded: Sequence[Loaded], outcomes: Sequence[tuple[InferResponse | I
 
 
 async def find_network(line: Line, name: str, version: str, timeout_s: float) -> Network:
-    """See Engine.network. A trial that has not ended yet is waited for."""
+    """See Engine.network. Waits for the end of the model's trial."""
     until = time.monotonic() + timeout_s
     while True:
         try:

@@ -136,7 +136,7 @@ class Engine:
             asked.cancel()
             raise InferFailed(f"the engine did not say within {timeout_s:g} s what model {name!r} is") from error
         if network.unmerged:
-            log.warning("rows are not batched: each runs alone", model=name, reason=network.unmerged)
+            log.warning("frames are not batched: each runs alone", model=name, reason=network.unmerged)
         return network
 
     def hand_over(self, network: Network, wish: HandOver) -> HandOverChoice:

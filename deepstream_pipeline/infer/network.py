@@ -24,8 +24,8 @@ class Network:
 
     version: empty for the engine's choice. spec: PrepareSpec.pack(), for who prepares its rows. row_bytes: of one row;
     where pictures keep their own size (`keeps_size`), the most that one may have. row_dtype: of a row's elements.
-    max_batch_size: rows of one call, 0 where the model has no batch axis. unmerged: why it is 1 though the model's
-    config has more; empty else. labels: by class id, may be shorter.
+    max_batch_size: rows of one call, 0 without a batch axis. unmerged: why it is 1 although the model's config has
+    more; otherwise empty. labels: by class id, may be shorter.
     input_name, input_shape: without the batch axis, -1 where it varies. card: its facts, for the parser.
     class_ids: of the objects that are wanted; empty for all. is_batched_by_gateway: else the engine forms its batches,
     or nobody does.
@@ -110,7 +110,7 @@ def network_from(config: ModelConfig, version: str = "") -> Network:
         spec=spec.pack(),
         row_bytes=_row_bytes(spec),
         row_dtype=np.dtype(NUMPY_OF[spec.datatype]),
-        max_batch_size=min(config.merged_rows, options.max_batch_size),  # which may be the gateway's cap
+        max_batch_size=min(config.merged_rows, options.max_batch_size),  # which may be the gateway's limit
         labels=card.labels,
         input_name=card.input_name,
         input_shape=config.inputs[0].shape,

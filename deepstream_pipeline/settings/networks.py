@@ -126,7 +126,7 @@ def read_api(section: Section) -> ApiSettings:
 
 
 def outbound_fault(allowed: tuple[str, ...]) -> str:
-    """What is wrong with values of --allow-outbound; empty where nothing is."""
+    """What is wrong with the values of --allow-outbound; empty if they are valid."""
     try:
         Outbound(allowed)
     except ValueError as error:

@@ -60,7 +60,7 @@ def _files(uri: str, folder: Path) -> tuple[str, ...]:
         return (_written(path),)
     if glob.has_magic(uri):
         pattern = Path(glob.escape(str(folder))) / own  # the folder's name is not a pattern
-        return _some(map(Path, sorted(glob.glob(str(pattern)))), f"no video file is named like {shown(uri)}")
+        return _some(map(Path, sorted(glob.glob(str(pattern)))), f"no video file matches {shown(uri)}")
     if re.fullmatch(r"/dev/video\d+", str(path)):
         raise PlaceRefused(f"this machine has no {path}; `ls /dev/video*` shows its cameras")
     raise PlaceRefused(f"there is no file {shown(uri)}{_close_name(path)}")

@@ -89,8 +89,8 @@ class SecondarySettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """The control API. port: 0 for a free one. allowed_hosts, cors_origins: of BrowserPolicy. allowed_outbound: of
-    server.core.outbound.Outbound; for metadata addresses it holds for the other settings, too."""
+    """The control API. port: 0 for a free one. allowed_hosts, cors_origins: see BrowserPolicy. allowed_outbound: see
+    server.core.outbound.Outbound; its metadata addresses also apply to the other settings."""
 
     host: str = API_HOST
     port: int = API_PORT

@@ -27,7 +27,7 @@ Packets: TypeAlias = "list[Packet[VideoStream]]"
 
 TIME_BASE = Fraction(1, 90_000)
 KEY_EVERY_S = 2.0
-SQUARE = Fraction(1)  # as wide as high
+SQUARE = Fraction(1)  # width and height of a pixel are equal
 _TICKS_PER_S = 90_000
 _GOP_FRAMES = 600  # at most, where there is no picture for long
 
@@ -79,7 +79,7 @@ def even(width: int, height: int) -> tuple[int, int]:
 
 
 def set_up(context: VideoCodecContext, size: tuple[int, int], sample_aspect_ratio: Fraction = SQUARE) -> None:
-    """Tell a fresh encoder its size (even), the shape of its pixels, and how colours and times are meant."""
+    """Sets a new encoder's size (even), pixel shape, colour space and time base."""
     context.width, context.height = size
     context.sample_aspect_ratio = sample_aspect_ratio
     context.pix_fmt = "yuv420p"

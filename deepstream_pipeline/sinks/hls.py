@@ -239,7 +239,7 @@ class _Coder:
         return shape == self._shape and 0 < gap_s <= _longest_gap_s(segment_s)
 
     def duration_s(self, frame: Frame) -> float:
-        """How long the segment lasts that this frame ends or goes on with."""
+        """Duration of the segment that this frame ends or continues, in seconds."""
         return frame.pts_s - self._first.pts_s
 
     def write(self, picture: ByteArray, frame: Frame) -> _Made | None:
@@ -262,7 +262,7 @@ class _Coder:
 
 
 def _longest_gap_s(segment_s: float) -> float:
-    """Between two frames of one segment; after a longer one the stream goes on behind a discontinuity."""
+    """Longest gap between two frames of a segment; after a longer one the stream continues with a discontinuity."""
     return max(5.0, 3 * segment_s)
 
 

@@ -24,26 +24,26 @@ class Segment:
 class Playlist:
     """The newest segments.
 
-    The target duration is fixed when the first segment is added. A segment that left the list stays on disk for its own
-    duration and that of the longest list that named it (RFC 8216, 6.2.2).
+    The target duration is fixed when the first segment is added. A segment that was removed from the list stays on disk
+    for its own duration plus that of the longest list that contained it (RFC 8216, 6.2.2).
     """
 
     def __init__(self, *, segment_s: float, list_size: int) -> None:
         self._segment_s = segment_s
         self._list_size = max(1, list_size)
         self._segments: deque[Segment] = deque()
-        self._behind: deque[tuple[Segment, float]] = deque()  # with the moment from which it may be deleted
+        self._behind: deque[tuple[Segment, float]] = deque()  # with the time from which it may be deleted
         self._gaps_behind = 0
         self._published_s = self._longest_list_s = 0.0
         self.target_s = math.ceil(segment_s)
 
     def fit(self, step_s: float) -> None:
-        """Allow for frames so many seconds apart, which make longer segments. No effect after the first segment."""
+        """Allows for frames step_s apart, which make longer segments. No effect after the first segment."""
         if not self._published_s:
             self.target_s = max(self.target_s, round(self._segment_s + step_s))
 
     def has_room(self, duration_s: float) -> bool:
-        """Whether a segment may last so long."""
+        """Whether a segment may have this duration."""
         return round(duration_s) <= self.target_s
 
     def add(self, segment: Segment) -> list[str]:

@@ -3,11 +3,11 @@
 librdkafka reconnects and repeats by itself without duplicates for as long as one producer lives; its queue holds one
 batch only, so that the spool is the bound. Headers: id (of the message), kind ("events" or "objects").
 
-librdkafka looks up names and connects by itself. So the brokers in the settings, and the endpoint that OAuth tokens
-come from, are looked up and checked before it starts; the brokers that the cluster names are checked when the link
-opens, before the first message, but librdkafka may have connected to one of them by then. Not noticed are a DNS answer
-that changes before librdkafka asks, a broker that joins or moves while the link is open, and a redirect that the
-endpoint answers with.
+librdkafka resolves names and connects by itself. Therefore the brokers in the settings, and the endpoint of OAuth
+tokens, are resolved and checked before it starts. The brokers that the cluster names are checked when the link opens,
+before the first message, but librdkafka may have connected to one of them by then. This does not notice a DNS answer
+that changes before librdkafka's own lookup, a broker that joins or moves while the link is open, or a redirect by the
+endpoint.
 """
 
 import time
@@ -48,7 +48,7 @@ SETTINGS: dict[str, Setting] = {
     "log_level": 2,  # it writes to stderr; what matters comes by callbacks
 }
 BROKERS = ("bootstrap.servers", "metadata.broker.list")  # two names of one setting
-NO_BROKERS = dict.fromkeys(BROKERS, "")  # with them librdkafka opens no connection
+NO_BROKERS = dict.fromkeys(BROKERS, "")  # with this, librdkafka opens no connection
 TOKENS_FROM = "sasl.oauthbearer.token.endpoint.url"
 TOKENS_OF_AZURE = ("sasl.oauthbearer.metadata.authentication.type", "azure_imds", "169.254.169.254")
 SECRET_SETTINGS = ("password", "secret", "token", "jaas", "ssl.key.pem")
@@ -104,7 +104,7 @@ class KafkaLink:
             self._require_allowed(_token_hosts(self._settings))
         except LinkDown as refused:
             raise SinkFailed(f"{self.place}: {refused.message}") from None
-        self._new_producer(NO_BROKERS)  # a setting that is not valid is an error at start
+        self._new_producer(NO_BROKERS)  # an invalid setting is an error at start
 
     def open(self, timeout_s: float) -> bool:
         """Asks for the topic's metadata."""
@@ -227,13 +227,13 @@ class KafkaLink:
 
 
 def _broker_hosts(settings: Mapping[str, Setting]) -> list[str]:
-    """Of "host:port" and "protocol://host:port", with commas between."""
+    """Hosts of "host:port" and "protocol://host:port" items, comma-separated."""
     listed = ",".join(str(settings.get(name, "")) for name in BROKERS)
     return [_host(one.strip().rpartition("//")[2]) for one in listed.split(",") if one.strip()]
 
 
 def _token_hosts(settings: Mapping[str, Setting]) -> list[str]:
-    """Of the endpoint that OAuth tokens come from: librdkafka asks it even without brokers."""
+    """Hosts of the OAuth token endpoint, which librdkafka uses even without brokers."""
     name, azure, host_of_azure = TOKENS_OF_AZURE
     if url := str(settings.get(TOKENS_FROM, "")):
         return [_host(url.partition("//")[2])]
@@ -241,7 +241,7 @@ def _token_hosts(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _host(place: str) -> str:
-    """Empty if it is not valid: librdkafka then gives the error."""
+    """The host; empty if it is not valid: librdkafka then reports the error."""
     try:
         return urlsplit(f"//{place}").hostname or ""
     except ValueError:

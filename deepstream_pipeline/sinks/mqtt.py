@@ -256,7 +256,7 @@ class MqttLink:
 
 
 def _checked(options: MqttOptions) -> "type[Client]":
-    """paho's client, leading to what is allowed. paho's own on_socket_open comes after the handshake of TLS only."""
+    """paho's client, which checks addresses. paho's own on_socket_open is called only after the TLS handshake."""
     from paho.mqtt.client import Client
 
     outbound = Outbound(options.allowed_outbound)

@@ -321,8 +321,8 @@ def _draw_rules(sheet: _Sheet, rules: RuleShapes, flashes: Mapping[str, float], 
 
 
 class _Names:
-    """The names of rules with their counts. Several rules often have one line or one region: each name stands
-    below the others, or above them at the picture's lower edge."""
+    """The names of rules with their counts. Several rules may share one line or region: each name is drawn below the
+    others, or above them at the picture's lower edge."""
 
     def __init__(self, canvas: Canvas) -> None:
         self._canvas = canvas

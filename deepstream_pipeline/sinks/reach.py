@@ -1,4 +1,4 @@
-"""Keeps sinks from a cloud's metadata service, which hands out the machine's credentials, unless it is allowed."""
+"""Keeps sinks from connecting to a cloud's metadata service, which returns credentials, unless it is allowed."""
 
 import socket
 
@@ -8,10 +8,10 @@ from server.core.outbound import Outbound
 
 
 def require_allowed_peer(connected: socket.socket, host: str, outbound: Outbound) -> None:
-    """To be called before anything is sent.
+    """Checks the address that the socket is connected to. Call it before sending data.
 
-    It checks the address that the socket is connected to, so a DNS answer that changes makes no difference. Raises
-    LinkDown for an address that is refused, and closes the socket; OSError where the other end has hung up already.
+    A DNS answer that changes makes no difference. Raises LinkDown, and closes the socket, for an address that is not
+    allowed; OSError if the peer has already disconnected.
     """
     why = outbound.why_refused(host, connected.getpeername()[0])
     if why:
@@ -20,6 +20,6 @@ def require_allowed_peer(connected: socket.socket, host: str, outbound: Outbound
 
 
 def require_allowed_host(host: str, outbound: Outbound) -> None:
-    """The same for a library that connects by itself, by the addresses of the name. Raises LinkDown."""
+    """Checks the addresses of a name, for a library that connects by itself. Raises LinkDown."""
     if why := why_host_refused(host, outbound):
         raise LinkDown(why)

@@ -132,7 +132,7 @@ class RedisLink:
 
 
 def _checked(scheme: str, outbound: Outbound) -> "dict[str, type[Connection]]":
-    """For Redis.from_url: a kind of connection that leads to what is allowed. None for Unix sockets."""
+    """For Redis.from_url: a connection class that checks addresses. Empty for Unix sockets."""
     from redis import Connection, SSLConnection
 
     class Checked(Connection):
@@ -142,7 +142,7 @@ def _checked(scheme: str, outbound: Outbound) -> "dict[str, type[Connection]]":
             return connected
 
     class CheckedWithTls(SSLConnection, Checked):
-        """The same: SSLConnection puts TLS on what Checked connects."""
+        """The same with TLS: SSLConnection uses the socket that Checked connects."""
 
     kinds: dict[str, type[Connection]] = {"redis": Checked, "rediss": CheckedWithTls}
     return {"connection_class": kinds[scheme]} if scheme in kinds else {}

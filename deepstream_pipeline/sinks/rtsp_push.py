@@ -65,8 +65,8 @@ def packed(message: Begin | Coded) -> bytes:
 def push(source: BinaryIO, tell: Callable[[str], None], alarm: Callable[[float], object]) -> None:
     """Push until the source ends. alarm(seconds) is told before each step that waits for the server, 0 behind it.
 
-    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed. FFmpeg looks the name up once more
-    when it connects: an answer that changes in between is not noticed.
+    Raises FFmpegError, OSError, and LinkDown for an address that is not allowed. FFmpeg resolves the name again when it
+    connects; a changed answer is not noticed.
     """
     first = _read(source)
     if first is None:

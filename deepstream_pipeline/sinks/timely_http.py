@@ -24,7 +24,7 @@ AT_ONCE_S = 0.001  # 0 would mean not to wait at all, which is another kind of e
 class TimelyPost:
     """One kept connection to one address, of one thread. timeout_s: from connecting to the end of what is read of the
     answer. Not in it is looking up the name; of a host with several addresses each may take that long to connect.
-    outbound: what may be connected to."""
+    outbound: which addresses may be connected to."""
 
     def __init__(self, url: str, timeout_s: float, outbound: Outbound) -> None:
         self._deadline, self._timeout_s = _Deadline(), timeout_s
@@ -34,7 +34,7 @@ class TimelyPost:
         self._pool.ConnectionCls = with_tls if self._pool.scheme == "https" else plain
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The answer, whose body is not read yet. Redirects are not followed.
+        """The response, whose body is not read yet. Does not follow redirects.
 
         Raises urllib3's errors, OSError, and LinkDown for an address that is not allowed.
         """
@@ -94,7 +94,7 @@ class _TimelyBytes(io.RawIOBase):
 
 
 def _connections(deadline: _Deadline, outbound: Outbound) -> tuple[type[HTTPConnection], type[HTTPSConnection]]:
-    """urllib3's kinds of connection, without TLS and with it, that keep the deadline and lead to what is allowed."""
+    """urllib3's connection classes, without and with TLS, with the deadline and the check of addresses."""
 
     class Answer(http.client.HTTPResponse):
         def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:

@@ -1,8 +1,7 @@
 """annotated.mp4: what was seen, drawn, as H.264.
 
 It is written in fragments, so that what a killed run or a full disk leaves behind plays, and made a plain MP4 when it
-is finished. Its pixels have the shape of the source's (sample
-aspect ratio). A time in it is pts_s less that of its first frame. Another resolution, or FRAMES_A_FILE frames, begin
+finished. Its pixels have the shape of the source's (sample aspect ratio). A time in it is pts_s less that of its first
 annotated-2.mp4 and so on; a file that an earlier run left is kept once, as annotated.previous.mp4.
 """
 
@@ -183,7 +182,7 @@ class VideoFile:
             raise
 
     def is_for(self, size: tuple[int, int], sample_aspect_ratio: Fraction = SQUARE) -> bool:
-        """Whether such pictures go on in this file."""
+        """Whether pictures of this size and pixel shape fit this file."""
         return (size, sample_aspect_ratio) == self._shape and self._frames < FRAMES_A_FILE
 
     def write(self, picture: ByteArray, pts_s: float) -> None:

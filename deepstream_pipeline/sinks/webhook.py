@@ -1,16 +1,16 @@
 """HTTP POST of JSON to an address of the user's: one message, or a list of several.
 
 What cannot be delivered goes to a dead-letter file, a line each: {"time", "reason", "id", "message"}.
-* Nothing listens there, its address is not allowed, no connection comes about, or 502, 503, 504, 408, 429: the receiver
-  is away, or has enough. The message waits, as with any broker, and at least as long as Retry-After says; the spool is
-  the bound.
+* Nothing listens there, its address is not allowed, the connection fails, or 502, 503, 504, 408, 429: the receiver is
+  unavailable or overloaded. The message waits, as with any broker, and at least as long as Retry-After says; the spool
+  is the limit.
 * Another 5xx, 425, no answer in time, a broken answer: it may be the message's fault. It is tried again, `attempts`
   times in all, pausing 1, 2, 4, 8, then 16 s (jittered) and at least as long as Retry-After says, then dead letter. All
   messages share one budget of second tries: a few a minute and one for each five messages sent. When it is spent, a
   message has one try only.
 * Any other status: dead letter at once. Redirects are not followed.
-The header Idempotency-Key names the message (a list: its first message and its length), the same on every try: a list
-that failed is sent again as it was, without the messages that came after it.
+The header Idempotency-Key identifies the message (for a list: its first message and its length), and is the same on
+every attempt. A list that failed is resent unchanged, without the messages that came after it.
 """
 
 import os

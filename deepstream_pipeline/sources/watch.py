@@ -182,7 +182,7 @@ class Watch:
         return self._count(now, count)
 
     def beat(self, now: float, decoded: int, *, is_waiting: bool = False, is_pacing: bool = False) -> None:
-        """The process lives, and has decoded so many frames since its start. is_waiting, is_pacing: see Beat."""
+        """The process is alive, and has decoded this many frames since its start. is_waiting, is_pacing: see Beat."""
         if is_waiting and self._phase is _Phase.OPEN and self.state is SourceState.CONNECTING:
             self.reason = WAITS_FOR_CARD
         elif self.reason == WAITS_FOR_CARD:

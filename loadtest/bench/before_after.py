@@ -4,9 +4,9 @@
     penstock up
     python -m loadtest.bench.before_after --before 8100 8101
 
-A pair is one stretch against each stack, in an order drawn anew. A ratio is after by before for the rate, and before
-by after for the CPU time of a request: above 1 is better in both. The interval holds the median ratio with 95 %
-confidence, whatever the distribution (order statistics of the pairs). The idle stack stays up beside the other.
+A pair is one stretch against each stack, in random order. A ratio is after by before for the rate, and before by after
+for the CPU time per request: above 1 is better in both. The interval contains the median ratio with 95 % confidence,
+whatever the distribution (order statistics of the pairs). The other stack is idle meanwhile, but stays up.
 """
 
 import argparse
@@ -35,7 +35,7 @@ HEAD = ("request", "before/s", "after/s", "rate ratio, 95 %", "CPU ms: before", 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """rate: answers a second. cpu_ms: of the whole stack, for an answer."""
+    """rate: answers per second. cpu_ms: CPU time of the whole stack per answer."""
 
     rate: float
     cpu_ms: float
@@ -43,7 +43,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of a median ratio, with 95 % confidence."""
+    """95 % confidence interval of a median ratio."""
 
     median: float
     low: float
@@ -67,14 +67,14 @@ class Result:
 
 
 def median_interval(figures: Sequence[float]) -> Interval:
-    """The median between the two order statistics that enclose it with at least 95 %; of six figures at least.
+    """The median and the order statistics that enclose it with at least 95 % confidence; needs six figures.
 
     Raises ValueError for fewer.
     """
     ordered, count = sorted(figures), len(figures)
     if count < 6:
         raise ValueError(f"{count} pairs give no interval of 95 %; measure at least 6")
-    outside, rank = 0.5**count, 0  # the chance that the median lies below the lowest figure
+    outside, rank = 0.5**count, 0  # the probability that the median is below the lowest figure
     while outside + math.comb(count, rank + 1) * 0.5**count <= 0.025:
         rank += 1
         outside += math.comb(count, rank) * 0.5**count
@@ -82,7 +82,7 @@ def median_interval(figures: Sequence[float]) -> Interval:
 
 
 async def make_calls(ports: Sequence[int], stack: AsyncExitStack) -> dict[str, Call]:
-    """What is asked of one stack, by name: a tiny tensor over HTTP and gRPC, and a picture of 640 x 480."""
+    """The calls to one stack by name: a tiny tensor over HTTP and gRPC, and a picture of 640 x 480."""
     http = await stack.enter_async_context(HttpPort(f"http://127.0.0.1:{ports[0]}"))
     grpc = await stack.enter_async_context(GrpcPort(f"127.0.0.1:{ports[1]}"))
     tensor = tensor_from_numpy("x", np.ones((1, 16), np.float32))
@@ -110,7 +110,7 @@ async def measure(call: Call, meter: CpuMeter, options: argparse.Namespace) -> S
 
 
 async def run(options: argparse.Namespace) -> list[Result]:
-    """Every kind of request, all pairs of one after the other's. Raises BadAnswer, NotListening."""
+    """Measures all pairs of one kind of request after the other. Raises BadAnswer, NotListening."""
     sides = {"before": options.before, "after": options.after}
     results = []
     async with AsyncExitStack() as stack:
@@ -129,7 +129,7 @@ async def run(options: argparse.Namespace) -> list[Result]:
 
 
 def result_of(name: str, before: Sequence[Stretch], after: Sequence[Stretch]) -> Result:
-    """The pairs of one kind of request, as figures."""
+    """The figures of one kind of request from its pairs."""
     pairs = list(zip(before, after, strict=True))
     return Result(
         name,
@@ -143,7 +143,7 @@ def result_of(name: str, before: Sequence[Stretch], after: Sequence[Stretch]) ->
 
 
 def row(result: Result) -> Sequence[object]:
-    """A line of the table."""
+    """A row of the table."""
     return (
         result.request,
         result.before_rate,
@@ -156,7 +156,7 @@ def row(result: Result) -> Sequence[object]:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line's options."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.bench.before_after",
         description=__doc__,
@@ -167,8 +167,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--after", type=int, nargs=2, metavar=ports, default=[8000, 8001], help="this checkout's")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each stretch")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, too")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of each stretch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return parser.parse_args(arguments)
 
 

@@ -54,7 +54,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def present(results: Sequence[object], note: str, table: str, path: Path | None) -> None:
-    """Prints the conditions, the note and the table; writes the results (dataclasses) to path, if there is one."""
+    """Prints the conditions, the note and the table; writes the results (dataclasses) to path, if given."""
     print("\n" + "\n".join(f"{name}: {value}" for name, value in conditions().items()))
     print(f"{note}\n\n{table}")
     if path is not None:

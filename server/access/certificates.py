@@ -75,8 +75,9 @@ class Certificates:
         return self._loaded.expires_at
 
     def context(self) -> ssl.SSLContext:
-        """For a new connection. Changed files make a new one, which has no TLS sessions: one that is resumed would show
-        the client certificate that was checked with the files of that time.
+        """The context for a new connection. After a change of the files it is a new one without TLS sessions.
+
+        A resumed session would have the client certificate that was verified with the old files.
         """
         self._look_if_due()
         return self._loaded.context
@@ -180,7 +181,7 @@ def _reason(error: Exception) -> str:
 
 
 def _stamp_of(files: TlsFiles) -> _Stamp:
-    """Changes with the files' content, whether they are written, replaced or behind a link that is moved."""
+    """Changes when a file is written or replaced, or when a symbolic link to it is changed."""
     stamps = []
     for path in filter(None, (files.certificate, files.key, files.client_ca)):
         try:

@@ -39,7 +39,7 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Where the keys are, and what a caller without one may do. allowed_outbound: of Outbound, for keys of tokens."""
+    """API keys, and roles of anonymous clients. allowed_outbound: see Outbound; for the key set of tokens."""
 
     file: Path | None = None
     keys: tuple[ApiKey, ...] = ()
@@ -85,7 +85,7 @@ class Door:
         return len(self._ring) if self._ring is not None else 0
 
     def in_flight(self) -> dict[tuple[str, ...], float]:
-        """Requests in flight by the key's name; tokens, certificates and callers without a key count as one each."""
+        """Requests in flight by the key's name; tokens, certificates and anonymous clients count as one each."""
         counts: dict[tuple[str, ...], float] = {}
         for name, count in self.quotas.in_flight().items():
             kind, colon, _ = name.partition(":")
@@ -122,7 +122,7 @@ class Door:
         return caller
 
     def note_refused(self, error: InferenceError, address: str, target: str, *, certificate: str = "") -> None:
-        """Writes a refused authentication to the audit log; other errors are none.
+        """Writes a refused authentication to the audit log; ignores other errors.
 
         target: the method and path. certificate: as in `admit`.
         """
@@ -180,7 +180,7 @@ class Door:
         return Unauthenticated(f"this needs an API key with the role {role}; {_HOW}")
 
     def _without_key(self, certificate: str, anonymous: frozenset[Role]) -> Caller:
-        """An anonymous caller, or the holder of a client certificate, which may also do what anonymous ones may."""
+        """An anonymous client, or that of a client certificate, which also has the roles of anonymous clients."""
         if not certificate:
             return Caller(roles=anonymous, quota=self._usual)
         grant = self._certificates.grant_of(certificate) if self._certificates is not None else Grant()
@@ -198,7 +198,7 @@ class Door:
 
     def _complain(self, error: AccessFileError) -> None:
         self.failed_reads += 1
-        kept = "the keys read before stay in use" if self._ring is not None else "no keys until the file is fixed"
+        kept = "the previous keys stay in use" if self._ring is not None else "no keys until the file is fixed"
         log.error("access file not reloaded", error=str(error), kept=kept)
 
     def _take(self, rules: AccessRules) -> None:

@@ -32,10 +32,9 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 async def fetch_json(url: str, outbound: Outbound) -> bytes:
-    """The document at the address, without following it elsewhere.
+    """The document at the URL. Does not follow redirects.
 
-    outbound: each address of the host is checked before it is connected to. Raises OSError, also where it takes too
-    long.
+    outbound: checks each IP address of the host before a connection to it. Raises OSError, also on a time-out.
     """
     import aiohttp  # here, since most gateways ask nobody
 
@@ -62,7 +61,7 @@ async def fetch_json(url: str, outbound: Outbound) -> bytes:
                 if len(body) > MAX_BYTES:
                     raise OSError(f"its answer has more than {MAX_BYTES} bytes")
     except aiohttp.ClientError as error:
-        raise OSError(refused[0] if refused else f"it cannot be asked ({type(error).__name__})") from error
+        raise OSError(refused[0] if refused else f"it cannot be fetched ({type(error).__name__})") from error
     except TimeoutError as error:
         raise OSError(f"it did not answer within {FETCH_TIMEOUT_S:g} s") from error
     return bytes(body)
@@ -162,23 +161,23 @@ def keys_of(document: bytes) -> dict[str | None, jwt.PyJWK]:
         else:
             keys[key.key_id] = key
     if skipped:
-        log.warning("skipped keys of the key set that cannot be used", skipped=len(skipped), first=skipped[0])
+        log.warning("skipped unusable keys of the key set", skipped=len(skipped), first=skipped[0])
     if not keys:
         raise ValueError("none of the keys that came can be used")
     return keys
 
 
 def _key_of(item: object) -> jwt.PyJWK:
-    """Raises one of _UNUSABLE, also for members that are no strings: PyJWT expects the types of RFC 7517."""
+    """Raises one of _UNUSABLE, also for members that are not strings: PyJWT expects the types of RFC 7517."""
     if not isinstance(item, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     for name in _STRINGS & item.keys():
         if item[name] is not None and not isinstance(item[name], str):
-            raise ValueError(f"{name} is no string")
-    if item.get("alg") == "none":  # PyJWT has a class for it that reads no key
-        raise ValueError("its alg is none, which signs nothing")
+            raise ValueError(f"{name} is not a string")
+    if item.get("alg") == "none":  # PyJWT accepts it, and reads no key
+        raise ValueError("its alg is none, which has no signature")
     if item.get("kty") == "oct" or "d" in item:
-        raise ValueError("it is no public key")
+        raise ValueError("it is not a public key")
     key = jwt.PyJWK(item)
     if isinstance(key.key, RSAPublicKey) and key.key.key_size < LEAST_RSA_BITS:
         raise ValueError(f"it has {key.key.key_size} bits; an RSA key has {LEAST_RSA_BITS} or more")

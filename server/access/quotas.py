@@ -162,7 +162,7 @@ class Quotas:
             return {name: held.requests for name, held in self._held.items() if held.requests}
         counts: Counter[str] = Counter()
         for name, requests in self._board.in_flight():
-            counts[name] += requests  # two processes that claim a slot at the same moment may give a caller two
+            counts[name] += requests  # two processes that claim a slot at the same moment may give a client two
         return dict(counts)
 
     def _others(self, caller: Caller) -> Held:

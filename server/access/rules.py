@@ -48,7 +48,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a client certificate entitles to. quota: None for the usual one."""
+    """Roles and quota of a client certificate. quota: None for the default."""
 
     roles: frozenset[Role] = frozenset()
     quota: Quota | None = None
@@ -56,7 +56,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class CertificateRules:
-    """subjects: grants by the certificate's subject as RFC 4514 writes it. others: of every other certificate."""
+    """subjects: grants by the certificate's subject in RFC 4514 notation. others: grant of all other certificates."""
 
     subjects: Mapping[str, Grant]
     others: Grant
@@ -68,7 +68,7 @@ class CertificateRules:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """What an access file says. certificates: None when it has no such section."""
+    """The content of an access file. certificates: None if it has no such section."""
 
     keys: tuple[ApiKey, ...] = ()
     tokens: TokenRules | None = None

@@ -1,4 +1,4 @@
-"""Accepts TLS connections, and limits those whose handshake has not ended."""
+"""Accepts TLS connections, and limits those whose handshake is not complete."""
 
 import asyncio
 import socket
@@ -18,10 +18,10 @@ CurrentTls = Callable[[], ssl.SSLContext]
 
 
 class TlsAcceptor:
-    """Stands where an asyncio.Server would: that one creates a protocol once the handshake has ended, so nothing limits
-    the connections of clients that never complete theirs.
+    """Replaces asyncio.Server, which creates a protocol only after the handshake.
 
-    An address with too many handshakes is refused another one. Beyond the total limit the oldest handshake is dropped.
+    With asyncio.Server nothing would limit connections of clients that never complete their handshakes. Here an
+    address with too many handshakes cannot begin another one, and beyond the total limit the oldest is dropped.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TlsAcceptor:
         handshake_timeout_s: float,
         refused: Callable[[str], None],
     ) -> None:
-        """Accepts from now on. refused: called with a stable reason for each connection that is closed."""
+        """Starts to accept. refused: called with a stable reason for each connection that is closed."""
         self._listener = listener
         self._tls = tls
         self._protocol = protocol
@@ -48,12 +48,12 @@ class TlsAcceptor:
         self._accepting = asyncio.create_task(self._accept())
 
     def close(self) -> None:
-        """Stops accepting, and ends handshakes."""
+        """Stops accepting, and cancels handshakes."""
         for task in (self._accepting, *self._handshakes):
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns when nothing is accepted any more."""
+        """Returns when no more connections are accepted."""
         await asyncio.wait({self._accepting, *self._handshakes})
 
     async def _accept(self) -> None:
@@ -66,7 +66,7 @@ class TlsAcceptor:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._begin(connection, client[0])
-            await asyncio.sleep(0)  # others have their turn, however many wait here
+            await asyncio.sleep(0)  # let other tasks run, however many connections wait here
 
     def _begin(self, connection: socket.socket, address: str) -> None:
         if self._by_address[address] >= self._limits.allowed_from(address):
@@ -87,7 +87,7 @@ class TlsAcceptor:
             await loop.connect_accepted_socket(
                 self._protocol, connection, ssl=self._tls(), ssl_handshake_timeout=self._handshake_timeout_s
             )
-        except OSError as error:  # no certificate, another protocol, too slow, gone
+        except OSError as error:  # no certificate, another protocol, too slow, disconnected
             log.debug("TLS handshake failed", error=str(error))
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -71,7 +71,7 @@ def model_of_grpc(call: GrpcCall) -> str:
 
 
 def named_by_http(call: HttpCall) -> str:
-    """The model that the call is about, a load or unload too; empty where there is none."""
+    """The model that the call names, also in a load or unload; empty if it names none."""
     path = _path(call)
     if not path.startswith(_REPOSITORY_MODELS):
         return model_of_http(call)

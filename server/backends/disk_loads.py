@@ -1,7 +1,7 @@
 """Corrects plain loads after which Triton 2.51 would serve something other than the files on disk.
 
 * After a load with a config override, a plain load keeps that override.
-* A folder `2.bak` is taken for version 2, which has no model file then.
+* Triton reads a folder `2.bak` as version 2, and then finds no model file for it.
 * A label file's byte order mark and carriage returns become part of the labels.
 In these cases the load request carries the config from disk, with explicit versions and cleaned label files.
 """
@@ -52,7 +52,7 @@ class DiskLoads:
         return json_format.MessageToJson(config, preserving_proto_field_name=True, indent=None)
 
     def _clean_labels(self, folder: ModelFolder, config: model_config_pb2.ModelConfig) -> bool:
-        """Points the config to clean copies of its label files, relative to the model's folder as Triton wants it."""
+        """Points the config to clean copies of its label files. Paths are relative to the model's folder."""
         is_corrected = False
         for output in config.output:
             if not output.label_filename:
@@ -69,7 +69,7 @@ class DiskLoads:
 
 
 def _has_lookalike(path: Path) -> bool:
-    """Whether the name of a folder that is not a version begins with digits: Triton takes it for a version."""
+    """Whether the name of a folder that is not a version begins with digits: Triton would read it as a version."""
     return any(
         not is_version(entry.name) and entry.name[:1].isdecimal() and entry.is_dir() for entry in os.scandir(path)
     )

@@ -12,13 +12,13 @@ _LINE = re.compile(r"(?P<name>[A-Za-z0-9_.-]+):[ \t]*(?P<value>[!-~]([ -~]*[!-~]
 
 
 class HeaderFileError(Exception):
-    """The file cannot be read, or holds no headers. The text names the file, never a value."""
+    """The file cannot be read, or contains no headers. The text names the file, never a value."""
 
 
 class EngineHeaders:
-    """Headers as they are sent: over HTTP by their names; over gRPC also with Triton's prefix.
+    """Headers for calls to the engine: over HTTP by their names; over gRPC also with Triton's prefix.
 
-    They replace what a client sent under the same names. The representation shows no value.
+    They replace what a client sent under the same names. The repr shows no values.
     """
 
     def __init__(self, headers: tuple[tuple[str, str], ...] = ()) -> None:
@@ -50,7 +50,7 @@ class EngineHeaders:
 
 
 def read_header_file(path: Path) -> tuple[tuple[str, str], ...]:
-    """The headers in a file, one `NAME: VALUE` a line; empty lines and lines with # at the start are skipped.
+    """The headers in a file, one `NAME: VALUE` per line; empty lines and lines that begin with # are skipped.
 
     Raises HeaderFileError.
     """

@@ -37,11 +37,11 @@ class EngineView(Protocol):
         ...
 
     def note_late(self, model_name: str, waited_s: float) -> None:
-        """A call ended after waited_s without an answer of the engine's."""
+        """A call ended after waited_s without an answer from the engine."""
         ...
 
     def note_failed(self, model_name: str) -> None:
-        """A client's inference failed in the engine, by no fault of the client's."""
+        """A client's inference failed in the engine, and the request was valid."""
         ...
 
     def note_served(self, model_name: str) -> None:

@@ -65,7 +65,7 @@ class _Call:
         self.abandoned: Abandoned | None = None
 
     def end(self, *, is_served: bool = False) -> None:
-        """The connection knows it no more."""
+        """The connection no longer tracks this call."""
         if self.abandoned is not None:
             self.abandoned.end(is_served=is_served)
 
@@ -103,9 +103,9 @@ class Http2Calls(asyncio.Protocol):
     async def unary(self, head: bytes, message: bytes) -> Reply:
         """The peer's answer, whatever it is. head: the request's header block, as head_of makes it.
 
-        Raises CallBroken, TooManyGivenUp. Cancelled, the call is taken back, and with it the engine's work, once it has
-        run GRACE_S more: Triton 2.51 dies of calls that are taken back just as it begins or ends them. The error tells
-        of it (server.core.abandoned).
+        Raises CallBroken, TooManyGivenUp. When cancelled, it resets the call after GRACE_S, which ends the engine's
+        work: Triton 2.51 crashes if a call is reset just as it begins or ends. The error then has the abandoned call
+        (see server.core.abandoned).
         """
         if self._given_up >= MAX_GIVEN_UP:
             raise TooManyGivenUp(

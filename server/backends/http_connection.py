@@ -86,15 +86,15 @@ class HttpConnection(asyncio.Protocol):
     ) -> HttpAnswer:
         """The engine's answer, headers in lower case. Raises ConnectionBroken, BackendFailed.
 
-        Cancelled, the connection is gone: what the engine still sends belongs to nobody. is_finished: whether the
-        engine works on such a call to its end; the error tells of it then, and its answer closes the connection.
+        When cancelled, the connection is lost: the engine's answer is discarded. is_finished: whether the engine works
+        on such calls to the end; then the error has the abandoned call, and its answer closes the connection.
         """
         self._is_head, self._has_begun, self._is_flowing, self._is_complete = is_head, False, False, False
         self._answer = asyncio.get_running_loop().create_future()
         try:
             self._send(head, body)
             return await self._answer
-        except BaseException as error:  # also where the answer is there: nobody takes it
+        except BaseException as error:  # also if the answer is there: no one uses it
             if is_finished and self._has_all():
                 self._abandoned = abandon(error)
                 asyncio.get_running_loop().call_later(HELD_S, self.close)
@@ -133,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _has_all(self) -> bool:
-        """Whether the engine has the whole call, as far as is known here, and has not answered it."""
+        """Whether the whole call was sent to the engine, as far as is known here, and is not answered."""
         if self._transport is None or not self.is_open or self._is_complete:
             return False
         return not self._transport.get_write_buffer_size()

@@ -39,8 +39,8 @@ class LoadTrial:
     ) -> None:
         """see: sends a picture through the path of `/image` if the model takes pictures; returns why it fails, or "".
 
-        It gets the model's execution time-out in seconds, which each inference of the trial has.
-        try_rows: why its rows are not merged (see ModelConfig.unmerged), which has no bearing on whether it serves.
+        Its argument is the model's execution time-out in seconds, which limits each inference of the trial.
+        try_rows: returns ModelConfig.unmerged. This does not affect whether the model serves.
         """
         self._backend = backend
         self._see = see
@@ -70,7 +70,7 @@ class LoadTrial:
             response = await self._backend.infer(request)
         except (InvalidRequest, OutOfMemory):  # the input is not valid for this model, or memory is short now
             return ""
-        except BackendFailed as error:  # the client's message names the model by itself
+        except BackendFailed as error:  # the client's message already names the model
             return error.message.removeprefix(f"model {config.name!r} failed: ").removeprefix(
                 f"model {config.name!r}: "
             )

@@ -5,11 +5,11 @@ second, "Stub process … is not healthy", while the others of the model go on. 
 itself, by a config that differs in a parameter nobody reads; Triton swaps when the new instances are ready. Where there
 is no room for both, Triton as a whole is restarted.
 
-Triton 2.51 gives a process up that sets no health flag for a second, answers its calls with that error and frees their
-shared memory, but does not kill it. A process that was stopped (SIGSTOP) and goes on later reads freed memory, and its
-late answers are taken for those of other calls: Triton aborted with all its models (boost's lock_exception, uncaught in
-TRITONBACKEND_ModelInstanceExecute). So a stopped process is killed at once. A model that waits or computes for ever is
-no such case: a thread of its process sets the flag, and Triton waits.
+If a process sets no health flag for a second, Triton 2.51 gives it up: it answers the process's calls with that error
+and frees their shared memory, but does not kill the process. A process that was stopped (SIGSTOP) and continues later
+reads freed memory, and Triton takes its late answers for those of other calls: Triton aborted with all its models
+(boost's lock_exception, uncaught in TRITONBACKEND_ModelInstanceExecute). Therefore a stopped process is killed at once.
+A model that waits or computes forever is different: a thread of its process sets the flag, and Triton waits.
 
 Triton ends the old instances when they have answered what they had; one that died with requests in hand never does, and
 its mates of the same load would stay for ever. They have OLD_GOES_S, then they are killed.
@@ -67,7 +67,7 @@ class InstanceSight:
         kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
     ) -> None:
         self._name_of = name_of
-        self._proc = str(proc)  # paths are put together as text: with Path a look takes three times as long
+        self._proc = str(proc)  # paths are joined as text: with Path a check takes three times as long
         self._kill = kill
         self._names: dict[int, str] = {}
         self._stopped: tuple[int, ...] = ()
@@ -92,11 +92,11 @@ class InstanceSight:
         return left
 
     def end_stopped(self, engine_pid: int) -> tuple[int, ...]:
-        """Kill this Triton's model processes that were stopped by a signal at the last look of `lost`; which."""
+        """Kills this Triton's model processes that `lost` last found stopped by a signal; returns their PIDs."""
         return self.end(engine_pid, self._stopped)
 
     def of_model(self, model: str, models: Iterable[str]) -> frozenset[int]:
-        """The model's processes of the last look, without those that are retired."""
+        """The model's processes at the last check, without retired ones."""
         known = tuple(models)
         found = frozenset(pid for pid, name in self._names.items() if name and model_of(name, known) == model)
         return found - self._retired
@@ -168,8 +168,8 @@ class InstanceRenewal:
     """Run it beside one Triton. A model whose processes die on and on is loaded after growing pauses.
 
     control: of that Triton, closed when it ends. engine_pid: while that runs, else None. restart: the whole of it, for
-    this reason. has_room: whether a model's processes may be there twice, for a while. renewed: called when a model's
-    processes are new; `generations` says how often they were.
+    this reason. has_room: whether a model's processes may exist twice for a while. renewed: called when a model has new
+    processes; `generations` counts how often.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class InstanceRenewal:
         self.renewals = 0
 
     def restart_model(self, model: str, reason: str, generation: int = 0, *, is_moved: bool = False) -> None:
-        """The model hangs or fails: kill its processes and load it anew. Call it from the loop that runs this.
+        """Kills the processes of a model that hangs or fails, and reloads it. Call it from the loop that runs this.
 
-        Nothing is done if its processes are newer than that generation. is_moved: another engine serves it from now on,
-        and this one was asked to unload it.
+        Does nothing if the model's processes are newer than that generation. is_moved: another engine serves the model
+        from now on, and this one was asked to unload it.
         """
         self._broken[model] = (reason, generation)
         if is_moved:
@@ -219,7 +219,7 @@ class InstanceRenewal:
                 continue
             lost = self._sight.lost(pid)
             if stopped := self._sight.end_stopped(pid):
-                log.error("killed model processes that were stopped", pids=",".join(map(str, stopped)))
+                log.error("killed stopped model processes", pids=",".join(map(str, stopped)))
             self._end_old(pid)
             broken, self._broken = self._broken, {}
             for model, (reason, generation) in broken.items():
@@ -241,7 +241,7 @@ class InstanceRenewal:
                 log.warning("old processes of a model did not end; they are killed", pids=pids)
 
     async def _restart_broken(self, model: str, reason: str, engine_pid: int) -> None:
-        """Kills the model's processes; they are lost then, and replaced. A model without any is loaded anew beside."""
+        """Kills the model's processes, which are then replaced as lost ones. A model without any is reloaded."""
         try:
             rows = await self._ask("POST", "/v2/repository/index", b"{}")
             known = {str(row["name"]) for row in rows}

@@ -15,7 +15,7 @@ from server.core.model import ModelConfig
 from server.logs import get_logger
 
 log = get_logger("engine")
-TRIALS_S = 10.0  # that a start, or who loads a model, waits for trials; who loads one also until it answers or hangs
+TRIALS_S = 10.0  # that a start or a load waits for trials; a load first waits until the model answers or hangs
 STARTING = "it was loaded, and its first inference has no answer yet"
 OWN_STALL_S = 1.0  # if the event loop itself was blocked for so long, the answer may only have been read late
 
@@ -24,9 +24,9 @@ OWN_STALL_S = 1.0  # if the event loop itself was blocked for so long, the answe
 class CheckOptions:
     """failures: canary failures in a row that make a model unavailable. execution_timeout_s: of a model, by its config.
 
-    restart_model: restarts what executes the model, for the reason given, by how often it hung; None for an engine of
-    others. restart_engine: for the reason given. try_model: tries a newly loaded model, after its canary. It is called
-    again if it raises InferenceError.
+    restart_model: restarts the processes or threads of the model; gets the reason and how often the model hung. None
+    for an engine that we did not start. restart_engine: gets the reason. try_model: tries a newly loaded model after
+    its canary; it is called again if it raises InferenceError.
     """
 
     interval_s: float
@@ -38,10 +38,10 @@ class CheckOptions:
 
 
 class ModelChecks:
-    """All members belong to one event loop. config_of: of a model that is loaded; None for any other.
+    """All members belong to one event loop. config_of: the config of a loaded model, None for other models.
 
     changed: called with a model's name when it becomes unavailable, and when it is available again.
-    rows_tried: called with a model's config as it is after the trial of its rows.
+    rows_tried: called with a model's new config after the trial of its rows.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class ModelChecks:
         self._start(self._health.due(time.monotonic()))
 
     async def run_all(self, model_names: Sequence[str], patience_s: float) -> list[bool | None]:
-        """A canary of each of these models, just loaded. Whether it passed; None without a canary or an answer.
+        """Runs a canary of each of these newly loaded models. Returns whether it passed; None without canary or answer.
 
-        Waits for all of them, but only patience_s if one has passed: a model that hangs does not delay the others. It
-        serves no client until its canary is answered.
+        Waits for all of them, but only patience_s once one has passed, so that a model that hangs does not delay the
+        others. A model serves no client until its canary is answered.
         """
         now = time.monotonic()
         for name in model_names:
@@ -160,7 +160,7 @@ class ModelChecks:
         return [_outcome(task) for task in tasks]
 
     async def try_all(self) -> None:
-        """Waits for the trials of newly loaded models, for TRIALS_S at most."""
+        """Waits for the trials of newly loaded models, at most TRIALS_S."""
         self._start_trials()
         if self._trials:
             await asyncio.wait(self._trials.values(), timeout=TRIALS_S)
@@ -168,7 +168,7 @@ class ModelChecks:
     async def try_loaded(self, model_name: str, *, served: bool) -> None:
         """Waits for the trial of a model that a client loaded. served: whether it served before.
 
-        A new model serves no client until its first inference is answered. TRIALS_S is for the rest of the trial.
+        A new model serves no client until its first inference is answered. TRIALS_S limits the rest of the trial.
         """
         self._start_trials()
         trial, config = self._trials.get(model_name), self._config_of(model_name)
@@ -199,7 +199,7 @@ class ModelChecks:
                 self._trials[name] = asyncio.create_task(self._try(name, config))
 
     async def _try(self, model_name: str, config: ModelConfig) -> None:
-        """Runs as a task. A model whose canary gets no answer hangs, and is tried when it is back."""
+        """Runs as a task. A model whose canary gets no answer hangs; it is tried after its restart."""
         assert self._options.try_model is not None
         try:
             if self._health.needs_proof(model_name):

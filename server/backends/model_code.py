@@ -1,7 +1,7 @@
-"""Decides which models from load requests may be loaded: none that can run code of the sender. Pure.
+"""Decides which models from load requests may be loaded: none that can run the sender's code. Pure.
 
-The operator trusts the model repositories named at start. A model that arrives in a request may be an ONNX model for
-ONNX Runtime, and nothing else: every other kind can hold code, or names a library, a script or a file of this machine.
+The operator trusts the model repositories named at start. A model in a load request must be an ONNX model for ONNX
+Runtime: every other kind can contain code, or names a library, a script or a file of this machine.
 """
 
 import re
@@ -22,7 +22,7 @@ MAX_CONFIG_CHARACTERS = 1 << 20  # the parser is slow: about a second
 MAX_REASON = 500  # characters of the parser's message, which may quote a whole line
 ONNX_SUFFIX = ".onnx"
 _BACKENDS, _PLATFORMS = ("", "onnxruntime"), ("", "onnxruntime_onnx")
-_RUNTIMES = ("", "model.py", "libtriton_onnxruntime.so")  # the backend's own, as ModelConfig answers; none can be sent
+_RUNTIMES = ("", "model.py", "libtriton_onnxruntime.so")  # the backend's own; no client can send such files
 _ONNX_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"))
 # Operators of com.microsoft that open a compiled engine or run Python in the engine's process.
 _CODE_OPERATORS = frozenset(("EPContext", "PythonOp", "PythonOpGrad", "TritonOp"))
@@ -59,7 +59,7 @@ def check_model(
         check_inside_folder(f"{what} in {source}", name)
     problem = "" if allows_code or config is None else next(_code_in(config), "")
     if problem:
-        raise InvalidRequest(f"{source} holds a model with {problem}, which can run code here; {WAY_OUT}")
+        raise InvalidRequest(f"{source} has a model with {problem}, which can run code here; {WAY_OUT}")
     weights = set(_check_onnx_files(files, allows_code=allows_code, source=source))
     if not allows_code:
         _check_file_kinds(files, weights | _named_files(fields), source)
@@ -69,12 +69,12 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
     """The config of a load request, from JSON. Raises InvalidRequest if it is not a ModelConfig."""
     if len(text) > MAX_CONFIG_CHARACTERS:
         raise InvalidRequest(
-            f"the config that came with the load has {len(text)} characters (limit {MAX_CONFIG_CHARACTERS})"
+            f"the config in the load request has {len(text)} characters (limit {MAX_CONFIG_CHARACTERS})"
         )
     try:
         return json_format.Parse(text, model_config_pb2.ModelConfig())
     except (json_format.ParseError, RecursionError) as error:
-        raise InvalidRequest(f"the config that came with the load is not valid: {str(error)[:MAX_REASON]}") from error
+        raise InvalidRequest(f"the config in the load request is not valid: {str(error)[:MAX_REASON]}") from error
 
 
 def _file_fields(config: model_config_pb2.ModelConfig) -> list[tuple[str, str]]:

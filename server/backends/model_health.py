@@ -15,7 +15,7 @@ TRAFFIC_FAILING_S = 10.0
 RETRY_S = 1.0  # between canaries of a model that fails
 MAX_RETRY_S = 30.0  # between canaries of a model that was restarted again and again
 MAX_ROTATION = 6  # canary intervals between two canaries of an idle model, at most
-RECENTLY_S = 10.0  # a model without a canary that served a call within it works
+RECENTLY_S = 10.0  # a model without a canary that served a call within this time works
 ENGINE_RESTART_HANGS = 2  # in a row, of the engine's only model that worked
 
 
@@ -40,11 +40,11 @@ class Unavailable:
 
 @dataclass(slots=True)
 class _Record:
-    """Of one loaded model. Times are monotonic seconds.
+    """State of one loaded model. Times are monotonic seconds.
 
-    has_canary: whether it has one. has_passed: whether that passed since the model was loaded. is_suspect: clients'
-    calls fail or are late, so the canary does not wait for its turn. checked_at: the end of the last canary. restarts:
-    since the canary last passed. renewed_at: the start of the process that executes the model now.
+    has_passed: whether the canary passed since the model was loaded. is_suspect: clients' calls fail or are late, so
+    the canary runs before its turn. checked_at: the end of the last canary. restarts: since the canary last passed.
+    renewed_at: the start of the process that executes the model now.
     """
 
     checked_at: float
@@ -83,11 +83,11 @@ class ModelHealth:
         self._records[model_name] = _Record(checked_at=now)
 
     def begun(self, model_name: str, now: float) -> None:
-        """Its canary runs from now on, whether it was due or not."""
+        """Its canary starts now, whether it was due or not."""
         self._records[model_name].running_since = now
 
     def renewed(self, model_name: str, now: float) -> None:
-        """A new process executes the model from now on: what was sent before says nothing of it."""
+        """A new process executes the model from now on. Results of earlier canaries do not count for it."""
         if (record := self._records.get(model_name)) is not None:
             record.renewed_at = record.checked_at = now
             record.running_since, record.canary_failures = None, 0

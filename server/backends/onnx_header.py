@@ -18,7 +18,7 @@ Span: TypeAlias = tuple[int, int]
 
 _MODEL, _GRAPH, _NODE, _FUNCTION, _TRAINING = "ModelProto", "GraphProto", "NodeProto", "FunctionProto", "TrainingInfo"
 _ATTRIBUTE, _TENSOR, _SPARSE = "AttributeProto", "TensorProto", "SparseTensorProto"
-_MESSAGES = {  # of each message: the fields that hold further ones, from onnx.proto
+_MESSAGES = {  # fields of each message that contain further messages, from onnx.proto
     _MODEL: {7: _GRAPH, 20: _TRAINING, 25: _FUNCTION},
     _TRAINING: {1: _GRAPH, 2: _GRAPH},
     _FUNCTION: {7: _NODE, 11: _ATTRIBUTE},
@@ -35,7 +35,7 @@ _IR_VERSION, _ANY_GRAPH = 1, 7
 
 @dataclass(slots=True)
 class OnnxHeader:
-    """operators, functions: (domain, name) of what its nodes call, and of what the file itself defines.
+    """operators, functions: (domain, name) of the operators that its nodes use, and of the functions that it defines.
 
     external_names: the values of external_data entries: paths relative to the ONNX file's folder, and numbers.
     """
@@ -83,7 +83,7 @@ def _read(reader: WireReader, header: OnnxHeader, kind: str, span: Span, depth: 
 
 
 def _values(reader: WireReader, start: int, end: int) -> Iterator[str]:
-    """Location, offset, length and checksum: none of them may look like a path outside the folder."""
+    """Location, offset, length and checksum. None of them may look like a path outside the folder."""
     for number, wire_type, first, last in reader.fields(start, end):
         if number == _VALUE and wire_type == LENGTH:
             yield reader.text(first, last)

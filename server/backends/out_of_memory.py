@@ -15,7 +15,7 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 
-# Triton's Python backend, with the key of the region: up to the end of the JSON string or the line.
+# Errors of Triton's Python backend with the key of the region, up to the end of the JSON string or line.
 _SHARED_MEMORY = re.compile(
     r"(?:failed to increase the shared memory pool size|unable to initialize shared memory key"
     r"|failed to create new mapped region)[^\"\n]*",
@@ -34,10 +34,10 @@ def means_out_of_memory(reason: str) -> bool:
 
 
 def means_shared_memory_full(reason: str) -> bool:
-    """Whether Triton's Python backend had no room in /dev/shm. reason: the engine's, with the key of a region."""
+    """Whether /dev/shm was full for Triton's Python backend. reason: the engine's text, with the key of a region."""
     return _SHARED_MEMORY.search(reason) is not None
 
 
 def without_keys(piece: bytes) -> bytes:
-    """A part of an engine's answer, its errors about shared memory without the key of a region."""
+    """A part of an engine's answer, without the keys of regions in errors about shared memory."""
     return _SHARED_MEMORY_BYTES.sub(SHARED_MEMORY_FULL.encode(), piece) if _MARK in piece else piece

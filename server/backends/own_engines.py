@@ -1,4 +1,4 @@
-"""Models with a record of hanging, each served by an engine process of its own behind the main engine's seams."""
+"""Models with a record of hanging, each served by an engine process of its own behind the main engine's interfaces."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -24,7 +24,7 @@ log = get_logger("engine")
 MAX_OWN_ENGINES = 8
 INDEX_S = 1.0  # an own engine that does not answer does not delay the others
 LOAD_AGAIN_S = 0.5
-MAX_SILENT_LOOKS = 30  # about a second apart; then its process is started again
+MAX_SILENT_LOOKS = 30  # about a second apart; then its process is restarted
 RECORD = "it hung before; an engine process of its own serves it"
 SILENT = "the engine process of its own does not answer"
 STARTING = "it hung before; an engine process of its own starts for it"
@@ -34,10 +34,10 @@ _Work = Callable[[], Coroutine[None, None, None]]
 
 
 class RoutedEngine:
-    """Backend and Relay: the main engine's, but for the models in `apart`, which `route` finds the engine of.
+    """Backend and Relay of the main engine; calls for models in `apart` go to the engine that `route` returns.
 
-    route: raises BackendUnavailable while that engine starts. While there are no such models a call costs what it costs
-    without this.
+    route: raises BackendUnavailable while that engine starts. Without such models a call costs no more than without
+    this class.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RoutedEngine:
         await self._backend_of(model_name).unload(model_name)
 
     async def metrics(self) -> bytes:
-        """The main engine's."""
+        """Metrics of the main engine."""
         return await self._backend.metrics()
 
     async def aclose(self) -> None:
@@ -97,7 +97,7 @@ class RoutedEngine:
         return self._relay_of(named_by_grpc, call).grpc(call, deadline=deadline)
 
     async def grpc_stream(self, method: str, metadata: GrpcMetadata, *, deadline: float | None) -> GrpcStream:
-        """Its first request says which engine gets all of it."""
+        """The model of the first request decides which engine gets the whole stream."""
         if not self._apart():
             return await self._relay.grpc_stream(method, metadata, deadline=deadline)
 
@@ -109,7 +109,7 @@ class RoutedEngine:
 
 
 class _LateStream:
-    """A GrpcStream that is opened by its first request. Who receives waits for that."""
+    """A GrpcStream that is opened by its first request. Receiving waits for that."""
 
     def __init__(self, opened: Callable[[bytes], Coroutine[None, None, GrpcStream]]) -> None:
         self._open = opened
@@ -145,7 +145,7 @@ class _IndexQuestion(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Own:
-    """folder: of the process that runs; empty while it starts. engine: once the model is loaded there."""
+    """folder: run directory of the process; empty while it starts. engine: set when the model is loaded there."""
 
     folder: str = ""
     engine: Engine | None = None
@@ -153,10 +153,10 @@ class _Own:
 
 
 class OwnEngines(RoutedEngine):
-    """Of a gateway. Its members belong to one event loop.
+    """The gateway's engine processes for models that hung. Its members belong to one event loop.
 
-    connect: to the engine process in that folder. give_up: has the main engine let go of a model that hangs. start:
-    starts an engine process for a model, or starts it again where there is one, for a reason; `assign` says where.
+    connect: connects to the engine process in that folder. give_up: makes the main engine unload a model that hangs.
+    start: starts or restarts the engine process of a model, for a reason; `assign` then gets its folder.
     """
 
     def __init__(
@@ -188,9 +188,9 @@ class OwnEngines(RoutedEngine):
         return model_name in self._own and self._own[model_name].engine is not None
 
     def restart(self, model_name: str, reason: str, *, hangs: int) -> bool:
-        """Serve the model by a new process, for the reason given. Returns False, and does nothing, if it has no record.
+        """Restarts the model's engine process, for that reason. Returns False, and does nothing, if it has no record.
 
-        hangs: how often it hung; with one it has a record, until there are MAX_OWN_ENGINES.
+        hangs: how often the model hung. After one hang it gets a record, if there are fewer than MAX_OWN_ENGINES.
         """
         if model_name not in self._own:
             if not hangs or len(self._own) >= MAX_OWN_ENGINES:
@@ -200,7 +200,7 @@ class OwnEngines(RoutedEngine):
         return True
 
     def assign(self, folders: Mapping[str, str]) -> None:
-        """Where the processes are now, by model; an empty folder for one that starts."""
+        """Run directories of the processes by model; empty for a process that starts."""
         for name, folder in folders.items():
             own = self._own.get(name) or self._add(name)
             if own.folder == folder:
@@ -213,12 +213,12 @@ class OwnEngines(RoutedEngine):
                 self._run(partial(self._load, name, own))
 
     async def repository_index(self) -> list[ModelState]:
-        """The main engine's, with the rows of models that have their own engines in place of its own."""
+        """The main engine's index; rows of models with own engines come from these."""
         rows = [row for row in await super().repository_index() if row.name not in self._own]
         return [*rows, *await self._own_rows()] if self._own else rows
 
     async def load(self, model_name: str) -> None:
-        """An own engine that starts loads its model by itself."""
+        """A starting engine process loads its model without a request."""
         if model_name not in self._own or self.serves(model_name):
             await super().load(model_name)
 
@@ -239,7 +239,7 @@ class OwnEngines(RoutedEngine):
         rows = [row for row in msgspec.json.decode(answer.body) if row["name"] not in self._own]
         try:
             ready = msgspec.json.decode(call.body, type=_IndexQuestion).ready
-        except msgspec.DecodeError:  # the engine took it, so it asked for all
+        except msgspec.DecodeError:  # the engine accepted it, so it was a request for all rows
             ready = False
         rows += map(asdict, await self._own_rows(ready=ready))
         return replace(answer, body=msgspec.json.encode(rows))
@@ -269,7 +269,7 @@ class OwnEngines(RoutedEngine):
 
     def _add(self, model_name: str) -> _Own:
         own = self._own[model_name] = _Own()
-        log.warning("model hung; it gets an engine process of its own", model=model_name)
+        log.warning("model hung; starting an engine process for it", model=model_name)
         self._run(partial(self._give_up, model_name))
         return own
 
@@ -286,7 +286,7 @@ class OwnEngines(RoutedEngine):
                 except InferenceError as error:
                     log.error("model that hung cannot be loaded again", model=model_name, reason=error.message)
                 own.engine = engine
-                log.info("model has an engine process of its own", model=model_name)
+                log.info("model is served by its own engine process", model=model_name)
                 return
         finally:
             if own.engine is not engine:

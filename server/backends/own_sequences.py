@@ -1,8 +1,8 @@
-"""Sequence ids of callers with a key: each key has its own, so that no key continues, ends or reads another's sequence.
+"""Sequence IDs of clients with a key: each key has its own, so that no key continues, ends or reads another's sequence.
 
-The engine knows a sequence by its id alone. It gets an id made of the key's name and the caller's id, the same from
-every gateway: a number for a number, a string for a string. To reach another key's sequence, a client has to find an id
-whose hash has the same 63 bits.
+An engine identifies a sequence by its ID only. The gateway replaces the client's ID by a hash of the key's name and the
+ID, which is the same in every gateway: a number for a number, a string for a string. To reach another key's sequence, a
+client has to find an ID whose hash has the same 63 bits.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from server.core.caller import Caller
 from server.core.compression import inflate
 from server.core.relay import GrpcCall, HttpCall, InferHead
 
-_READ_BYTES = 1 << 31  # the gateway has read the body already, within its own limit
+_READ_BYTES = 1 << 31  # the gateway has already read the body, within its own limit
 _ENCODING, _LENGTH = b"content-encoding", b"inference-header-content-length"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def engine_sequence(client: str, sequence: int | str) -> int | str:
-    """The id as the engine gets it: a whole number below 2^63, or 32 characters. 0 and "" are no sequence."""
+    """The ID for the engine: an integer below 2^63, or 32 characters. 0 and "" mean no sequence and are not changed."""
     if not sequence:
         return sequence
     digest = hashlib.blake2b(repr((client, sequence)).encode(errors="backslashreplace"), digest_size=16).digest()
@@ -33,14 +33,14 @@ def engine_sequence(client: str, sequence: int | str) -> int | str:
 
 
 async def own_http(call: HttpCall, head: InferHead, caller: Caller) -> HttpCall:
-    """The inference, scanned already, with the engine's id if it is a step of a sequence and its caller has a key."""
+    """The inference with the engine's ID, if it is a step of a sequence and its client has a key."""
     if not head.sequence or not caller.key_name:
         return call
     return await in_thread(len(call.body), _own_http, call, engine_sequence(caller.owner, head.sequence))
 
 
 def own_grpc(call: GrpcCall, head: InferHead, caller: Caller) -> GrpcCall:
-    """The same over gRPC, with 0 and "" written anew too. Of two entries of one key protobuf takes the last."""
+    """The same over gRPC; 0 and "" are rewritten, too. If a parameter occurs twice, protobuf uses the last one."""
     if head.sequence is None or not caller.key_name:
         return call
     added, own = service_pb2.ModelInferRequest(), engine_sequence(caller.owner, head.sequence)

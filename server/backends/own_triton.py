@@ -13,9 +13,10 @@ from server.core.relay import GrpcCall, HttpAnswer, HttpCall
 
 
 class OwnTriton(TritonBackend):
-    """Its models are loaded aside, however the load came. Somebody else's may guard its two ports in different ways.
+    """The Triton that the stack started. Loads over HTTP and gRPC take the same path.
 
-    A plain load serves what lies on disk. disk: our repositories; None where every load is left to Triton.
+    That is not possible for a Triton given by URL, whose two ports may have different access rules. A plain load serves
+    the files on disk. disk: our repositories; None to pass every load to Triton unchanged.
     """
 
     def __init__(  # noqa: PLR0913 - TritonBackend's, and the disk

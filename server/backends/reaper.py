@@ -221,13 +221,14 @@ def _lock(path: Path) -> int | None:
 
 
 def make_private(base: Path) -> None:
-    """Makes the folder, if need be. Raises OSError, and RunDirectoryRefused where it is a link or not ours alone."""
+    """Creates the folder if necessary. Raises OSError; RunDirectoryRefused for a link or if others may write to it."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = base.lstat()  # a link is open to all: whoever owns it may turn it elsewhere later
+    status = base.lstat()  # not stat: the owner of a symbolic link may change its target later
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise RunDirectoryRefused(
             f"{base} belongs to user {status.st_uid} with mode {status.st_mode & 0o7777:o}; programs are run from it, "
-            "so it must be a folder, no link, that you alone own and may write: chmod 700 it or choose another"
+            "so it must be a folder (not a symbolic link) of yours that only you can write to: chmod 700 it or choose "
+            "another"
         )
 
 

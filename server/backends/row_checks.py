@@ -1,4 +1,4 @@
-"""Tries, by inferences in the engine, whether a model's rows follow its batch; `row_trial` evaluates them."""
+"""Runs the inferences that test whether a model's rows follow its batch; `row_trial` evaluates them."""
 
 import asyncio
 import sys
@@ -45,7 +45,7 @@ class RowChecks:
         repositories: Sequence[Path],
         execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0,
     ) -> None:
-        """execution_timeout_s: of a model, by its config: what each inference of the trial may take."""
+        """execution_timeout_s: the time-out of a model by its config; limits each inference of the trial."""
         self._backend = backend
         self._execution_timeout_s = execution_timeout_s
         self._repositories = repositories
@@ -99,7 +99,7 @@ class RowChecks:
 
 
 async def try_rows(checks: RowChecks, config: ModelConfig, *, wants: Callable[[ModelConfig], bool]) -> str | None:
-    """Tries a model whose requests would be merged; returns ModelConfig.unmerged. Raises as RowChecks.why_unmerged."""
+    """Tries a model whose requests may be merged; returns ModelConfig.unmerged. Raises like RowChecks.why_unmerged."""
     try:
         if not wants(config):
             return None

@@ -1,7 +1,7 @@
 """Whether requests to a model may share a run: the rows of its answers must follow the rows of its inputs.
 
-One source for both places that merge requests: the gateway imports `server.backends.row_trial`, and our Python-based
-backends, in Triton's interpreter, `row_trial`, which lies beside their model.py. It needs numpy and nothing of ours.
+Used in both places that merge requests: the gateway imports `server.backends.row_trial`; our Python-based backends, in
+Triton's interpreter, import `row_trial`, which is beside their model.py. It needs numpy and nothing of ours.
 """
 
 import base64
@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-PARAMETER = "rows_follow_batch"  # of config.pbtxt
+PARAMETER = "rows_follow_batch"  # parameter in config.pbtxt
 DENIED = f"config.pbtxt says {PARAMETER}: 0"
 SEQUENCES = "sequence and decoupled models are not tried"
-FULL_PRECISION, REDUCED_PRECISION = 1e-3, 2e-2  # allowed difference, relative to the largest number of the row
-MAX_NUMBERS = 16_000_000  # of a row of one input
+FULL_PRECISION, REDUCED_PRECISION = 1e-3, 2e-2  # allowed difference, relative to the row's largest absolute value
+MAX_NUMBERS = 16_000_000  # values in a row of one input
 _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-_SIDES = (32, 1, 224)  # for dimensions that vary: the first size that the model accepts is used
-_DARK = 0.1  # scale of the second row, so that a model finds something else in it
+_SIDES = (32, 1, 224)  # sizes for variable dimensions: the first one that the model accepts is used
+_DARK = 0.1  # scale of the second row, so that the model's results for it differ
 _EIGHT_BITS = (b"QuantizeLinear", b"QuantizeLSTM", b"ConvInteger", b"MatMulInteger", b"QLinear", b"QGemm")
 _REDUCED = ("FP16", "BF16")
 _IMAGE_RANK = 3
-_ZERO = 1e-6  # for a row of smaller numbers the difference is compared with this number
+_ZERO = 1e-6  # if all values of a row are smaller, the difference is compared with this value
 GREY_JPEG = base64.b64decode(  # 16 x 16 pixels in colour, baseline, 4:2:0
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAKBueIx4ZKCMgoy0qqC+8P//8Nzc8P//////////////////////////////////////////////////"
     "////////2wBDAaq0tPDS8P//////////////////////////////////////////////////////////////////////////////wAARCAAQABAD"
@@ -40,14 +40,14 @@ _HALF_WHITE_JPEG = base64.b64decode(  # the same, its left half nearly white
 )
 
 Arrays = dict[str, Any]  # name → ndarray
-Answer = Arrays | str  # the outputs, or why there are none
+Answer = Arrays | str  # the outputs, or why the run failed
 Run = Callable[[Arrays], Answer]
 Trial = Generator[Arrays, Answer, str]
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """An input of the model. data_type: KServe v2's name. dims: without the batch dimension, -1 where one varies."""
+    """An input of the model. data_type: KServe v2's name. dims: without the batch dimension, -1 for variable ones."""
 
     name: str
     data_type: str
@@ -55,7 +55,7 @@ class InputSpec:
 
 
 def declared(said: str) -> bool | None:
-    """The parameter's value, None if it is not set. Raises ValueError, one sentence."""
+    """The parameter's value, None if it is not set. Raises ValueError for other values than 0 and 1."""
     word = said.strip().lower()
     if word and word not in _FLAGS:
         raise ValueError(f"parameter {PARAMETER} is '{said}': say 1 or 0")
@@ -69,7 +69,7 @@ def tolerance_of(data_types: Sequence[str], *, is_reduced: bool = False) -> floa
 
 
 def computes_in_8_bits(path: Path) -> bool:
-    """Whether an ONNX file names an operator of 8 bits."""
+    """Whether an ONNX file uses an operator that computes in 8 bits."""
     if not path.stat().st_size:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -86,7 +86,7 @@ def row_trial(inputs: Sequence[InputSpec], tolerance: float, *, takes_pictures: 
     varies = any(dim < 0 for spec in inputs for dim in spec.dims)
     for side in (_SIDES if varies else _SIDES[:1]) if inputs else ():
         if any(math.prod(_shape(spec, side)) > MAX_NUMBERS for spec in inputs):
-            why = f"a row of its inputs has more than {MAX_NUMBERS} numbers"
+            why = f"a row of its inputs has more than {MAX_NUMBERS} values"
             continue
         first, second = _two_rows(inputs, side, takes_pictures)
         one = yield first
@@ -156,7 +156,7 @@ def _two_rows(inputs: Sequence[InputSpec], side: int, takes_pictures: bool) -> t
 
 
 def _pair(spec: InputSpec, shape: tuple[int, ...], random: Any, takes_pictures: bool) -> tuple[Any, Any]:
-    """Floats between 0 and 1, pixels, else zeros and ones: small numbers, which may be counts or indices."""
+    """Floats between 0 and 1, or pixels; otherwise zeros and ones, because the values may be counts or indices."""
     if spec.data_type == "BYTES":
         words = (GREY_JPEG, _HALF_WHITE_JPEG) if takes_pictures else (b"0", b"1")
         return tuple(np.full(shape, word, object) for word in words)  # type: ignore[return-value]

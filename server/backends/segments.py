@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-MIN_FREE_BYTES = 1 << 20  # a shared-memory region of Triton's Python backend begins with so much and grows by as much
+MIN_FREE_BYTES = 1 << 20  # initial size of a region of Triton's Python backend, and the step by which it grows
 
 
 class OpenedSegment:
@@ -59,7 +59,7 @@ def shared_memory_shortage(folder: Path = SHARED_MEMORY) -> str:
     """Why /dev/shm is too full for Triton's Python backend; empty if it has room."""
     try:
         room = os.statvfs(folder)
-    except OSError:  # there is none: Triton says so itself
+    except OSError:  # no /dev/shm: Triton reports it
         return ""
     size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     if not size_bytes or free_bytes >= MIN_FREE_BYTES:

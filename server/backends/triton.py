@@ -38,7 +38,7 @@ class TritonBackend:
     """Backend and Relay. Make it inside the running loop; `async with`, or aclose, ends it.
 
     http_url: http://, https:// or unix://; https:// makes both ports TLS. grpc_address: host:port or unix:/path.
-    metrics_url: the engine's metrics page, /metrics where it names no path; None for none.
+    metrics_url: the engine's metrics page, /metrics if the URL has no path; None without metrics.
     max_connections: HTTP connections at most; gRPC shares one. budget: of calls sent again, its own unless given.
     headers: sent with every call, also for the metrics page. finishes: see TritonHttp.
     Raises InvalidRequest for an address that is none.
@@ -198,7 +198,7 @@ class TritonBackend:
             ) from error
 
     async def _load_call(self, call: GrpcCall) -> GrpcCall:
-        """A client's load as it goes to the engine."""
+        """A client's load request as it is sent to the engine."""
         return call
 
     async def _load_question(self, model_name: str) -> "service_pb2.RepositoryModelLoadRequest":

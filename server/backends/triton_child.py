@@ -22,7 +22,7 @@ _LOG_IDLE_S = 0.2
 _LOG_END_S = 1.0
 _KILL_S = 5.0
 _PIPE_BYTES = 1024 * 1024
-PRIVATE_UMASK = 0o077  # Triton 2.51 gives its shared memory, which holds tensors of clients, mode 0666 less this
+PRIVATE_UMASK = 0o077  # of Triton: its shared memory, created with mode 0666, contains clients' tensors
 
 
 class TritonChild:

@@ -153,7 +153,7 @@ class TritonGrpc:
         running: "grpc.aio.UnaryUnaryCall[bytes, bytes]",
         error: BaseException,
     ) -> None:
-        """The error tells of the call (see server.core.abandoned)."""
+        """Attaches the abandoned call to the error (see server.core.abandoned)."""
         if waiting.done():
             return
         call = abandon(error)
@@ -216,7 +216,7 @@ class TritonGrpc:
         return TritonStream(call, judge, self._leaving, timeout_s)
 
     def _unreachable(self, what: str, details: str) -> BackendUnavailable:
-        """Clients see the message: it names no file of this host."""
+        """Clients see the message, so it contains no path of this host."""
         where, reason = self._address, details
         if is_socket_address(where):
             where, reason = "its Unix socket", details.replace(where, "the socket")
@@ -290,7 +290,7 @@ def _metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> GrpcMetadat
 
 
 def _tls_credentials() -> grpc.ChannelCredentials:
-    """As client_context, which gRPC cannot use. Raises InvalidRequest."""
+    """Like client_context, which gRPC cannot use. Raises InvalidRequest."""
     certificate = client_certificate()
     return grpc.ssl_channel_credentials(trusted_roots(), certificate, certificate)
 

@@ -42,7 +42,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """The address, for messages that clients see: without the path of a socket."""
+        """The address for messages to clients, without the path of a socket."""
         return "its Unix socket" if self.socket_path else self.authority.decode()
 
 
@@ -70,9 +70,9 @@ class TritonHttp:
         headers: EngineHeaders | None = None,
         finishes: bool = False,
     ) -> None:
-        """budget: of calls that are sent a second time, shared with the engine's other clients.
+        """budget: of retried calls, shared with the engine's other clients.
 
-        finishes: whether the engine works on a POST to its end though its connection is closed, as Triton 2.51 does.
+        finishes: whether the engine works on a POST to the end after its connection is closed, as Triton 2.51 does.
         """
         self._headers = headers or EngineHeaders()
         self._origin = origin
@@ -87,8 +87,9 @@ class TritonHttp:
     async def relay(self, call: HttpCall, *, deadline: float | None) -> HttpAnswer:
         """The engine's answer as it is. Raises BackendUnavailable, DeadlineExceeded, BackendFailed, InvalidRequest.
 
-        Waits for one of the connections where all are in use. Cancelling drops the connection, but for an engine that
-        finishes the work all the same: it stays in use until then, and the error tells of it (server.core.abandoned).
+        Waits for a connection if all are in use. Cancelling drops the connection, unless the engine finishes the call
+        anyway: then the connection stays in use until that, and the error has the abandoned call (see
+        server.core.abandoned).
         """
         head = self._head(call)
         timeout_s = self._timeout_s(call, deadline)
@@ -155,7 +156,7 @@ class TritonHttp:
             raise BackendUnavailable(f"the connection to the engine broke: {broken}") from broken
 
     async def _relayed(self, call: HttpCall, head: bytes) -> HttpAnswer:
-        """The answer; the slot is given back when the engine has done with the call."""
+        """The answer. The slot is released when the engine has finished the call."""
         try:
             answer = await self._send(call, lambda connection: self._exchange(connection, call, head))
         except BaseException as error:

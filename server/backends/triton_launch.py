@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> int:
 
 
 def keep_files_private() -> None:
-    """Makes fchmod(2) leave a mode as it is where it would let other users in, here and in all child processes.
+    """Makes fchmod(2) ignore modes that would give other users access, in this process and its children.
 
-    Triton 2.51 creates the shared memory that tensors pass through with Boost, which sets mode 0644 by fchmod after
-    the file is there: the umask alone does not forbid it, and a chmod afterwards comes too late.
+    Triton 2.51 creates the shared memory for tensors with Boost, which sets mode 0644 by fchmod after the file was
+    created: the umask does not prevent this, and a chmod afterwards is too late.
     """
     if platform.machine() != "x86_64":
         return
@@ -63,7 +63,7 @@ def keep_files_private() -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # what lets an unprivileged process set a filter
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # required for an unprivileged process to set a filter
     if libc.syscall(_SYS_SECCOMP, _SET_MODE_FILTER, _FLAG_SPEC_ALLOW, ctypes.byref(header)) != 0:
         why = os.strerror(ctypes.get_errno())
         sys.stderr.write(f"seccomp: {why}: other users of this machine can read Triton's shared memory\n")

@@ -1,4 +1,4 @@
-"""The addresses that a Triton of ours listens on, as its arguments and as our clients need them."""
+"""The addresses that a Triton of ours listens on, as its arguments and as addresses for our clients."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ _SOCKET_GRPC_PORT = 8001  # Triton appends its gRPC port to the socket's path, t
 
 @dataclass(frozen=True, slots=True)
 class TritonListeners:
-    """Each of Triton's three services listens on a Unix socket in `folder`, or on loopback where it has a port.
+    """Each of Triton's three services listens on a Unix socket in `folder`, or on loopback if it has a port.
 
     Triton checks no API key. `folder` must have mode 0700, so that other users cannot connect to the sockets; every
     local user can connect to a port.
@@ -23,7 +23,7 @@ class TritonListeners:
 
     @property
     def ports(self) -> dict[str, int]:
-        """The open ports, by the service that each is for."""
+        """The open ports by service."""
         named = {"Triton's HTTP": self.http_port, "its gRPC": self.grpc_port, "its metrics": self.metrics_port}
         return {name: port for name, port in named.items() if port is not None}
 

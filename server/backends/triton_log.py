@@ -36,7 +36,7 @@ _WITHOUT_GPU = (
     "Error: Failed to initialize NVML",
     "Unable to allocate pinned system memory",
 )
-# Triton's HTTP library says so of each Unix socket: the option is one of TCP.
+# Triton's HTTP library logs this for each Unix socket, because the option is one of TCP.
 _ON_UNIX_SOCKETS = "NODELAY NOT SUPPORTED"
 # The server's own notes of its start, its instances and its end; what a model says, and what becomes of it, is kept.
 _CHATTER = re.compile(r"(?!model_lifecycle\.)\w+\.cc:\d+")

@@ -74,7 +74,7 @@ def _try_to_bind(host: str, port: int) -> None:
 
 
 async def answers_live(url: str, timeout_s: float, *, question: str = "live") -> bool:
-    """Whether `GET /v2/health/<question>` at that http:// or unix:// address is answered with 200 within the time.
+    """Whether `GET /v2/health/<question>` at that http:// or unix:// address returns 200 within timeout_s.
 
     question: live or ready.
     """

@@ -293,7 +293,7 @@ def _unusable(options: TritonOptions) -> str:
 
 
 async def _is_live(listeners: TritonListeners) -> bool:
-    """Whether Triton listens on all three: its metrics service starts last."""
+    """Whether Triton listens on all three. Its metrics service starts last."""
     return await answers_live(listeners.http_url, _PROBE_TIMEOUT_S) and await accepts(
         listeners.metrics_url, _PROBE_TIMEOUT_S
     )

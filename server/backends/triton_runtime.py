@@ -16,9 +16,9 @@ _STUB = "triton_python_backend_stub"
 _PROBE_TIMEOUT_S = 10.0
 # One thread an instance and library: instances are what a model scales by, and each would else take every core.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# malloc's own limits grow with the largest block that was freed, up to 32 and 64 MiB, for every heap (eight a core).
-# After 100 hostile pictures and 100 tensors of 10 and 15 MiB Triton kept 83 MiB more, with these 25. Tensors of 8 to
-# 32 MiB pay for it: one of 16 MB took about a third more CPU time.
+# By default malloc's limits grow with the largest freed block, up to 32 and 64 MiB, for every heap (eight per core).
+# After 100 hostile pictures and 100 tensors of 10 and 15 MiB, Triton's memory had grown by 83 MiB; with these, by 25.
+# The cost: tensors of 8 to 32 MiB take more CPU time, one of 16 MB about a third more.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 20)}
 _WAY_OUT = "use --engine embedded (ONNX models only) or --engine URL (a Triton elsewhere)"
 
@@ -32,7 +32,7 @@ class Launch:
     """argv: the program and its first arguments. env: the whole environment it starts with.
 
     python_backends: those whose models run in stub processes with shared memory, as far as we know them.
-    folder: where it runs; stubs import from there first, so nobody else may write to it.
+    folder: working directory. Stubs import from it first, so no other user may be able to write to it.
     """
 
     argv: tuple[str, ...]

@@ -16,7 +16,7 @@ from server.core.relay import GrpcAnswer, GrpcMetadata
 Judge = Callable[[grpc.StatusCode, str, GrpcMetadata], GrpcAnswer]
 
 MAX_LEAVING = 1024
-_ERROR_FIELD = b"\x0a"  # error_message of a ModelStreamInferResponse; an answer begins otherwise
+_ERROR_FIELD = b"\x0a"  # error_message of a ModelStreamInferResponse; an answer begins with another field
 
 
 class TritonStream:
@@ -118,7 +118,7 @@ async def _unless_ended(writing: "Coroutine[None, None, None]") -> None:
 
 
 def _without_keys(message: bytes) -> bytes:
-    """A response of ModelStreamInfer; where it is an error about shared memory, without the key of a region."""
+    """A response of ModelStreamInfer; an error about shared memory without the key of a region."""
     if not message.startswith(_ERROR_FIELD):
         return message
     error = service_pb2.ModelStreamInferResponse.FromString(message)

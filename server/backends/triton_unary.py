@@ -18,7 +18,7 @@ _PLAIN = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+):[0-9]+")
 
 
 def is_plain_address(address: str) -> bool:
-    """Whether it is "host:port" or "unix:/path", and no other kind of target that gRPC knows."""
+    """Whether it is "host:port" or "unix:/path", not another kind of gRPC target."""
     return _PLAIN.fullmatch(address) is not None or is_socket_address(address)
 
 
@@ -106,7 +106,7 @@ class UnaryCalls:
             raise CallBroken(str(error)) from error
 
     async def _connected(self, keepalive: Keepalive) -> Http2Calls:
-        """A new connection, before the engine's settings have come. Raises OSError."""
+        """A new connection, before the engine's SETTINGS frame has arrived. Raises OSError."""
         loop = asyncio.get_running_loop()
         if is_socket_address(self._address):
             path = self._address.removeprefix("unix:")

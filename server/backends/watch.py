@@ -40,7 +40,7 @@ class WatchOptions:
     probe_interval_s: float = 1.0
     down_interval_s: float = 0.2
     canary_interval_s: float = 5.0
-    execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0  # of a model, by its config
+    execution_timeout_s: Callable[[ModelConfig], float] = lambda _: 30.0  # of a model by its config
     canary_failures: int = 3
     silence_cut_s: float = 5.0
     silence_restart_s: float = 30.0
@@ -120,11 +120,11 @@ class EngineWatch:
         return self._greetings
 
     def unavailable(self) -> dict[tuple[str, ...], float]:
-        """1 by (model, cause) of each that is unavailable."""
+        """1 for each unavailable model, by (model, cause)."""
         return {(known.name, known.unavailable.value): 1.0 for known in self.models.values() if known.unavailable}
 
     def hangs(self) -> dict[tuple[str, ...], float]:
-        """By (model,): how often it was found to hang."""
+        """How often each model hung, by (model,)."""
         return {(name,): float(count) for name, count in self._checks.hangs.items()}
 
     @property
@@ -169,13 +169,13 @@ class EngineWatch:
         self._checks.served(model_name)
 
     def note_failed(self, model_name: str) -> None:
-        """A client's inference failed in the engine, by no fault of the client's."""
+        """A client's inference failed in the engine, and the request was valid."""
         self._circuit.failures = 0
         if self._checks.failed(model_name):
             self._wake.set()
 
     def mark_unavailable(self, model_name: str, cause: Cause, reason: str) -> None:
-        """The model serves no calls from now on; with Cause.TRIAL until it is loaded again. reason: for clients."""
+        """The model serves no calls from now on; with Cause.TRIAL until it is reloaded. reason: for clients."""
         self._checks.mark(model_name, cause, reason)
 
     async def note_loaded(self, model_name: str) -> None:
@@ -205,7 +205,7 @@ class EngineWatch:
         return known.reason in (NOT_LOADED, UNLOADED)
 
     async def find(self, model_name: str) -> ModelConfig:
-        """The config of a ready model, asked of the engine where it is new.
+        """The config of a ready model; a new model's is requested from the engine.
 
         Raises ModelNotFound, ModelRefused, ModelUnavailable.
         """
@@ -381,20 +381,20 @@ class EngineWatch:
         return known.config if known is not None and not known.is_refused else None
 
     def _show(self, model_name: str) -> None:
-        """The model as clients see it, after its availability changed."""
+        """Updates the model as clients see it, after its availability changed."""
         known, why = self._seen.models.get(model_name), self._checks.unavailable(model_name)
         if known is not None and (known.is_ready or known.unavailable is not None):
             reason, cause = (why.reason, why.cause) if why is not None else ("", None)
             self._seen.models[model_name] = replace(known, is_ready=why is None, reason=reason, unavailable=cause)
 
     def _rows_tried(self, config: ModelConfig) -> None:
-        """The model's config from now on, unless the model is gone."""
+        """Replaces the model's config, unless the model was unloaded."""
         known = self._seen.models.get(config.name)
         if known is not None:
             self._seen.models[config.name] = replace(known, config=config)
 
     def _restart_sick(self, reason: str) -> None:
-        """No model of the engine can serve."""
+        """Restarts the engine, because no model can serve."""
         self._set_down(reason)
         if self._ask_restart is not None:
             self._ask_restart(reason)

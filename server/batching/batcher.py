@@ -229,7 +229,7 @@ class BatcherPool:
         self._slab = slab
         self._batchers: dict[str, ModelBatcher] = {}
         self._retired: list[ModelBatcher] = []  # of former options; some still have requests
-        self._ended: dict[str, QueueStatistics] = {}  # sums over batchers that are gone
+        self._ended: dict[str, QueueStatistics] = {}  # sums over batchers that have ended
 
     def owns(self, model_name: str) -> bool:
         """Whether the gateway forms that model's batches now."""
@@ -260,7 +260,7 @@ class BatcherPool:
         return Ticket(batcher, batcher.enter(request, client=client, priority=priority))
 
     def statistics(self) -> Mapping[str, QueueStatistics]:
-        """By model name, of every model that had a request, with what its earlier batchers did."""
+        """By model name, for every model that had a request; includes its earlier batchers."""
         found = {name: batcher.statistics() for name, batcher in self._batchers.items()}
         for batcher in self._retired:
             found[batcher.model_name] = found[batcher.model_name].with_former(batcher.statistics())

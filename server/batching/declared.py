@@ -25,15 +25,15 @@ MAX_BATCH_SIZE = "max_batch_size"
 MAX_QUEUE_DELAY = "max_queue_delay_us"
 MAX_QUEUE_SIZE = "max_queue_size"
 MAX_QUEUE_BYTES = "max_queue_bytes"
-NETWORK_TYPE = "network-type"  # of a model that takes pictures
-ROWS_FOLLOW_BATCH = "rows_follow_batch"  # read by server.backends.row_trial; of config.pbtxt alone
+NETWORK_TYPE = "network-type"  # parameter of a model that takes pictures
+ROWS_FOLLOW_BATCH = "rows_follow_batch"  # parameter in config.pbtxt only; read by server.backends.row_trial
 NAMES = (OWNER, SLO, EXECUTION_TIMEOUT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, MAX_QUEUE_SIZE, MAX_QUEUE_BYTES)
 CLOSE = 0.88  # share of letters: 0.86 would take another's min_batch_size for ours
 
 Said = Mapping[str, str]  # option's name -> what was said of it, as in config.pbtxt's parameters
 NOTHING_SAID: Said = {}
 UNTRIED = "the trial with a batch of two rows has not ended yet"
-SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least so many times its slo_p99_ms
+SLOS_OF_EXECUTION = 10.0  # a model's execution time-out is at least this multiple of its slo_p99_ms
 
 
 def read_options(
@@ -94,10 +94,10 @@ class DeclaredOptions:
         execution_timeout_s: float = DEFAULT_EXECUTION_TIMEOUT_S,
         merging_backends: Collection[str] | None = None,
     ) -> None:
-        """said: what the operator said, by model. engine_batches: whether a config's batcher is acted on at all.
+        """said: the operator's options by model. engine_batches: whether the engine uses a config's dynamic batcher.
 
-        execution_timeout_s: of a model that says nothing of it. merging_backends: those of ours that merge what Triton
-        hands them; None where nobody tries whether a model's rows follow its batch, and requests are merged untried.
+        execution_timeout_s: default for models without one. merging_backends: those of our backends that merge the
+        requests that Triton passes together; None if there are no trials, and requests are merged without one.
         """
         self._said = said if said is not None else {}
         self._engine_batches = engine_batches
@@ -120,11 +120,11 @@ class DeclaredOptions:
         return options
 
     def wants_trial(self, config: "ModelConfig") -> bool:
-        """Whether its rows are merged if a trial of it passes. Raises InvalidRequest as read_options does."""
+        """Whether its rows are merged if its trial passes. Raises InvalidRequest like read_options."""
         return self._is_merged_by_us(config, self.of(config))
 
     def _is_merged_by_us(self, config: "ModelConfig", options: BatchOptions) -> bool:
-        """Its requests, the pictures of one request, or frames of several cameras."""
+        """Whether we merge its requests, the pictures of one request, or frames of several cameras."""
         if self._merging_backends is None or config.max_batch_size < 2:
             return False
         if NETWORK_TYPE in config.parameters:

@@ -1,4 +1,4 @@
-"""The batches that the engine formed of a model, asked of the engine."""
+"""The sizes of a model's batches, from the engine's statistics."""
 
 import time
 from urllib.parse import quote
@@ -12,7 +12,7 @@ STATISTICS_S = 5.0
 
 
 async def ask_engine_batches(relay: Relay, model_name: str) -> EngineBatches:
-    """Its statistics of the model. Raises BackendFailed, and what the relay raises."""
+    """The engine's statistics of the model. Raises BackendFailed, and what the relay raises."""
     target = f"/v2/models/{quote(model_name, safe='')}/stats".encode()
     answer = await relay.http(HttpCall("GET", target, (), b""), deadline=time.monotonic() + STATISTICS_S)
     if answer.status != 200:

@@ -18,8 +18,8 @@ class BatchOptions:
     may wait there. slo_s: the deadline of a request that brings none, from the end of its body on; None for none.
     max_queue_delay_s: how long rows may be waited for while a slot is free, never into a deadline; 0 for not at all.
     max_queue_size: requests that may wait. max_queue_bytes: of their tensors.
-    execution_timeout_s: a model hangs that has a call and answers nothing for so long.
-    unmerged: why each request, picture and frame has a call of its own; empty where they may share one.
+    execution_timeout_s: a model that has a call and answers nothing for this time hangs.
+    unmerged: why each request, picture and frame has a call of its own; empty if they may share one.
     """
 
     owner: Owner = Owner.OFF

@@ -51,7 +51,7 @@ class QueueStatistics:
     dropped: dict[str, int] = field(default_factory=dict)
 
     def with_former(self, former: "QueueStatistics") -> "QueueStatistics":
-        """Sums with those of an earlier queue of the model. max_rows, fit and wait_s stay the current queue's."""
+        """Adds those of an earlier queue of the model. max_rows, fit and wait_s are the current queue's."""
         return replace(
             self,
             depth=self.depth + former.depth,

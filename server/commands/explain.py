@@ -32,9 +32,9 @@ def explain(
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="one object, and nothing else")] = False,
 ) -> None:
-    """Show which component forms a model's batches, its queue, the fit of batch times, and the sizes of its batches.
+    """Show what forms a model's batches, its queue, the fit of batch times, and its batch sizes.
 
-    The last part is a config.pbtxt snippet with which Triton would form them, from the fit and the model's slo_p99_ms.
+    The last part is a config.pbtxt snippet to let Triton form them, from the fit and the model's slo_p99_ms.
     """
     try:
         page = gateway_of(url, api_key).explain_model(name)

@@ -246,7 +246,7 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
 
 
 def _advice(url: str) -> str:
-    """What to try where the server ended the connection while TLS was set up, or where it should have been."""
+    """Advice if the server closed the connection during the TLS handshake, or if TLS was expected but not used."""
     if url.startswith("http://"):
         return "try again, with https:// if the server uses TLS"
     return (
@@ -269,8 +269,8 @@ def _refusal(
     if response.status == http.HTTPStatus.NOT_FOUND:
         return UnknownModel(text)
     if response.status == http.HTTPStatus.UNAUTHORIZED:
-        wanted = f"refused the API key ({text.partition(';')[0]})" if has_key else "asks for an API key"
-        return NotAllowed(f"{url} {wanted}: give one that it knows with --api-key or PENSTOCK_API_KEY")
+        wanted = f"refused the API key ({text.partition(';')[0]})" if has_key else "requires an API key"
+        return NotAllowed(f"{url} {wanted}: give a valid key with --api-key or PENSTOCK_API_KEY")
     if response.status == http.HTTPStatus.FORBIDDEN:
         return NotAllowed(text)
     wait_s = response.headers.get("retry-after")

@@ -24,15 +24,15 @@ def _keys() -> None:
 
 @app.command(short_help="Create a key: it is printed once, and its hash is added to the access file.")
 def new(
-    name: Annotated[str, typer.Argument(help="name of the client, for logs, metrics and error messages")],
+    name: Annotated[str, typer.Argument(help="name of the client in logs, metrics and error messages")],
     file: Annotated[Path, typer.Option(help="the access file; created if it does not exist")],
     role: Annotated[list[str] | None, typer.Option(help="role: infer, read or admin; may be repeated [infer]")] = None,
     rate: Annotated[str, typer.Option(help='requests, such as "100/second" [no limit]')] = "",
     share: Annotated[
-        float | None, typer.Option(help="share of the requests in flight, up to 1 [0.5 if there are other keys]")
+        float | None, typer.Option(help="maximum share of requests in flight, up to 1 [0.5 if there are other keys]")
     ] = None,
 ) -> None:
-    """Create a key and print it once: the file has only its hash.
+    """Create a key and print it once. The file has only its hash.
 
     The access file is TOML, and a gateway reads it again when it changes:
 

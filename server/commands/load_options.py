@@ -43,7 +43,7 @@ Replay = Annotated[
 Header = Annotated[list[str] | None, typer.Option("--header", metavar="'NAME: VALUE'", help="goes with every request")]
 BesideHeaderFile = Annotated[
     Path | None,
-    typer.Option(help="file of headers (NAME: VALUE lines) for requests to --beside's server only"),
+    typer.Option(help="file with headers (NAME: VALUE lines) for requests to the server of --beside only"),
 ]
 SloP99 = Annotated[float | None, typer.Option("--slo-p99-ms", help="another SLO than the scenario's")]
 MinRate = Annotated[float | None, typer.Option("--min-rate", help="a target of your own: right answers a second")]
@@ -126,7 +126,7 @@ def identified(headers: Sequence[str], api_key: str) -> tuple[str, ...]:
 
 
 def beside_or_fail(url: str, headers: Sequence[str], file: Path | None) -> Endpoint | None:
-    """The server to compare with, or None without a URL; exit code 2 where the header file is not valid."""
+    """The server to compare with, or None without a URL; exit code 2 if the header file is not valid."""
     if file is None:
         return endpoint_or_fail(url, flag="--beside", headers=headers) if url else None
     if not url:

@@ -29,7 +29,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     reason: why it is not served. owner: who forms batches: gateway, triton, off, or empty where that is not known.
     licence: the catalogue's for its own model, else MODEL.md's; empty where that says none. size_bytes: of the files of
     the versions that are served, of the highest where none is; of the catalogue's file before it is pulled.
-    unmerged: why each request and picture goes to the engine alone, as the gateway says; else empty.
+    unmerged: why each request and picture goes to the engine alone, as reported by the gateway; else empty.
     weights: `random` for a model that is there to be measured and whose answers mean nothing, else empty.
     """
 
@@ -91,7 +91,7 @@ def model_table(rows: Sequence[ModelRow]) -> Table:
 
 
 def reason_lines(rows: Sequence[ModelRow]) -> list[str]:
-    """Why a model is not served, or its requests are not merged, and which has no real weights: a line each."""
+    """One line for each model that is not served, whose requests are not merged, or that has random weights."""
     reasons = [f"{row.name}: {in_short(row.reason)}" for row in rows if row.reason]
     alone = "each request and picture goes to the engine alone"
     reasons += [f"{row.name}: {alone}: {row.unmerged}" for row in rows if row.unmerged]

@@ -158,7 +158,7 @@ async def _check(subject: Subject, around: Surroundings, findings: _Findings) ->
         findings.ran = way.name
         record = files.golden.picture if files.golden is not None else None
         seen = await way.see(files.folder.name, picture) if picture is not None and record is not None else ()
-        if record is None and files.card is not None:  # what users send to it passes more than its tensors do
+        if record is None and files.card is not None:  # requests to /image pass through more than the tensors do
             await way.see(files.folder.name, TRIAL_PICTURE)
     if record is not None:
         _judge_picture(record, seen, findings)

@@ -133,7 +133,7 @@ def _index(gateway: Gateway) -> tuple[IndexRow, ...] | None:
 
 
 def _explained(gateway: Gateway, index: Sequence[IndexRow]) -> dict[str, ModelExplained]:
-    """How the batches of what is served are formed; nothing of a server that does not say."""
+    """How batches of served models are formed, by model; empty if the server does not report it."""
     pages = {}
     with contextlib.suppress(GatewayError):
         for name in {row.name for row in index if row.state == "READY"}:

@@ -37,14 +37,14 @@ Engines = Annotated[
 EngineHeaders = Annotated[
     Path | None,
     typer.Option(
-        help="file of headers (NAME: VALUE lines) for every call to that Triton, if its APIs are restricted [none]"
+        help="file with headers (NAME: VALUE lines) for every call to that Triton, if its APIs are restricted [none]"
     ),
 ]
 EngineHttpPort = Annotated[
     int | None,
     typer.Option(
-        help="open the supervised Triton's REST on this port of 127.0.0.1, for every local program; not opened while "
-        "there are API keys [none]"
+        help="open the REST API of the stack's Triton on this port of 127.0.0.1, for every local program; not opened "
+        "if there are API keys [none]"
     ),
 ]
 EngineGrpc = Annotated[str | None, typer.Option(help="that Triton's gRPC address, or each one's [the next port]")]
@@ -86,7 +86,7 @@ ProfileOption = Annotated[
 RequiredModels = Annotated[
     str | None,
     typer.Option(
-        help="models that must serve for the gateway to be ready: names with commas, or * for all loaded [any one]"
+        help="models that must serve for the gateway to be ready: names, comma-separated, or * for all loaded [any one]"
     ),
 ]
 Batching = Annotated[
@@ -102,7 +102,7 @@ AllowedHosts = Annotated[
 ]
 CorsOrigins = Annotated[
     list[str] | None,
-    typer.Option(help="origin of web pages that may call it: https://console.example; may be repeated [its own only]"),
+    typer.Option(help="origin of web pages that may call it: https://console.example; may be repeated [its own]"),
 ]
 SharesMemory = Annotated[
     bool | None,
@@ -116,16 +116,16 @@ AllowsModelCode = Annotated[
     bool | None,
     typer.Option(
         "--allow-model-code",
-        help="allow clients with the role admin to load models from requests that can run code here; without it a "
-        "request may bring ONNX models only [off]",
+        help="allow clients with the role admin to load models that can run code here; without it, load requests may "
+        "contain ONNX models only [off]",
     ),
 ]
-ClientCa = Annotated[Path | None, typer.Option(help="PEM of a CA: clients need a certificate signed by it [none]")]
+ClientCa = Annotated[Path | None, typer.Option(help="PEM file of a CA: clients need a certificate signed by it [none]")]
 AllowsOutbound = Annotated[
     list[str] | None,
     typer.Option(
-        help="address or network (169.254.169.254) of a cloud's metadata service that the access file's jwks_url may "
-        "lead to; may be repeated [none]"
+        help="address or network (169.254.169.254) of a cloud's metadata service that jwks_url of the access file may "
+        "use; may be repeated [none]"
     ),
 ]
 
@@ -135,9 +135,7 @@ MetricsKey = Annotated[
 
 Proxies = Annotated[
     str | None,
-    typer.Option(
-        help="addresses or networks of proxies, with commas, that have no connection limit per address [none]"
-    ),
+    typer.Option(help="proxies without a connection limit per address: addresses or networks, comma-separated [none]"),
 ]
 
 EPILOG = """\
@@ -145,12 +143,12 @@ Every setting is also an environment variable, PENSTOCK_HTTP_PORT for --http-por
 variables override the file.
 
 On loopback every client may do everything. To listen on other addresses, give API keys, or --anonymous with the roles
-of clients without a key. `penstock keys new` creates a key for --access-file. Without a file, give
-api_keys (PENSTOCK_API_KEYS) as NAME:ROLE+ROLE:SECRET, with commas.
+of clients without a key. `penstock keys new` creates a key in the file for --access-file. Without a file, give
+api_keys (PENSTOCK_API_KEYS) as NAME:ROLE+ROLE:SECRET, comma-separated.
 
 Batching options of a model: batch_owner, slo_p99_ms (deadline of requests without one), max_batch_size,
 max_queue_delay_us, max_queue_size, max_queue_bytes. Set them as parameters in config.pbtxt, in the file as
-[batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; PENSTOCK_BATCHING separates models by ';'.
+[batching.MODEL], or as --batching street=gateway,slo_p99_ms=50; In PENSTOCK_BATCHING, separate models with ';'.
 
 These settings have no flag: max_body_bytes [64 MiB], body_timeout_s [30], max_pixels [40000000],
 max_inflight_requests [1024], max_inflight_bytes [1 GiB], max_connections [16384 to the REST port and 16384 to the gRPC
@@ -158,8 +156,8 @@ port, each at most a quarter of the open files], max_connections_per_address [40
 grpc_max_connection_age_s [0: no limit; older connections take no new calls, so that clients reconnect],
 head_timeout_s [10], write_timeout_s [30], decoders [one per core], decode_timeout_s [5], slab_bytes [256 MiB of memory
 shared with the engine; 0: none], client_shm_lease_s [3600, of an idle region], canary_interval_s [5], canary_failures
-[3], execution_timeout_s [30; a model without an answer for so long hangs], gpu_metrics [auto: GPU activity by NVML;
-off; or a dcgm-exporter's http://host:9400/metrics].
+[3], execution_timeout_s [30; a model that answers nothing for this time hangs], gpu_metrics [auto: GPU activity by
+NVML; off; or a dcgm-exporter's http://host:9400/metrics].
 """
 
 
@@ -175,7 +173,7 @@ def up(
     engine_grpc: EngineGrpc = None,
     engine_header_file: EngineHeaders = None,
     engine_http_port: EngineHttpPort = None,
-    engine_grpc_port: Annotated[int | None, typer.Option(help="the same for its gRPC [none]")] = None,
+    engine_grpc_port: Annotated[int | None, typer.Option(help="the same for its gRPC API [none]")] = None,
     engine_metrics_port: Annotated[int | None, typer.Option(help="the same for its metrics [none]")] = None,
     engine_environment: Annotated[Path | None, typer.Option(help="environment that holds Triton's wheel")] = None,
     mps: Mps = None,
@@ -242,9 +240,9 @@ def _serve(flags: dict[str, Any], config: Path | None) -> int:
 
 
 def allow_open_files() -> None:
-    """The soft limit of open files at OPEN_FILES, or at the hard limit where that is less; never lowered.
+    """Raises the soft limit of open files to OPEN_FILES, or to the hard limit if that is lower. Never lowers it.
 
-    Raises SettingsError where the hard limit is below MIN_OPEN_FILES.
+    Raises SettingsError if the hard limit is below MIN_OPEN_FILES.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)

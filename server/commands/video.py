@@ -98,8 +98,8 @@ AllowOutbound = Annotated[
     typer.Option(
         "--allow-outbound",
         metavar="NETWORK",
-        help="where sources that callers of the control API add may lead beside public hosts: an address, a network "
-        "(10.1.0.0/16) or a host name. A cloud's metadata address needs it for every source and sink; repeatable",
+        help="address, network (10.1.0.0/16) or host name that sources added over the control API may use, besides "
+        "public hosts. A cloud's metadata address must be allowed for every source and sink; repeatable",
     ),
 ]
 TlsCertificate = Annotated[
@@ -110,7 +110,7 @@ TlsKey = Annotated[
 ]
 TlsClientCa = Annotated[
     Path | None,
-    typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM of a CA: clients need a certificate signed by it"),
+    typer.Option(envvar="PENSTOCK_TLS_CLIENT_CA", help="PEM file of a CA: clients need a certificate signed by it"),
 ]
 AuditFile = Annotated[
     Path | None,
@@ -123,7 +123,7 @@ AsJson = Annotated[
     bool,
     typer.Option("--json", help="start, progress and summary as JSON lines; standard error has warnings and errors"),
 ]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="no progress while it runs: warnings and errors alone")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="show no progress, only warnings and errors")]
 
 
 @app.command("run", short_help="Read videos, infer, track, apply rules, write results.")
@@ -188,7 +188,7 @@ app.command("replay", short_help="Hold recorded tracks against other rules.")(re
 def program_of(
     settings: VideoSettings, place: EnginePlace, *, tls: CurrentTls | None = None, audit: Audit | None = None
 ) -> RunningProgram:
-    """The program. Decoding and drawing are imported only here. tls, audit: of the control API."""
+    """The video program. Only here are decoding and drawing imported. tls, audit: of the control API."""
     from deepstream_pipeline.main import Program
 
     leave_working_directory_out()

@@ -86,7 +86,7 @@ def engine_for(
     if stack is not None:
         others = ", ".join(one.http_url for one in stacks if one is not stack and joinable([one]))
         if others:
-            log.warning("several stacks run here", used=stack.http_url, others=others, choose_by="--gateway URL")
+            log.warning("several stacks are running", used=stack.http_url, others=others, choose_by="--gateway URL")
         require_models(Gateway(stack.http_url, api_key), models)
         yield place_of(stack, api_key)
         return

@@ -1,15 +1,15 @@
-"""Calls whose client no longer waits while the engine works on them; noted on the error that ended the wait."""
+"""Calls that the engine still works on after the client stopped waiting; attached to the error that ended the wait."""
 
 from collections.abc import Callable
 
-HELD_S = 60.0  # that an abandoned call is waited for; the usual execution_timeout_ms twice
+HELD_S = 60.0  # maximum wait for an abandoned call: twice the default execution_timeout_s
 _NOTE = "abandoned_call"
 
 
 class Abandoned:
-    """Such a call. It ends once: with the engine's answer, or where it is taken back.
+    """An abandoned call. It ends once: with the engine's answer, or when it is cancelled at the engine.
 
-    is_served: whether it ended with an answer that was good.
+    is_served: whether it ended with a successful answer.
     """
 
     __slots__ = ("_hearers", "is_served")
@@ -19,7 +19,7 @@ class Abandoned:
         self._hearers: list[Callable[[], None]] | None = []
 
     def end(self, *, is_served: bool = False) -> None:
-        """The engine works on it no more, or that cannot be known. Only the first call counts."""
+        """The engine no longer works on it, or its state is unknown. Only the first call of this method counts."""
         hearers, self._hearers = self._hearers, None
         if hearers is None:
             return
@@ -28,7 +28,7 @@ class Abandoned:
             hear()
 
     def when_ended(self, hear: Callable[[], None]) -> None:
-        """Have it heard once: now, where it has ended already."""
+        """Calls `hear` once when it has ended; at once if it has ended already."""
         if self._hearers is None:
             hear()
         else:
@@ -36,14 +36,14 @@ class Abandoned:
 
 
 def abandon(error: BaseException) -> Abandoned:
-    """A call that this error ended the wait for; noted on the error."""
+    """A new abandoned call, attached to the error that ended the wait for it."""
     call = Abandoned()
     vars(error)[_NOTE] = call
     return call
 
 
 def abandoned(error: BaseException | None) -> Abandoned | None:
-    """The call that was noted on the error, or on one that it came of; None where the engine has nothing of it."""
+    """The call attached to the error or one of its causes; None if the engine does not work on it."""
     while error is not None:
         call: Abandoned | None = vars(error).get(_NOTE)
         if call is not None:
@@ -53,7 +53,7 @@ def abandoned(error: BaseException | None) -> Abandoned | None:
 
 
 def when_free(error: BaseException | None, hear: Callable[[], None]) -> None:
-    """Have it heard once when the engine works no more on the call that ended so: now, where it answered."""
+    """Calls `hear` once when the engine has finished the call that ended with this error; at once if it answered."""
     call = abandoned(error)
     if call is None:
         hear()

@@ -1,4 +1,4 @@
-"""Rules against requests that a page of another site makes a browser send here (cross-site requests, DNS rebinding).
+"""Rules against requests that pages of other sites send through a browser (cross-site requests, DNS rebinding).
 
 The browser adds `Origin`, `Sec-Fetch-Site`, `Referer` and `Host`; a page cannot forge them. Programs such as curl send
 none of the first three, so the rules do not concern them.
@@ -19,7 +19,7 @@ ANY_HOST = "*"
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 _OWN_SITE = (b"", b"same-origin", b"none")
 _READ = frozenset((b"host", b"origin", b"referer", b"sec-fetch-site", b"content-type"))
-# Content types that a page may send without a CORS preflight.
+# Content types that a page may send without a CORS preflight
 _SIMPLE_TYPES = frozenset((b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data"))
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?")
@@ -40,7 +40,7 @@ class Authority(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A page's origin. The port is the scheme's where the page's URL names none."""
+    """A page's origin. If the page's URL has no port, port is the scheme's default."""
 
     scheme: str
     authority: Authority
@@ -64,7 +64,7 @@ def parse_host(value: bytes) -> Authority | None:
 
 @lru_cache(256)
 def parse_origin(value: bytes) -> Origin | None:
-    """The value of an Origin header; None for `null` and for what is malformed."""
+    """The value of an Origin header; None for `null` and malformed values."""
     match = _ORIGIN.fullmatch(value.decode("latin-1"))
     authority = parse_host(match[2].encode("latin-1")) if match is not None else None
     if match is None or authority is None:
@@ -97,15 +97,15 @@ def host_fault(target: bytes, http_version: str, headers: Headers) -> str:
     if authority is None:
         return f"the Host header is {_shown(hosts[0])}, not HOST or HOST:PORT; send the server's name or address"
     if target[:1] != b"/" and (absolute := _ABSOLUTE_TARGET.match(target)) and parse_host(absolute[1]) != authority:
-        return f"the request target names another host than the Host header, {_shown(hosts[0])}; send one"
+        return f"the request target names another host than the Host header, {_shown(hosts[0])}; send the same host"
     return ""
 
 
 class BrowserPolicy:
     """Decides which requests that a browser may have sent are served. One for every HTTP port.
 
-    bound_host: the address or name that the server listens on. allowed_hosts: further names and addresses of it,
-    `*.example.com` for all subdomains, `*` for any. cors_origins: origins of web pages that may call the server.
+    bound_host: the address or name that the server listens on. allowed_hosts: its further names and addresses;
+    `*.example.com` for all subdomains, `*` for any name. cors_origins: origins of web pages that may call the server.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class BrowserPolicy:
 
     @property
     def cors_origins(self) -> tuple[str, ...]:
-        """Origins of the web pages that may call the server, as browsers write them."""
+        """Origins of the web pages that may call the server, in the form that browsers send."""
         return tuple(sorted(map(_origin_text, self._origins)))
 
     def check(
@@ -140,7 +140,7 @@ class BrowserPolicy:
                 f"address, send an API key, or allow the name with --allowed-host"
             )
         kind = found.pop(b"content-type", b"")
-        if not found or method in SAFE_METHODS:  # else a browser sent the request
+        if not found or method in SAFE_METHODS:  # only a browser sends these headers
             return
         self._check_origin(found.get(b"origin"), found.get(b"sec-fetch-site", b""), host or b"")
         kind = kind.partition(b";")[0].strip().lower()
@@ -174,7 +174,7 @@ class BrowserPolicy:
 
 
 def checked_host(text: str) -> str:
-    """A value of --allowed-host as the policy compares it. Raises ValueError."""
+    """A value of --allowed-host in the form that the policy compares. Raises ValueError."""
     name = text.strip()
     if name == ANY_HOST:
         return name
@@ -189,7 +189,7 @@ def checked_host(text: str) -> str:
 
 
 def checked_origin(text: str) -> Origin:
-    """A value of --cors-origin as the policy compares it. Raises ValueError."""
+    """A value of --cors-origin in the form that the policy compares. Raises ValueError."""
     origin = parse_origin(text.strip().encode())
     if origin is None:
         raise ValueError(f"cors_origin is {text!r}; give the page's origin, such as https://console.example:8443")
@@ -197,7 +197,7 @@ def checked_origin(text: str) -> Origin:
 
 
 def _is_same(origin: Origin, host: Authority | None) -> bool:
-    """Whether the page came from the host that it now calls. The scheme may differ: a proxy may have ended TLS."""
+    """Whether the page came from the host that it calls. The scheme may differ, because a proxy may terminate TLS."""
     if host is None or origin.authority.name != host.name:
         return False
     return origin.authority.port == (host.port or _PORTS.get(origin.scheme))

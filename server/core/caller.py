@@ -57,7 +57,7 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """Who takes turns with other clients: its key, else its address, however many connections it has."""
+        """The client for fair queueing: its key, or else its address, however many connections it has."""
         return f"address {self.address}" if self.address and not self.key_name else self.owner
 
 

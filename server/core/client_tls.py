@@ -25,7 +25,7 @@ def trusted_roots() -> bytes | None:
     file = os.environ.get(CA_VARIABLE)
     try:
         return Path(file).read_bytes() if file else None
-    except OSError:  # as for OpenSSL: the certificate of the server is then not trusted
+    except OSError:  # as OpenSSL does: the server's certificate is then not trusted
         return None
 
 
@@ -40,6 +40,6 @@ def client_certificate() -> bytes | None:
 
 def _unusable(file: str, reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{CERTIFICATE_VARIABLE} is {file!r}, which cannot be loaded ({reason}): name a PEM file with the certificate "
-        "and its key"
+        f"{CERTIFICATE_VARIABLE} is {file!r}, which cannot be loaded ({reason}): set it to a PEM file with the "
+        "certificate and its key"
     )

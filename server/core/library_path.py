@@ -1,4 +1,4 @@
-"""Where the system's loader looks for libraries of the programs that are started from here."""
+"""Where the system's loader searches for libraries of programs that are started from here."""
 
 import os
 
@@ -6,7 +6,7 @@ VARIABLE = "LD_LIBRARY_PATH"
 
 
 def leave_working_directory_out() -> None:
-    """An empty member is the working directory, where another user may have put one; OpenCV's import leaves one."""
+    """Removes empty entries: they mean the working directory, where another user may have put a library."""
     kept = ":".join(filter(None, os.environ.get(VARIABLE, "").split(":")))
     if kept:
         os.environ[VARIABLE] = kept

@@ -31,7 +31,7 @@ TABLE = (
     Declaration(
         "loop_lag_seconds",
         Kind.READ_GAUGE,
-        "Longest delay of the gateway's event loop in the last 10 to 20 seconds: it has too little CPU, or is blocked.",
+        "Longest delay of the gateway's event loop in the last 10 to 20 seconds; high if it is blocked or lacks CPU.",
     ),
     Declaration(
         "requests_total",
@@ -128,12 +128,12 @@ TABLE = (
     Declaration(
         "tls_certificate_expires_timestamp_seconds",
         Kind.READ_GAUGE,
-        "When the gateway's TLS certificate expires, in Unix seconds.",
+        "Time at which the gateway's TLS certificate expires, in Unix seconds.",
     ),
     Declaration(
         "tls_failed_reads_total",
         Kind.READ_COUNTER,
-        "Changed TLS files that could not be used; the last good ones stay in use.",
+        "Changes of the TLS files that could not be loaded; the last valid files stay in use.",
     ),
     Declaration("access_failed_reads_total", Kind.READ_COUNTER, "Changes of the access file that were not taken."),
     Declaration(
@@ -164,10 +164,10 @@ TABLE = (
     Declaration(
         "model_unavailable",
         Kind.READ_GAUGE,
-        "1 for a model that gets no calls until it recovers, by cause: hang, canary, traffic, trial.",
+        "1 for a model that gets no calls until it recovers, by cause: hang, canary, traffic, trial, starting.",
         ("model", "cause"),
     ),
-    Declaration("model_hangs_total", Kind.READ_COUNTER, "Times that a model was found to hang.", ("model",)),
+    Declaration("model_hangs_total", Kind.READ_COUNTER, "Number of times that a model hung.", ("model",)),
     Declaration(
         "mps_up",
         Kind.READ_GAUGE,

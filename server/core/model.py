@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from server.core.tensor import Datatype
 
-UNMERGED = "unmerged"  # a parameter of the config that a gateway answers: see ModelConfig.unmerged
+UNMERGED = "unmerged"  # parameter in the config that the gateway returns: see ModelConfig.unmerged
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ModelConfig:
     max_batch_size: 0 where the model has no batch dimension. parameters: key → string_value. is_on_gpu: an instance
     group says KIND_GPU, as Triton's own answer does wherever it is so.
     has_priorities: its dynamic batcher has priority levels.
-    unmerged: by the gateway's trial, why no execution may have rows of several requests, pictures or frames; empty
-    where it may, None before the trial.
+    unmerged: the result of the gateway's trial: why an execution may not have rows of several requests, pictures or
+    frames; empty if it may, None before the trial.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ModelConfig:
 
     @property
     def merged_rows(self) -> int:
-        """Pictures or frames of one execution at most; 0 where the model has no batch dimension."""
+        """Maximum number of pictures or frames in one execution; 0 if the model has no batch dimension."""
         return self.max_batch_size if self.unmerged == "" else min(self.max_batch_size, 1)
 
 

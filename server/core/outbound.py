@@ -1,8 +1,8 @@
-"""Which addresses the programs connect to. Pure: names are looked up, and connections made, elsewhere.
+"""Which addresses the programs may connect to. Pure: DNS lookups and connections are made elsewhere.
 
-What the operator writes is used as given. What a caller of an API gives may lead to public hosts and to what the
-operator allows, wherever a redirection or the domain name system lead. Addresses of a cloud's metadata service, which
-hands out the machine's credentials, have to be allowed in either case.
+Addresses in the operator's settings are used as given. Addresses from an API client must be public, or allowed by the
+operator; redirects and DNS answers are checked, too. Addresses of a cloud's metadata service, which returns the
+machine's credentials, must be allowed in both cases.
 """
 
 import re
@@ -22,10 +22,10 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*")
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """What may be connected to.
+    """Decides which addresses may be connected to.
 
     allowed: the values of --allow-outbound: addresses, networks (10.1.0.0/16) and host names. is_from_api: whether a
-    caller of an API named the host, not the operator. Raises ValueError for a value that is none of these.
+    client of an API named the host, not the operator. Raises ValueError for an invalid value.
     """
 
     allowed: tuple[str, ...] = ()
@@ -39,23 +39,23 @@ class Outbound:
         object.__setattr__(self, "_names", names)
 
     def why_refused(self, host: str, address: str) -> str:
-        """Why that address of that host is not connected to; empty where it is.
+        """Why that address of that host may not be connected to; empty if it may.
 
-        host: as it was written, a name or an address. address: what it leads to. A name that is allowed may lead to
-        any address but a metadata service's. Raises ValueError for what is no address.
+        host: as given, a name or an address. address: what it resolves to. An allowed name may resolve to any address
+        except a metadata service's. Raises ValueError for an invalid address.
         """
         found = _plain(address)
         if any(found in network for network in self._networks):
             return ""
         shown = host if _is_address(host) else f"{host} ({address})"
         if found in METADATA:
-            return f"{shown} is a cloud's metadata service; to connect to it allow its address: {FLAG} {found}"
+            return f"{shown} is a cloud's metadata service; to allow connections to it: {FLAG} {found}"
         if not self.is_from_api or is_public(found) or _name(host) in self._names:
             return ""
-        return f"{shown} is not a public address; to let callers of the API use it: {FLAG} {found}"
+        return f"{shown} is not a public address; to allow clients of the API to use it: {FLAG} {found}"
 
     def why_refused_unresolved(self, host: str) -> str:
-        """The same before a name is looked up: what the host itself already says."""
+        """The same before a DNS lookup: only for hosts that are refused whatever they resolve to."""
         if _is_address(host):
             return self.why_refused(host, host)
         if self.is_from_api and _NAMES_OF_THIS_MACHINE.fullmatch(_name(host)):
@@ -64,13 +64,13 @@ class Outbound:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is a host's of the Internet: not loopback, private, link-local, reserved or of a group."""
-    is_site_local = isinstance(address, IPv6Address) and address.is_site_local  # deprecated, which is_global misses
+    """Whether it is a public unicast address: not loopback, private, link-local, reserved or multicast."""
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local  # deprecated, not covered by is_global
     return address.is_global and not (address.is_multicast or address.is_reserved or is_site_local)
 
 
 def _plain(address: str) -> Address:
-    """Without a scope; an IPv4 address that is written, or reached, as an IPv6 address is that IPv4 address."""
+    """The address without a scope. IPv6 forms of an IPv4 address become that IPv4 address."""
     found = ip_address(address.partition("%")[0].strip("[]"))
     if isinstance(found, IPv4Address):
         return found
@@ -80,7 +80,7 @@ def _plain(address: str) -> Address:
         return found.sixtofour
     if found.teredo is not None:
         return found.teredo[1]
-    if found in _NAT64 or (int(found) >> 32 == 0 and int(found) > 1):  # the latter: IPv4-compatible
+    if found in _NAT64 or (int(found) >> 32 == 0 and int(found) > 1):  # the second case: IPv4-compatible addresses
         return IPv4Address(int(found) & 0xFFFFFFFF)
     return found
 
@@ -104,8 +104,6 @@ def _parsed(values: Iterable[str]) -> tuple[tuple[IPv4Network | IPv6Network, ...
             networks.append(ip_network(value.strip("[]")))
         except ValueError as error:
             if "/" in value or not _NAME.fullmatch(_name(value)) or _name(value).replace(".", "").isdecimal():
-                raise ValueError(
-                    f"{FLAG} {value!r}: an address, a network or a host name is needed ({error})"
-                ) from None
+                raise ValueError(f"{FLAG} {value!r} is not an address, a network or a host name ({error})") from None
             names.add(_name(value))
     return tuple(networks), frozenset(names)

@@ -77,9 +77,9 @@ class InferHead:
     timeout_us: the v2 parameter `timeout`, None where it is not given.
     regions: which parts of shared memory its inputs and outputs stand in.
     bytes_inputs: names of the inputs that are sent as BYTES, which for an image model may be encoded images.
-    rowless_input: the name of one whose first dimension is 0; empty where there is none.
-    sequence: the id of the sequence that it belongs to, 0 or "" for none; None where none is given.
-    json_bytes: of the JSON that the engine has to read, decompressed; 0 over gRPC.
+    rowless_input: the name of an input whose first dimension is 0; empty if there is none.
+    sequence: the request's sequence ID, 0 or "" for no sequence; None if the parameter is absent.
+    json_bytes: size of the JSON that the engine must parse, decompressed; 0 over gRPC.
     """
 
     model_name: str

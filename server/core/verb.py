@@ -9,7 +9,7 @@ from server.core.errors import PermissionDenied
 class Verb(StrEnum):
     """What a relayed call does, as far as the gateway cares.
 
-    configure: trace and log settings are changed. share, unshare: shared memory is registered, unregistered.
+    configure: changes trace or log settings. share, unshare: registers or unregisters shared memory.
     """
 
     INFER = "infer"

@@ -15,10 +15,10 @@ Field = tuple[int, int, int, int]
 
 
 class WireReader:
-    """Reads one serialised message and the messages in it.
+    """Reads a serialised message and the messages nested in it.
 
-    It looks at max_fields fields at most, nested ones included: a message of nothing but fields would otherwise hold
-    the event loop for many seconds.
+    It reads at most max_fields fields, nested ones included: otherwise a message of many small fields would block the
+    event loop for many seconds.
     """
 
     def __init__(self, message: bytes | mmap, *, max_fields: int = MAX_FIELDS) -> None:

@@ -64,7 +64,7 @@ def _wanted(plan: Plan, has_engine: bool) -> list[tuple[str, str, int]]:
 
 
 def _facts(flag: str, host: str, port: int) -> PortFacts:
-    """With the address that cannot be listened on, if one of the port's cannot."""
+    """Facts about the port, with the address that cannot be listened on, if any."""
     hosts = (host,) if flag.startswith("engine") else listen_hosts(host)
     tried = [PortFacts(flag, each, port, _try(each, port)) for each in hosts]
     return next((one for one in tried if one.why), tried[0])

@@ -1,6 +1,7 @@
 """A socket filter of Linux by which a listening socket accepts no connections from some addresses.
 
-gRPC's core accepts connections itself, so they are refused before it: the kernel drops the packets that open them.
+gRPC's core accepts connections itself, so connections are refused in the kernel, which drops the packets that open
+them.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 MAX_ADDRESSES = 64
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER and SO_DETACH_FILTER
 _LOAD, _LOAD_BYTE, _AND, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x05, 0x15, 0x06
-_IP_HEADER = -0x100000 & 0xFFFFFFFF  # what offsets into the IP header are counted from
+_IP_HEADER = -0x100000 & 0xFFFFFFFF  # base of offsets into the IP header
 _SOURCE_V4, _SOURCE_V6 = _IP_HEADER + 12, _IP_HEADER + 8
 _TAKE, _DROP = 0xFFFFFFFF, 0
 _INSTRUCTION = struct.Struct("=HBBI")  # of classic BPF: code, offset if equal, offset if not, operand
@@ -21,7 +22,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def refuse_connections(listener: socket.socket, addresses: Iterable[str]) -> None:
-    """Replaces the listener's filter; without addresses there is none. Raises OSError where Linux has no filters."""
+    """Replaces the listener's filter; without addresses there is none. Raises OSError if filters are not supported."""
     blocked = [ip_address(address.partition("%")[0]) for address in addresses][:MAX_ADDRESSES]
     if not blocked:
         listener.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
@@ -33,7 +34,7 @@ def refuse_connections(listener: socket.socket, addresses: Iterable[str]) -> Non
 
 
 def filter_program(blocked: Iterable[IPv4Address | IPv6Address]) -> list[Instruction]:
-    """Drops packets from these addresses. IPv4 clients of an IPv6 socket have IPv4 headers, too."""
+    """Drops packets from these addresses. IPv4 clients of an IPv6 socket also have IPv4 headers."""
     v4: list[Instruction] = [(_LOAD, 0, 0, _SOURCE_V4)]
     v6: list[Instruction] = []
     for address in blocked:

@@ -96,7 +96,7 @@ def _scan(message: bytes) -> InferScan:
             if is_classified:
                 classified.append(name)
     check_counts(input_count, outputs)
-    given = dict(parameters)  # of two with one key the last counts
+    given = dict(parameters)  # if a key occurs twice, the last one counts
     timeout_us = _integer(reader, given.get("timeout", []))
     sequence = _sequence(reader, given["sequence_id"]) if "sequence_id" in given else None
     name = checked_name(texts[1])
@@ -196,7 +196,7 @@ def _text(reader: WireReader, value: list[Span]) -> str | None:
 
 
 def _sequence(reader: WireReader, value: list[Span]) -> int | str:
-    """The id. Raises InvalidRequest for another kind: which sequence that is must not be left to who reads it."""
+    """The ID. Raises InvalidRequest for other types, which programs may read differently."""
     number, text = _integer(reader, value), _text(reader, value)
     if number is not None:
         return number
@@ -216,7 +216,7 @@ def _note_region(reader: WireReader, entries: list[Entry], regions: list[RegionU
 
 
 def _scan_input(reader: WireReader, start: int, end: int, regions: list[RegionUse]) -> tuple[str, bool, bool]:
-    """Its name, whether it is sent as BYTES and has rows. Raises InvalidRequest for a shape that overflows."""
+    """Its name, whether its type is BYTES, and whether it has rows. Raises InvalidRequest if its shape overflows."""
     name, datatype = "", ""
     shape: list[int] = []
     shared: list[Entry] = []

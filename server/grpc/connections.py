@@ -1,7 +1,7 @@
 """Limits on the connections to the gRPC port. gRPC's core accepts connections itself and limits only their total.
 
-So the descriptors of this process are scanned at intervals, and connections beyond the limits are shut down.
-Needs Linux (/proc and TCP_INFO); elsewhere only the total holds.
+Therefore the guard scans the descriptors of this process at intervals, and shuts down connections beyond the limits.
+It needs Linux (/proc and TCP_INFO); on other systems only the total limit applies.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from server.grpc.floods import Floods
 from server.logs import get_logger
 
 INTERVAL_S = 0.25
-MAX_SHARE_OF_TIME = 0.05  # of the event loop's time that scans may take
-MAX_UNREAD_BYTES = 32 << 10  # of a connection from an address that floods
+MAX_SHARE_OF_TIME = 0.05  # maximum share of the event loop's time for scans
+MAX_UNREAD_BYTES = 32 << 10  # unread data of a connection from an address that floods
 _DESCRIPTORS = Path("/proc/self/fd")
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
-_LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT = 44, 52  # of Linux's struct tcp_info, in milliseconds
+_LAST_DATA_SENT_AT, _LAST_DATA_RECEIVED_AT = 44, 52  # offsets in Linux's struct tcp_info; values in milliseconds
 _INFO_BYTES = 56
 _MILLISECONDS = struct.Struct("=I")
 
@@ -36,7 +36,7 @@ log = get_logger("grpc")
 class ConnectionGuard:
     """Enforces the gRPC port's limits. closed: called with a stable reason for each connection that is shut down.
 
-    floods: whose connections are closed, too.
+    floods: addresses and clients whose connections are closed, too.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ConnectionGuard:
         self._open_files = 0
         self._blocked: Collection[str] = frozenset()
         self._listeners: set[int] = set()  # descriptors
-        self._sockets: dict[int, OpenConnection] = {}  # by descriptor; those of other ports have no address
+        self._sockets: dict[int, OpenConnection] = {}  # by descriptor; sockets of other ports have no address
 
     @property
     def count(self) -> int:
@@ -57,7 +57,7 @@ class ConnectionGuard:
         return sum(1 for one in self._sockets.values() if one.address)
 
     async def run(self) -> None:
-        """Enforce the limits until cancelled."""
+        """Enforces the limits until cancelled."""
         if self._floods is None:
             await self._watch()
         else:
@@ -73,7 +73,7 @@ class ConnectionGuard:
             pause_s = max(INTERVAL_S, (now() - started) / MAX_SHARE_OF_TIME)
 
     def enforce(self) -> None:
-        """Shut down what is beyond the limits. Descriptors are read again only if their number has changed."""
+        """Shuts down connections beyond the limits. Reads descriptors again only if their number has changed."""
         open_files = count_open_files()
         if open_files == self._open_files:
             return
@@ -81,13 +81,13 @@ class ConnectionGuard:
         excess = excess_connections(self._connections(), self._limits, idle_s)
         closed = sum([self._close(one, "connections_full") for one in excess])
         if excess:
-            self._open_files = 0  # look again: new ones may have taken their descriptors
+            self._open_files = 0  # read again: new connections may have got these descriptors
             log.warning("closed gRPC connections beyond the limit", closed=closed)
 
     def end_floods(self, addresses: Collection[str], clients: Collection[Client]) -> None:
-        """Take no new connections from these addresses, and close the connections of these clients.
+        """Refuses new connections from these addresses, and closes the connections of these clients.
 
-        Also those from the addresses that sent more than gRPC's core has read: most of their calls never get here.
+        Also closes connections from these addresses with much unread data: most of their calls never get here.
         """
         connections = self._connections()
         self._block(addresses)
@@ -108,7 +108,7 @@ class ConnectionGuard:
                 log.warning("cannot refuse connections by address", error=str(error))
 
     def _connections(self) -> list[OpenConnection]:
-        """The TCP connections to the port. Other threads open and close them meanwhile."""
+        """The TCP connections to the port. Other threads may open and close them meanwhile."""
         known, self._sockets = self._sockets, {}
         for descriptor in _descriptors():
             with suppress(OSError):
@@ -135,9 +135,9 @@ class ConnectionGuard:
         return OpenConnection(descriptor, inode, "", 0)
 
     def _close(self, connection: OpenConnection, reason: str) -> bool:
-        """Shut it down as if the client had closed it. False if it was closed before."""
+        """Shuts it down as if the client had closed it. Returns False if it was closed before."""
         try:
-            own = socket.socket(fileno=os.dup(connection.descriptor))  # the number may go to another file at any time
+            own = socket.socket(fileno=os.dup(connection.descriptor))  # the number may be reused at any time
         except OSError:
             return False
         with own, suppress(OSError):
@@ -169,7 +169,7 @@ def idle_s(connection: OpenConnection) -> float:
 
 
 def _unread_bytes(connection: OpenConnection) -> int:
-    """Bytes that came and were not read; 0 if unknown."""
+    """Received bytes that were not read; 0 if unknown."""
     count = bytearray(4)
     with suppress(OSError):
         fcntl.ioctl(connection.descriptor, termios.FIONREAD, count)

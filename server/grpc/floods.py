@@ -1,8 +1,7 @@
-"""Floods of calls without a valid key. Calls of an address that floods are cancelled, its connections are closed and
-no new ones taken from it.
+"""Floods of calls without a valid key: their calls are cancelled, and their connections are closed and refused.
 
-An answer that refuses a call takes 0.3 ms. A few connections can send 20,000 calls a second: gRPC's core then cancels
-calls of all clients at random, since too many wait to be taken.
+Refusing a call takes 0.3 ms. A few connections can send 20,000 calls a second: gRPC's core then cancels calls of all
+clients at random, because too many wait to be accepted.
 """
 
 import asyncio
@@ -19,16 +18,16 @@ from server.logs import get_logger
 
 CLOSE_INTERVAL_S = 0.05
 LOOK_INTERVAL_S = 0.25
-MAX_SHARE_OF_TIME = 0.05  # of the event loop's time that closing may take
-CALLS_OF_PROXY = 100  # without a key, one after the other, before a trusted proxy's connection is closed
+MAX_SHARE_OF_TIME = 0.05  # maximum share of the event loop's time for closing connections
+CALLS_OF_PROXY = 100  # calls in a row without a key before a trusted proxy's connection is closed
 
 log = get_logger("grpc")
 
 
 class Floods:
-    """What the gate and the server's loop know of floods. A trusted proxy may connect again, and keeps
-    connections on which calls with a key come, too.
+    """Floods as the gate and the server's loop see them.
 
+    A trusted proxy may connect again, and its connections that also carry calls with a key stay open.
     needs_key: whether a method is refused without a key. dropped: called for each call that is cancelled.
     """
 
@@ -44,11 +43,11 @@ class Floods:
 
     @property
     def is_active(self) -> bool:
-        """Whether an address floods, or did."""
+        """Whether an address is flooding, or was."""
         return self._refused.has_floods
 
     def note(self, peer: str) -> None:
-        """A call of this peer was refused for want of a valid key."""
+        """A call of this peer was refused for lack of a valid key."""
         client = client_of(peer)
         if client is None:
             return
@@ -59,7 +58,7 @@ class Floods:
             self._close(client)
 
     def drops(self, method: str, call: Taken) -> bool:
-        """Whether to cancel a call at once: it shows no key, needs one, and its address floods."""
+        """Whether to cancel a call at once: it needs a key, has none, and its address is flooding."""
         if not self._needs_key(method):
             return False
         peer = call.peer()
@@ -72,7 +71,7 @@ class Floods:
         self.note(peer)
         self._dropped()
         self._dropped_in_row[client] += 1
-        if self._dropped_in_row[client] > CALLS_OF_PROXY:  # no neighbour shares the connection
+        if self._dropped_in_row[client] > CALLS_OF_PROXY:  # no other client shares the connection
             self._close(client)
         return True
 
@@ -82,9 +81,9 @@ class Floods:
         self._has_work.set()
 
     async def run(self, enforce: Callable[[Collection[str], Collection[Client]], None]) -> None:
-        """Act on what was noted, until cancelled.
+        """Acts on noted floods until cancelled.
 
-        enforce: called with the addresses that flood, proxies aside, and with clients to close.
+        enforce: called with addresses that flood (without proxies), and with clients whose connections to close.
         """
         flooding: frozenset[str] = frozenset()
         while True:

@@ -51,7 +51,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 # What the gate found out, for the handler: both run in the task of the one call.
 _admitted: ContextVar[Caller | None] = ContextVar("admitted", default=None)
 _told: ContextVar[Caller | None] = ContextVar("told", default=None)
-_certified: ContextVar[str] = ContextVar("certified", default="")  # the subject of the client's certificate
+_certified: ContextVar[str] = ContextVar("certified", default="")  # subject of the client's certificate
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -82,7 +82,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         return await continuation(handler_call_details)
 
     def _refusing(self, error: InferenceError, method: str) -> Handler:
-        """Ends the call without its message: as a stream's handler it is asked before one is read."""
+        """Refuses the call without reading its message: a stream's handler runs before a message is read."""
         code, details, trailing = status_of(error)
 
         async def refuse(_: object, context: Context) -> None:
@@ -96,10 +96,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
 
 
 class CertificateGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """For a port that requires client certificates: a call is admitted by its key or token, else by its certificate.
+    """For a port that requires client certificates: a call is admitted by its key or token, or else by its certificate.
 
-    A certificate is known to the handler's context only, so the check runs there; the connection itself was verified
-    before. door: None where every client may do everything.
+    Only the handler's context has the certificate, so the check runs there; the connection itself was verified before.
+    door: None if every client may do everything.
     """
 
     def __init__(self, door: Door | None, record: Metrics) -> None:
@@ -109,7 +109,7 @@ class CertificateGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler]], handler_call_details: Details
     ) -> Handler:
-        """The method's own handler, behind the check."""
+        """The method's handler, which runs after the check."""
 
         async def enter(context: Context) -> None:
             certificate = _certificate_of(context)
@@ -154,7 +154,7 @@ def role_needed(method: str) -> Role | None:
 
 
 def needs_key(method: str, open_to: frozenset[Role]) -> bool:
-    """Whether "/service/Method" refuses clients without a key. open_to: the roles of these."""
+    """Whether "/service/Method" refuses clients without a key. open_to: the roles of clients without a key."""
     role = role_needed(method)
     return role is not None and role not in open_to and _OR_ROLE.get(method) not in open_to
 

@@ -1,4 +1,4 @@
-"""gRPC's word for the other end of a connection."""
+"""Parses gRPC's names of peers."""
 
 from urllib.parse import unquote
 
@@ -6,7 +6,7 @@ from server.core.connections import Client
 
 
 def host_of(peer: str) -> str:
-    """The host of gRPC's word for a connection: "ipv4:127.0.0.1:53210", "ipv6:%5B::1%5D:53210"; empty for a socket."""
+    """The host in a peer's name, such as "ipv4:127.0.0.1:53210" or "ipv6:%5B::1%5D:53210"; empty for a Unix socket."""
     scheme, _, rest = peer.partition(":")
     if scheme not in ("ipv4", "ipv6"):
         return ""
@@ -14,6 +14,6 @@ def host_of(peer: str) -> str:
 
 
 def client_of(peer: str) -> Client | None:
-    """The same as a client; None for a socket."""
+    """The peer as a client; None for a Unix socket."""
     host, port = host_of(peer), peer.rpartition(":")[2]
     return Client(host, int(port)) if host and port.isdigit() else None

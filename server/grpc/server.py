@@ -50,7 +50,7 @@ class GrpcLimits:
     """max_message_bytes: of a request, as it arrives and decompressed; at most INT32_MAX, Triton's own limit.
 
     max_calls: at once on one client's connection, streams among them; further ones wait in the client.
-    connections: how many the port takes; None for a Unix socket, whose clients are processes of ours.
+    connections: limits of the port; None for a Unix socket, whose clients are processes of ours.
     max_connection_age_s: of a client's connection, give or take a tenth; older ones take no new calls, so that their
     clients connect anew, perhaps to another replica. 0 for any age.
     """
@@ -119,9 +119,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the server listens: "host:port", all with one port (0 lets the system pick that of one), or "unix:/path".
+    """Where the server listens: addresses "host:port" with the same port (0: the system picks it), or "unix:/path".
 
-    certificates: for TLS; None without it.
+    certificates: for TLS; None without TLS.
     """
 
     addresses: tuple[str, ...]
@@ -137,7 +137,7 @@ async def serve(
     door: Door | None = None,
     share: Share | None = None,
 ) -> GrpcServer:
-    """Listen and serve. Raises AddressTaken.
+    """Listens and serves. Raises AddressTaken.
 
     door: lets callers in; None where everybody may do everything. share: None where this process is all of the gateway.
     """
@@ -202,7 +202,7 @@ def _gates(
 
 
 def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
-    """gRPC calls this at each handshake to get a changed certificate."""
+    """Credentials that gRPC updates at each handshake if the certificate changed."""
 
     def configuration(files: tuple[bytes, bytes, bytes | None]) -> grpc.ServerCertificateConfiguration:
         certificate, key, client_ca = files
@@ -219,7 +219,7 @@ def _credentials_of(certificates: Certificates) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(used[0]),
-        changed,  # type: ignore[arg-type]  # gRPC documents None for no change, its stubs do not know it
+        changed,  # type: ignore[arg-type]  # gRPC documents None for no change; its stubs omit it
         require_client_authentication=certificates.wants_client_certificates,
     )
 

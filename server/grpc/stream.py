@@ -94,7 +94,7 @@ class _EndsStream(Exception):
         self.status = status
 
 
-_Key = tuple[bool, str]  # whether it is for decoupled models; the model where it has an engine process of its own
+_Key = tuple[bool, str]  # whether it is for decoupled models; the model's name if it has an engine process of its own
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ _FAILURES: dict[grpc.StatusCode, type[InferenceError]] = {
 class _Session:
     """One stream of a client's over two of the engine's, one for models that answer once and one for decoupled ones.
 
-    A model with an engine process of its own has streams of its own.
+    A model with an engine process of its own has separate streams.
 
     Triton 2.51 takes both on one stream, and dies of it (SIGABRT) or never answers again when both answer at a time.
     """

@@ -19,8 +19,8 @@ CROWDED = b"/ModelInfer"
 # Calls of it that gRPC's core may hand over together: it gives one for each time that it is asked. With one taker the
 # calls of 32 clients came one or two a turn of the loop and batches had 3 rows; with 16 they have 11, and cost less.
 TAKERS = 16
-MAX_METADATA_BYTES = 64 << 10  # as REST's heads; by default gRPC refuses at random from 8 KiB on, always from 16
-_ENTRY_BYTES = 32  # that HTTP/2 adds to the size of each name and value
+MAX_METADATA_BYTES = 64 << 10  # like REST's heads; gRPC's default refuses at random from 8 KiB on, and always from 16
+_ENTRY_BYTES = 32  # overhead that HTTP/2 adds to the size of each name and value
 GIVEN_UP = "given up"
 """Cancel a call's work with this message, and the call ends, not its work alone."""
 
@@ -28,11 +28,11 @@ GIVEN_UP = "given up"
 class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Stops reading a call's metadata beyond MAX_METADATA_BYTES, and ends the call.
 
-    gRPC's core refuses such a call with RESOURCE_EXHAUSTED, but delivers it all the same. With HPACK's table a client
-    names a header of 4 kB by one byte: a call of 4 kB then became 16 MB of Python strings and took 20 ms.
+    gRPC's core refuses such a call with RESOURCE_EXHAUSTED, but delivers it nevertheless. With HPACK's table a client
+    can refer to a header of 4 kB by one byte: a call of 4 kB became 16 MB of Python strings and took 20 ms.
 
-    It replaces gRPC's type of one entry from `begin` to `end`, during which nothing else runs: `end` is called by what
-    gRPC asks first after it has read the metadata, the first interceptor, or without any the first handler of services.
+    It replaces gRPC's type of a metadata entry from `begin` to `end`, while nothing else runs. `end` is called by the
+    first code that gRPC calls after reading the metadata: the first interceptor, or else the first generic handler.
     """
 
     def __init__(self) -> None:
@@ -45,17 +45,17 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         cygrpc._Metadatum = self._read
 
     def end(self) -> None:
-        """The limit does not concern what is read from now on."""
+        """The limit does not apply to metadata that is read from now on."""
         cygrpc._Metadatum = self._entry
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
-        """As a handler of services: no method is its own."""
+        """As a generic handler: it has no methods of its own."""
         self.end()
 
     def _read(self, name: str, value: str | bytes) -> object:
         self._left_bytes -= len(name) + len(value) + _ENTRY_BYTES
         if self._left_bytes < 0:
-            raise asyncio.CancelledError(GIVEN_UP)  # of other errors grpcio prints tracebacks
+            raise asyncio.CancelledError(GIVEN_UP)  # for other errors grpcio prints tracebacks
         return self._entry(name, value)
 
     async def intercept_service(
@@ -63,7 +63,7 @@ class MetadataLimit(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[object, object]]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[object, object]":
-        """The method's own handler."""
+        """The method's handler."""
         self.end()
         return await continuation(handler_call_details)
 
@@ -72,17 +72,17 @@ _metadata_limit = MetadataLimit()
 
 
 class Taken:
-    """A call that gRPC's core handed over and that is not served yet."""
+    """A call that was accepted from gRPC's core and is not served yet."""
 
     def __init__(self, state: object, loop: asyncio.AbstractEventLoop) -> None:
         self._context = cygrpc._ServicerContext(state, None, None, loop)
 
     def peer(self) -> str:
-        """gRPC's word for its connection."""
+        """gRPC's name of its peer."""
         return str(self._context.peer())
 
     def metadata(self) -> GrpcMetadata:
-        """What came with the call; nothing if it is too large."""
+        """The call's metadata; empty if it is too large."""
         _metadata_limit.begin()
         try:
             return tuple((name, value) for name, value in self._context.invocation_metadata())
@@ -93,7 +93,7 @@ class Taken:
 
 
 class DropPolicy(Protocol):
-    """Decides which calls are cancelled as soon as they are taken. is_active: whether it must be asked at all."""
+    """Decides which calls are cancelled as soon as they are accepted. is_active: whether the check is needed at all."""
 
     @property
     def is_active(self) -> bool: ...

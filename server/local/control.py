@@ -20,8 +20,8 @@ class EngineNews:
 
     mps_…: of the MPS beside it, where there is one: its processes that are clients, and that compute without it; how
     often all were restarted because of it, and how long the last time took until requests were served again.
-    own_engines: by model that hung before, the run directory of the engine process that serves it; empty while that
-    starts. model_generations: how often the processes of a model were replaced beside a living engine.
+    own_engines: by model that hung before, the run directory of the engine process that serves it; empty while the
+    process starts. model_generations: how often a model's processes were replaced while the engine ran.
     """
 
     is_running: bool
@@ -67,7 +67,7 @@ class GatewayServes:
 class GatewayReady:
     """Gateway → parent: these models serve requests; unavailable: the others, each with the reason.
 
-    engine: its name and version, for a person. not_ready: why health checks fail all the same; empty if they pass.
+    engine: its name and version, for display. not_ready: why health checks fail nevertheless; empty if they pass.
     """
 
     engine: str
@@ -92,15 +92,15 @@ class RestartEngine:
 
 @dataclass(frozen=True, slots=True)
 class RestartModel:
-    """Gateway → parent: the engine works, and this model of it hangs or fails.
+    """Gateway → parent: restart this model, which hangs or fails; the engine itself works.
 
-    generation: of the processes that it means; see EngineNews.
+    generation: of the processes to restart; see EngineNews.
     """
 
     model: str
     reason: str
     generation: int = 0
-    has_own_engine: bool = False  # whether by a new engine process of its own
+    has_own_engine: bool = False  # whether to start a new engine process for it
 
 
 News = EngineNews | GatewayServes | GatewayReady | FrontReady | RestartEngine | RestartModel

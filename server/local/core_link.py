@@ -88,7 +88,7 @@ class CoreLink:
         self._generation = 0
         self._models: Mapping[str, KnownModel] = _NOBODY
         self._owned: frozenset[str] = frozenset()
-        self.apart: frozenset[str] = frozenset()  # models that have an engine process of their own, asked by the core
+        self.apart: frozenset[str] = frozenset()  # models with an engine process of their own, which the core calls
         self._cut: Callable[[str], None] = lambda _: None
         self._numbers = itertools.count(1)
         self._asks: dict[int, tuple[asyncio.Future[InferResponse], float]] = {}

@@ -90,7 +90,7 @@ class CoreServer:
     """Run `run()` as one task. What the gateway owns is batched, everything else goes to the backend alone.
 
     guests: their inferences, set before `run`; none are welcome without it. queues: of the batching, where it is in
-    this process, set before `run`: fronts' inferences wait in them without a task each. apart: set before `run` where
+    this process, set before `run`: fronts' inferences wait in them without a task each. apart: set before `run` if
     models have engine processes of their own.
     """
 

@@ -19,8 +19,8 @@ log = get_logger("stack")
 EXIT_CANNOT_START = 78
 GATEWAY_ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # decoders are started by exec; grpc's fork handlers only print warnings
-    "PYTHONSAFEPATH": "1",  # here and in its children: nothing is imported from the working directory
-    "GRPC_VERBOSITY": "NONE",  # its lines would break our log's format; errors reach us as exceptions
+    "PYTHONSAFEPATH": "1",  # also for its children: nothing is imported from the working directory
+    "GRPC_VERBOSITY": "NONE",  # its lines would break our log's format; errors are raised as exceptions
 }
 MAX_FAILED_STARTS = 3  # of a gateway that has never served
 CORE, FRONT = "core", "front-"  # what a part is told that it is

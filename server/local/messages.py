@@ -89,7 +89,7 @@ class Known(Record, frozen=True):
 class State(Record, frozen=True):
     """Core → front: the engine as the core sees it, at every change and each second. owned: by the gateway.
 
-    apart: models that have an engine process of their own, which the core asks.
+    apart: models with an engine process of their own, which only the core calls.
     """
 
     is_up: bool

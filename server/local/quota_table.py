@@ -87,7 +87,7 @@ class QuotaTable:
             _HEAD.pack_into(self._map, slot * _SLOT_BYTES, _hash_of(name), at)
 
     def in_flight(self) -> Iterator[tuple[str, int]]:
-        """Every slot's caller that has requests in flight, and how many, in all processes. See _shown_name."""
+        """Names of clients with requests in flight, and how many, in all processes. See _shown_name."""
         for slot in range(SLOTS):
             requests = self._sum(slot, _Row.REQUESTS)
             if requests:
@@ -145,7 +145,7 @@ def _hash_of(name: str) -> int:
 
 
 def _shown_name(name: str) -> bytes:
-    """The name as stored in the table: a long one is cut and gets its hash as a suffix, so that names stay distinct."""
+    """The name as stored in the table. A long one is truncated and gets its hash as a suffix, to stay distinct."""
     encoded = name.encode()
     if len(encoded) <= _NAME_BYTES:
         return encoded

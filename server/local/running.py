@@ -82,7 +82,7 @@ def stack_at(http_url: str, base: Path | None = None) -> RunningStack | None:
 
 def _is_ours_alone(folder: Path) -> bool:
     try:
-        status = folder.lstat()  # a link could be turned elsewhere later
+        status = folder.lstat()  # not stat: a symbolic link's target could change later
     except OSError:
         return False
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022

@@ -1,4 +1,4 @@
-"""Makes Unix sockets in a folder reachable, whatever the folder's path is."""
+"""Makes Unix sockets reachable in folders with any path."""
 
 import os
 import re
@@ -6,13 +6,13 @@ from pathlib import Path
 
 MAX_PATH_BYTES = 107  # of a Unix socket's, on Linux
 ROOM_BYTES = 24  # for the sockets' own names
-_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI: other characters are quoted there
+_UNQUOTED = re.compile(r"[A-Za-z0-9/._~-]+")  # a gRPC target is a URI, in which other characters would be quoted
 
 
 def reachable(folder: Path) -> Path:
-    """The folder, or another path to it that only this process has, where a socket's own path would not do.
+    """The folder itself, or another path to it for this process, if a socket's path there cannot be used.
 
-    That is where it would be too long, or has characters that a URI quotes. The other path is good until this process
+    It cannot if it would be too long, or has characters that a URI quotes. The other path is valid until this process
     ends.
     """
     if _UNQUOTED.fullmatch(str(folder)) and len(os.fsencode(folder)) + ROOM_BYTES <= MAX_PATH_BYTES:

@@ -85,7 +85,7 @@ def _optimised(source: SourceModel, file: Path, level: str) -> onnx.GraphProto:
         written = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(written)
         open_model(file, options)
-        return onnx.load(written, load_external_data=False).graph  # weights may lie beside the source's file
+        return onnx.load(written, load_external_data=False).graph  # the source's weights may be in a file beside it
 
 
 def _operators(level: str, graph: onnx.GraphProto) -> Operators:

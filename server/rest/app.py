@@ -54,8 +54,8 @@ def create_app(
 ) -> ASGIApp:
     """KServe v2 and the image endpoint over the plane. Errors are always {"error": "…"}.
 
-    gate: checks each request before its body is read; a core's is a FrontGate. way: of a front, which serves inference
-    and health alone, and passes everything else on.
+    gate: checks each request before its body is read; a core's is a FrontGate. way: of a front, which serves only
+    inference and health itself, and passes everything else on.
     """
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed body
     rows = _rows(plane, limits, record)

@@ -126,7 +126,7 @@ def scan_settings(body: bytes, max_depth: int) -> None:
 
 
 def scan_repository_call(body: bytes, max_depth: int) -> None:
-    """Checks the JSON of a load, unload or index call. Raises InvalidRequest."""
+    """Checks the JSON of a load, unload or index request. Raises InvalidRequest."""
     if not body:
         return
     document = read_document(body, max_depth)
@@ -174,9 +174,9 @@ def _refuse_repeated_names(document: Document, parameters: Mapping[str, Paramete
 
 
 def _check_inputs(inputs: list[_Entry], binary_bytes: int) -> str:
-    """Shapes that can be, sizes that the body holds, and binary sizes that add up to what follows the JSON.
+    """Checks shapes, sizes against the body, and binary sizes against what follows the JSON.
 
-    The name of one whose first dimension is 0; empty where there is none.
+    Returns the name of an input whose first dimension is 0; empty if there is none.
     """
     left, rowless = binary_bytes, ""
     for entry in inputs:
@@ -245,7 +245,7 @@ def _datatype(entry: _Entry) -> Datatype:
 
 
 def _counts(entry: _Entry) -> tuple[int, int]:
-    """The first dimension, and the product of all."""
+    """The first dimension, and the product of all dimensions."""
     text = bytes(_required(entry.members, "shape", entry.where))
     if len(text) > _MAX_DIGITS_OF_SHAPE:
         raise InvalidRequest(f"{entry.where}: its shape is {len(text)} characters long (limit {_MAX_DIGITS_OF_SHAPE})")
@@ -283,7 +283,7 @@ def _timeout_us(parameters: Mapping[str, Parameter]) -> int | None:
 
 
 def _sequence(parameters: Mapping[str, Parameter]) -> int | str | None:
-    """None also for what is no id, which the engine has its own words for."""
+    """The sequence ID; None also for an invalid one, which the engine reports."""
     found = parameters.get("sequence_id")
     if isinstance(found, str) or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
         return found

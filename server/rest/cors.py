@@ -7,9 +7,9 @@ _EXPOSED = ("Retry-After", "Inference-Header-Content-Length", "Content-Length")
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """The app with CORS for these origins: it answers preflights, and their pages can read responses.
+    """The app with CORS for these origins: it answers preflights, and pages of the origins can read responses.
 
-    Cookies and Basic credentials stay refused: pages send a key as a header.
+    Cookies and Basic credentials are not allowed: pages send a key as a header.
     """
     if not origins:
         return app

@@ -94,7 +94,7 @@ def response_of(error: InferenceError) -> Response:
 
 
 def _retry_after(error: InferenceError) -> dict[str, str] | None:
-    """Spread but for a quota, which is the caller's own. None if waiting does not help."""
+    """Randomly spread, except for a client's own quota. None if waiting does not help."""
     known = error.retry_after_s if isinstance(error, WAITING_HELPS) else 0.0
     if known is None:
         return None

@@ -27,7 +27,7 @@ def create_metrics_app(
     """GET /metrics: both (penstock_… and the engine's nv_…); /metrics/penstock and /metrics/engine: one of them.
 
     own: our text. engine: the engine's text, empty where it has none or does not answer. is_engine_up: else it is not
-    asked for both: one that hangs would hold up the very scrapes that tell of it. gate: checks the Host
+    queried for /metrics, because an engine that hangs would delay the scrapes that report it. gate: checks the Host
     and Origin of each request, and its key if the gate checks keys (role `read`).
     """
 
@@ -57,7 +57,7 @@ def create_metrics_app(
 
 
 class _Gated:
-    """The pages, behind the gate."""
+    """The pages, with the gate's checks."""
 
     def __init__(self, pages: ASGIApp, gate: Gate) -> None:
         self._pages = pages

@@ -15,7 +15,7 @@ from server.core.conveyance import CALLER_HEADER, caller_heard
 from server.core.errors import InferenceError
 
 _CALLER = "penstock.caller"
-CLIENT_CERTIFICATE = "penstock.client_certificate"  # of a scope: the subject of the connection's client certificate
+CLIENT_CERTIFICATE = "penstock.client_certificate"  # key in a scope: the subject of the connection's client certificate
 _CREDENTIAL_NAMES = frozenset(name.encode() for name in CREDENTIAL_NAMES)
 _TOLD = CALLER_HEADER.encode()
 
@@ -29,7 +29,7 @@ class Gate:
     def __init__(self, door: Door | None, policy: BrowserPolicy | None = None, *, needs_key: bool = False) -> None:
         """door: checks keys; None if clients need no key. policy: checks requests of browsers; None for no checks.
 
-        needs_key: anonymous clients are refused whatever their roles.
+        needs_key: refuses anonymous clients even if they have the role.
         """
         self._door = door
         self._policy = policy
@@ -50,7 +50,7 @@ class Gate:
     ) -> None:
         """Checks a request before its body is read. role: the role needed, None for health. or_role: an alternative.
 
-        takes_any_type: whether the endpoint reads bodies other than JSON. Raises what the door and the policy do.
+        takes_any_type: whether the endpoint reads bodies other than JSON. Raises what the door and the policy raise.
         """
         headers = scope["headers"]
         has_key = bool(scope.get(CLIENT_CERTIFICATE, ""))
@@ -109,7 +109,7 @@ class FrontGate:
 
 
 class Incoming:
-    """A body on its way: while more of it is to come, what came counts against its caller's share."""
+    """A body that is being received: until it is complete, its received bytes count against its client's share."""
 
     def __init__(self, quotas: Quotas, caller: Caller, receive: Receive) -> None:
         self._quotas = quotas

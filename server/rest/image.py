@@ -92,7 +92,7 @@ class ImageEndpoint:
             body = await decompressed(body, encoding, self._limits.max_body_bytes)
         content_type = first_header(request.scope, b"content-type").decode("latin-1")
         if len(body) >= _THREAD_FROM_BYTES and _media_type(content_type) == _MULTIPART:
-            images = await asyncio.to_thread(images_of, body, content_type, self._limits)  # seconds, for 64 MiB of it
+            images = await asyncio.to_thread(images_of, body, content_type, self._limits)  # 64 MiB take seconds
         else:
             images = images_of(body, content_type, self._limits)
         request_id = single_header(request, "x-request-id")
@@ -106,7 +106,7 @@ class ImageEndpoint:
 
 
 def refuse_unknown_parameters(query: bytes) -> None:
-    """Raises InvalidRequest, naming the query parameters: the endpoint has none yet."""
+    """Raises InvalidRequest with the names of the query parameters: the endpoint has none yet."""
     if query:
         names = ", ".join(repr(name[:80]) for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)[:8])
         raise InvalidRequest(

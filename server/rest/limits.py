@@ -17,7 +17,7 @@ class RestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits(PortLimits):
-    """What one client's connection may take, besides how many there may be.
+    """Limits of a connection, in addition to the number of connections.
 
     max_head_bytes: of a request line and its headers. head_timeout_s: from a head's first byte to its last.
     idle_timeout_s: without a request. max_pipelined: requests waiting behind the one that runs.

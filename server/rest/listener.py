@@ -53,7 +53,7 @@ def bind(host: str, port: int, *, flag: str, is_shared: bool = False) -> socket.
 
 
 def bind_all(host: str, port: int, *, flag: str, is_shared: bool = False) -> Sockets:
-    """A socket for each address that `listen_hosts` names, all on one port. The rest is as in `bind`."""
+    """A socket for each address of `listen_hosts`, all with one port. See `bind`."""
     listeners: list[socket.socket] = []
     try:
         for each in listen_hosts(host):
@@ -64,7 +64,7 @@ def bind_all(host: str, port: int, *, flag: str, is_shared: bool = False) -> Soc
             listener.close()
         if not listeners:
             raise
-        raise PortTaken(f"{error}. Clients that connect to localhost try ::1 first") from error
+        raise PortTaken(f"{error}. Clients of localhost try ::1 first") from error
     return tuple(listeners)
 
 
@@ -89,9 +89,9 @@ class Uncounted:
 class HttpListener:
     """Serves from `start` on; `stop` closes idle connections, lets running requests end, then returns.
 
-    listener: bound sockets of one port, or the path of a Unix socket to make.
-    unread: told of answers that wait for their readers.
-    refused: told, by a stable word, of each connection that is refused or cut. tls: None for plain HTTP.
+    listener: bound sockets of one port, or the path of a Unix socket to create.
+    unread: counts answers that clients have not read.
+    refused: called with a stable reason for each connection that is refused or closed. tls: None for plain HTTP.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class _Cuttable:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server without signal handlers, and with a TLS context that is reloaded elsewhere."""
+    """A uvicorn server without signal handlers; its TLS context is reloaded elsewhere."""
 
     def __init__(
         self,

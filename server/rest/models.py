@@ -52,7 +52,7 @@ class ModelEndpoints:
         return AnswerResponse(index_with_refusals(answer, body, self._plane.refusals()))
 
     async def ready(self, request: Request) -> Response:
-        """The engine's answer, but for a model that is not served here though the engine would serve it."""
+        """The engine's answer, except for a model that the engine serves and the gateway does not."""
         answer = await self._read(request, b"")
         error = self._plane.why_withheld(unquote(model_of(request).model_name))
         if error is None or answer.status != 200:
@@ -62,7 +62,7 @@ class ModelEndpoints:
         return response_of(error)
 
     async def config(self, request: Request) -> Response:
-        """The engine's, and why the model's rows are not merged here."""
+        """The engine's config, with the reason if the gateway does not merge the model's rows."""
         answer = await self._read(request, b"")
         unmerged = self._plane.batch_options(unquote(model_of(request).model_name)).unmerged
         if answer.status != 200 or not unmerged:

@@ -120,8 +120,8 @@ _INFERENCE = (
         "inferImage",
         Tag.INFERENCE,
         Role.INFER,
-        "An encoded image as the body, or several as the parts of a form. The image's first bytes decide what it is. "
-        "A query parameter is refused.",
+        "An encoded image as the body, or several as the parts of a form. The first bytes of an image decide its "
+        "format. Query parameters are refused.",
         (Content(JSON, images.ImageAnswer, images.RESULTS),),
         (*_PICTURES, Content(MULTIPART)),
         True,

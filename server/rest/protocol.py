@@ -26,7 +26,7 @@ from server.rest.refusal import CHUNK_FRAMING, MALFORMED, Refusal, malformed
 
 LINGERING_CONNECTIONS = 64
 WIRE_BYTES_A_BODY_BYTE = 16
-LEAST_CHUNK_BYTES = 32  # each chunk costs as much as this many bytes: the average of those that come together
+LEAST_CHUNK_BYTES = 32  # average of the chunks in a read: each chunk costs as much CPU as this many bytes
 ANSWER_IS_COUNTED = "penstock.answer_is_counted"  # of a scope whose app counts the answer itself
 _COUNT = struct.Struct("=Q")
 _ACKNOWLEDGED_AT = 120  # tcpi_bytes_acked of Linux's struct tcp_info
@@ -45,9 +45,10 @@ class UnreadAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What all connections of a listener share. refused: called with a stable reason for each that is refused or cut.
+    """Shared by all connections of a listener.
 
-    by_address: open connections of each client address. turned_away: open ones that only wait for their end.
+    refused: called with a stable reason for each refused or closed connection. by_address: number of open connections
+    by client address. turned_away: open connections that only wait for their end.
     """
 
     limits: ConnectionLimits
@@ -58,7 +59,7 @@ class Guard:
 
 
 def _client_certificate(transport: asyncio.BaseTransport) -> str:
-    """The subject of the verified certificate that the client showed; "" for none."""
+    """The subject of the client's verified certificate; "" for none."""
     connection = transport.get_extra_info("ssl_object")
     certificate = connection.getpeercert(binary_form=True) if connection is not None else None
     return subject_of(certificate) if certificate else ""
@@ -125,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
         text = f"{limit} connections are open, the limit; use one for several requests, or retry after 1 s"
         if from_address > limit_of_address:
             text = (
-                f"{limit_of_address} connections from {self._address} are open, the limit of an address; use one for "
+                f"{limit_of_address} connections from {self._address} are open, the limit per address; use one for "
                 "several requests, or name a proxy with --trusted-proxy"
             )
         self._refuse(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "connections_full", text))
@@ -213,7 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """The piece is kept as it is where the app is waiting; uvicorn would copy it twice."""
-        if self._body_bytes:  # a further chunk of what came together
+        if self._body_bytes:  # not the first chunk of the read
             self._charge_chunk(len(body))
         self._body_bytes += len(body)
         cycle = self.cycle
@@ -332,7 +333,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(CHUNK_FRAMING)
 
     def _charge_chunk(self, size_bytes: int) -> None:
-        """A read of 256 KiB can be 43,000 chunks of a byte: each is a callback, while all other clients wait."""
+        """A read of 256 KiB can have 43,000 chunks of a byte: each is a callback, and other clients wait meanwhile."""
         self._chunk_debt = max(0, self._chunk_debt + LEAST_CHUNK_BYTES - size_bytes)
         if self._chunk_debt > self._guard.limits.max_head_bytes:
             self._fail(CHUNK_FRAMING)

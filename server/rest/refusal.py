@@ -1,4 +1,4 @@
-"""Answers that a connection gives by itself, before it closes."""
+"""Error responses that a connection sends before it closes."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,14 +10,14 @@ from server.core.retry_after import spread_whole_s
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that ends its connection. reason: a stable word for the metric."""
+    """An error response that closes its connection. reason: a stable label for the metric."""
 
     status: HTTPStatus
     reason: str
     text: str
 
     def as_bytes(self) -> bytes:
-        """The whole answer, as it stands on the wire."""
+        """The complete response."""
         body = msgspec.json.encode({"error": self.text})
         lines = [
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
@@ -39,5 +39,5 @@ MALFORMED = malformed("the request is not valid HTTP/1.1")
 CHUNK_FRAMING = Refusal(
     HTTPStatus.BAD_REQUEST,
     "chunk_framing",
-    "the body's chunks have more framing than content; send larger chunks, without extensions",
+    "the body's chunks have more framing than data; send larger chunks, without extensions",
 )

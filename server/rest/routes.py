@@ -27,8 +27,8 @@ class Row:
 
     path: a template; {name} is one segment ({version} a number), and what stands in [] may be left out.
     is_inference: counted and timed as an inference request.
-    is_open: asked by whoever likes, without a key. role: what a caller must have where the row does not tell it by
-    itself (see role_needed). or_role: what does as well. takes_any_type: whether it reads bodies other than JSON.
+    is_open: no key is needed. role: the role required, if the row does not determine it itself (see role_needed).
+    or_role: an alternative. takes_any_type: whether it reads bodies other than JSON.
     """
 
     methods: tuple[str, ...]

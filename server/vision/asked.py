@@ -11,7 +11,7 @@ from server.core.result import VisionResult
 from server.core.tensor import Datatype
 from server.vision.card import VisionCard
 
-TRIAL_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480
+TRIAL_PICTURE = zlib.decompress(  # a grey JPEG of 640 x 480 pixels
     base64.b64decode(
         "eNr7f+P/AwYBLzdPNwZGRgYGRiBk+H+bwZlBQ0ZOWU5SQ1lRWVdbw8AmxdHG3NymOiLWM2Viw8xp/Q09XQu2PDu8YNWttV09J/6fvvXu6///"
         "/2cfBBK//j/7+/8HyBBGbV1dG1ObMkfHsh9Le5b+IBn8P8AgyMH4gKmBmVGJgUmQkVmQ8f8RBhGQI1EBSFQAqygjVlFBTNFbDDzMjEBLmAUZ"

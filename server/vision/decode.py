@@ -4,14 +4,14 @@
   animation, the first frame.
 * Size: from the header, before anything is decoded; over the limit is TooLarge.
 * Damage: truncated or corrupt is refused, not half grey. JPEG warnings of libjpeg-turbo are errors (simplejpeg's strict
-  mode), every PNG chunk's checksum is verified, a WebP must be as long as it says. Stray and fill bytes between the
-  segments of a JPEG are no damage.
+    mode), every PNG chunk's checksum is verified, a WebP must be as long as its header states. Stray and fill bytes
+    between the segments of a JPEG are not damage.
 * Orientation: EXIF's, all eight, applied here and nowhere else.
 * CMYK and YCCK JPEGs: inverted, as Adobe writes them and Pillow and OpenCV read them; channel = ink * black / 255.
 * 16 bits: the high byte (value >> 8). Palettes are resolved, grey becomes three equal channels.
 * Alpha: dropped, the colours stay as stored: as Pillow's convert("RGB") and cv2.imread do, with which models are made.
 * GRAY: a JPEG's own luma; for the others cv2's 0.299 R + 0.587 G + 0.114 B.
-* Inflated data: a PNG's pixels up to the size in its header, its other compressed chunks not at all (vision/png.py).
+* Inflation: of a PNG, pixels up to the size in its header; other compressed chunks are not inflated (vision/png.py).
 * Colour profiles and PNG gamma are ignored, as cv2.imread ignores them.
 
 Scaled decoding (`scaled-decode`, off by default) lets libjpeg-turbo decode a JPEG at 1/2, 1/4 or 1/8 where that is
@@ -100,7 +100,7 @@ def _decode_jpeg(data: Buffer, color: ColorFormat, reduction: int, header: Pictu
 
 
 def _without(ranges: Sequence[tuple[int, int]], data: Buffer) -> Buffer:
-    """The data without those ranges: libjpeg-turbo skips such bytes with a warning, which would count as damage."""
+    """The data without those ranges. libjpeg-turbo would skip them with a warning, which counts as damage."""
     if not ranges:
         return data
     begins, ends = [0, *(end for _, end in ranges)], [*(begin for begin, _ in ranges), len(data)]

@@ -25,7 +25,7 @@ _START_TIMEOUT_S = 20.0
 # One thread: the processes are the parallelism. malloc keeps what an ordinary image needs: giving it back to the kernel
 # each time costs 435 page faults an image (640 x 480: 2.70 → 1.83 ms); what is larger than 16 MiB is given back.
 _ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # nothing is imported from the working directory, which may be another user's
+    "PYTHONSAFEPATH": "1",  # nothing is imported from the working directory, where another user may write
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
@@ -102,13 +102,13 @@ class Decoder:
         self._channel = channel
         self._memory_fd = memory_fd
         self._slab_region = ""
-        self.is_worn = False  # whether it reported that it keeps too much memory
+        self.is_worn = False  # whether it reported that it uses too much memory
 
     @classmethod
     async def start(cls, memory_limit_bytes: int, cpu_limit_s: float) -> Self:
-        """cpu_limit_s: CPU time of one image; SIGPROF ends the process that needs more.
+        """cpu_limit_s: CPU time of one image; SIGPROF ends a process that uses more.
 
-        Raises OSError where no process can be had, DecoderDied or TimeoutError where it does not come up.
+        Raises OSError if no process can be created, DecoderDied or TimeoutError if it does not start.
 
         To be called on the thread that lives as long as the program: the process dies with the thread that began it.
         """
@@ -152,7 +152,7 @@ class Decoder:
             reply = self._understand(await self._ask(Job(len(data), max_pixels, spec), lease), spec, max_pixels)
             self.is_worn = reply.is_worn
             if reply.status is not Status.OK:
-                raise reply.error()  # in no variable: see server.vision.pool
+                raise reply.error()  # not in a variable: see server.vision.pool
             if reply.is_in_slab:
                 array = self._lying_in(lease, reply, spec)
                 return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s, lease)
@@ -162,7 +162,7 @@ class Decoder:
         return Prepared(array, reply.geometry, reply.decode_s, reply.preprocess_s)
 
     def _ask(self, job: Job, lease: Lease | None) -> asyncio.Future[bytes]:
-        """The answer. In no variable of prepare(): see server.vision.pool."""
+        """The answer. prepare() must not store it in a variable: see server.vision.pool."""
         answer = self._line.expect(Reply.WIRE_SIZE)
         self._send(job, lease)
         return answer

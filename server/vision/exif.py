@@ -1,4 +1,4 @@
-"""EXIF orientation: turns the image as its tag says."""
+"""Rotates and mirrors images by their EXIF orientation."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Headers of encoded images in the gateway's errors: what read_header refuses becomes a 400, 413 or 415."""
+"""Reads headers of encoded images, and converts their errors into the gateway's (400, 413 or 415)."""
 
 import re
 
@@ -65,8 +65,8 @@ def codec_label(data: Buffer) -> str:
 def read_header(data: Buffer) -> PictureHeader:
     """Format, size and orientation, without decoding a pixel.
 
-    Raises UnsupportedMedia for another format, naming what it looks like, and UndecodableImage for a truncated or
-    broken header.
+    Raises UnsupportedMedia for another format, naming it if possible, and UndecodableImage for a truncated or broken
+    header.
     """
     if len(data) == 0:
         raise UndecodableImage("the image has no bytes; send a JPEG, PNG or WebP")

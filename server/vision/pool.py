@@ -1,15 +1,15 @@
 """Decoding off the event loop, in child processes that a bad image may kill without anyone else noticing.
 
-A crash, or more CPU time than an image may have, fails the one image that caused it; the process is replaced (about
-0.15 s) and the image is remembered and refused at once when it comes again. An image that is late is not: the host may
-have been slow. Its process is replaced, too. Clients take turns.
+A crash, or more CPU time than allowed, fails only the image that caused it. The process is replaced (about 0.15 s), and
+the image is remembered and refused at once if it is sent again. An image that is late is not remembered, because the
+host may have been slow; its process is replaced, too. Clients take turns.
 
-Nothing lies in /dev/shm by a name: the bytes travel in anonymous memory files, one a process, and the array is copied
-out once, so that no process waits for a slow consumer; or it is written where the engine reads it, into the slab, and
-not copied at all.
+No file in /dev/shm has a name: the bytes are passed in anonymous memory files, one per process. The array is copied out
+once, so that no process waits for a slow consumer; or it is written into the slab, where the engine reads it, without a
+copy.
 
-Errors refer to no task and no future that refers to them, nor have a TimeoutError as their context, which refers to its
-task: images of up to 60 MB would wait in such a cycle for the garbage collector.
+Errors must not refer to tasks or futures that refer to them, nor have a TimeoutError as their context, which refers to
+its task. Otherwise images of up to 60 MB would stay in such a reference cycle until the garbage collector runs.
 
 Measured on two cores of an AMD EPYC that other work shared, Python 3.11, uvloop, a 640 x 480 JPEG of 91 kB to
 (3, 352, 352) float32, medians of 250 interleaved images, five runs: in this process 1.78-2.00 ms, through the pool
@@ -34,8 +34,8 @@ from server.vision.turns import Turns
 
 __all__ = ["DecodePool", "PoolStatistics", "Prepared"]
 
-_SHORTEST_RUN_S = 0.25  # a process is not killed sooner: starting another takes as long
-_CPU_SHARE = 0.9  # of an image's time limit: if so much CPU was used, the host was not the reason for the delay
+_SHORTEST_RUN_S = 0.25  # a process is not killed sooner, because starting another takes as long
+_CPU_SHARE = 0.9  # share of an image's time limit: with so much CPU time, the host did not cause the delay
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 # Deaths that nobody but the image is to blame for. SIGKILL is not among them: it may be the OOM killer or an operator.
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -70,10 +70,10 @@ class _Job:
 
 
 class DecodePool:
-    """`workers` decoder processes and a bounded queue in front of them, in which clients take turns.
+    """`workers` decoder processes with a bounded queue, in which clients take turns.
 
-    job_timeout_s: after this long over one image a process is killed, or at the image's deadline. max_waiting: images
-    that may wait for a process.
+    job_timeout_s: a process that takes longer for one image is killed, also at the image's deadline. max_waiting:
+    images that may wait for a process.
     max_pixels: an image's limit; it also bounds the memory that a process may take.
     """
 
@@ -123,12 +123,12 @@ class DecodePool:
         deadline: float | None = None,
     ) -> Prepared:
         """Decodes and preprocesses one image. A cancelled caller gives up its place; a started image is finished for
-        nobody, until its deadline at most.
+        nothing, until its deadline at most.
 
         slab: where the array may lie, without having been copied; what came with a lease is the caller's to release.
-        client: whose turn it is. deadline: monotonic seconds.
-        Raises UnsupportedMedia, TooLarge, UndecodableImage; DeadlineExceeded; Overloaded where the queue is full,
-        memory is short or the pool is closed; BackendUnavailable where the process was killed from outside.
+        client: for turns. deadline: monotonic seconds.
+        Raises UnsupportedMedia, TooLarge, UndecodableImage; DeadlineExceeded; Overloaded if the queue is full, memory
+        is short or the pool is closed; BackendUnavailable if the process was killed by something else.
         """
         if not self._is_open:
             raise Overloaded("the decoders are stopped", reason="draining")
@@ -180,10 +180,10 @@ class DecodePool:
         raise DeadlineExceeded("the deadline passed while the image waited for a decoder; allow more time")
 
     def _leave(self, client: str, place: asyncio.Future[Decoder]) -> None:
-        """The caller stops waiting."""
+        """The client stops waiting."""
         self._turns.remove(client, place)
         if place.done() and not place.cancelled() and place.exception() is None:
-            self._release(place.result(), client, None)  # handed over in the moment in which the caller left
+            self._release(place.result(), client, None)  # assigned just when the client stopped waiting
 
     def _done(self, job: "asyncio.Task[Prepared]") -> None:
         self._jobs.discard(job)
@@ -203,12 +203,12 @@ class DecodePool:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Gives idle decoders to the next clients."""
+        """Assigns idle decoders to the next clients."""
         self._idle = [decoder for decoder in self._idle if not decoder.is_gone]
         now = time.monotonic()
         while self._idle and (turn := self._turns.take(now)) is not None:
             client, place = turn
-            if place.done():  # its caller leaves in this moment
+            if place.done():  # its client is just leaving
                 self._turns.ended(client, now, None)
             else:
                 place.set_result(self._idle.pop())
@@ -261,7 +261,7 @@ class DecodePool:
                 await decoder.aclose()
                 self._restarts += 1
                 if decoder.is_worn:
-                    log.info("decoder kept too much memory; starting another", pid=decoder.pid)
+                    log.info("decoder uses too much memory; starting another", pid=decoder.pid)
                 else:
                     log.warning("decoder died; starting another", pid=decoder.pid, status=status)
                 decoder = await self._replacement()
@@ -292,7 +292,7 @@ def _late(longest_s: float, *, is_deadline: bool) -> DeadlineExceeded:
     if is_deadline:
         return DeadlineExceeded("the deadline passed while the image was decoded; allow more time")
     what = f"the image was not decoded within {longest_s:g} s (decode_timeout_s)"
-    return DeadlineExceeded(f"{what}: the host is busy, or the image too large; retry later, or send a smaller one")
+    return DeadlineExceeded(f"{what}: the host is busy, or the image is too large; retry later, or send a smaller one")
 
 
 def _let_go(job: "asyncio.Task[Prepared]") -> None:

@@ -15,15 +15,19 @@ class Preparing:
         self._usual_s: dict[tuple[str, str], float] = {}
 
     def rows_with(self, model_name: str, client: str, images: int) -> int:
-        """How many are ready, at most, once so many new ones of the client are: decoders take the clients in turn, so
-        that one who sends thousands is not ahead of the others with all of them."""
+        """Maximum number of rows that are ready once so many new images of the client are.
+
+        Decoders take turns between clients, so a client that sends thousands does not delay others by all of them.
+        """
         own = self._clients[model_name, client]
         clients = self._clients_of[model_name] + (not own)
         return min(self._images[model_name] + images, (own + images) * clients)
 
     def takes_s(self, model_name: str, client: str) -> float:
-        """Usual seconds of one of the client's pictures, with the wait for a decoder; 0 if none is in progress, as the
-        value may then be outdated."""
+        """Usual time in seconds for one of the client's pictures, with the wait for a decoder.
+
+        0 if none is in progress, because the value may then be outdated.
+        """
         return self._usual_s.get((model_name, client), 0.0)
 
     def began(self, model_name: str, client: str) -> None:

@@ -70,8 +70,8 @@ _NOWHERE = Geometry(0, 0, 0, 0, 0.0, 0.0)
 class Reply:
     """The array's shape and place in the memory file, or why there is none. Times in seconds.
 
-    is_in_slab: it lies where the job's room in the slab begins, and not in the memory file. is_worn: the process keeps
-    too much memory, and is to be replaced.
+    is_in_slab: it is in the job's room in the slab, not in the memory file. is_worn: the process uses too much memory
+    and must be replaced.
     """
 
     status: Status

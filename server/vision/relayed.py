@@ -26,17 +26,17 @@ _LENGTH = struct.Struct("<I")
 
 
 def is_short(size_bytes: int) -> bool:
-    """Whether the headers of a request's pictures, which have so many bytes, are read on the event loop."""
+    """Whether the headers of a request's pictures, of this total size, are read on the event loop."""
     return size_bytes <= AT_ONCE_BYTES
 
 
 async def relayed(
     data: bytes, spec: PrepareSpec, max_pixels: int, slab: Slab | None, size_bytes: int, deadline: float | None
 ) -> Prepared:
-    """The picture as `relay` gives it. Raises what `relay` does, and DeadlineExceeded.
+    """The picture as `relay` returns it. Raises what `relay` raises, and DeadlineExceeded.
 
-    size_bytes: of all pictures of the request; many are looked at in a thread, one that waits there for its turn until
-    its deadline is not.
+    size_bytes: of all pictures of the request. Headers of large requests are read in a thread; a picture that is still
+    waiting for the thread at its deadline is not read.
     """
     if is_short(size_bytes):
         return relay(data, spec, max_pixels, slab)

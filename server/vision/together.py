@@ -12,8 +12,8 @@ T = TypeVar("T")
 async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs all jobs concurrently; the first error cancels the others and is raised unchanged.
 
-    Not by a TaskGroup: its errors refer to its tasks, which refer to the errors, and images wait there for the garbage
-    collector.
+    Does not use a TaskGroup: its errors and tasks refer to each other, so images would stay in memory until the garbage
+    collector runs.
 
     Where the caller leaves, what the first of them noted of where it was stands on the CancelledError here, too.
     """
@@ -34,7 +34,7 @@ async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     await _end(tasks)
     try:
         raise failure
-    finally:  # its traceback refers to this frame, and to the images: it must not refer to the error
+    finally:  # its traceback refers to this frame and the images, so the frame must not refer to the error
         del failure, tasks
 
 
@@ -50,7 +50,7 @@ async def _end(tasks: Sequence[asyncio.Task[T]]) -> None:
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # else asyncio logs that the exception was never retrieved
+            task.exception()  # otherwise asyncio logs that the exception was never retrieved
 
 
 async def _noting(job: Coroutine[Any, Any, T], left: list[LeftAt | ToldLater]) -> T:

@@ -7,21 +7,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SLOW_S = 1.0  # a picture that took longer limits its client
-LIMITED_S = 60.0  # seconds that the limit lasts after that picture, and after another client's last picture
-MAX_CLIENTS = 4096  # remembered; the least recently seen one is forgotten first
+LIMITED_S = 60.0  # how long the limit lasts after that picture, and after another client's last picture
+MAX_CLIENTS = 4096  # clients remembered; the least recently seen one is forgotten first
 
 
 class Turns(Generic[T]):
-    """Waiting items by client: next is the client that has waited longest since its last turn. At most `workers` run.
+    """Waiting items by client. The next turn goes to the client whose last turn is longest ago. At most `workers` run.
 
-    While there are several clients, one worker stays free of those that had a slow picture lately, or none yet: any
-    other client can be served there at once. With one worker there is no such reserve.
+    While there are several clients, one worker stays free of clients that had a slow picture lately, or none yet, so
+    that any other client can be served at once. With one worker there is no such reserve.
     """
 
     def __init__(self, workers: int) -> None:
         self._reserved_from = max(workers - 1, 1)
         self._waiting: dict[str, deque[T]] = {}
-        # By client that waits or runs: its last turn, or the turn when it arrived; and whether it had a turn.
+        # By client that waits or runs: its last turn, or the turn at its arrival; and whether it had a turn.
         self._ranks: dict[str, tuple[int, bool]] = {}
         self._turns = 0
         self._running: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class Turns(Generic[T]):
         self._tidy(client)
 
     def take(self, now: float) -> tuple[str, T] | None:
-        """The next item and its client; it runs until ended(). None if none waits, or only limited clients' do."""
+        """The next item and its client; it runs until ended(). None if none waits, or only items of limited clients."""
         clients = [client for client in self._waiting if self._may_run(client, now)]
         if not clients:
             return None
@@ -67,7 +67,7 @@ class Turns(Generic[T]):
         return client, item
 
     def ended(self, client: str, now: float, took_s: float | None) -> None:
-        """One of the client's items runs no longer. took_s: None if it was never begun."""
+        """One of the client's items has ended. took_s: None if it never began."""
         self._running[client] -= 1
         self._tidy(client)
         if took_s is None:

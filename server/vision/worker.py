@@ -31,7 +31,7 @@ from server.vision.protocol import READY, Job, Reply, Status, reply_to
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 4096
 LARGE_PIXELS = 1_000_000
-WORN_BYTES = 64 << 20  # more than a new process has
+WORN_BYTES = 64 << 20  # growth compared with a new process
 
 
 class _MemoryFile:
@@ -120,7 +120,7 @@ def _answer(job: Job, memory: _Memory) -> Reply:
 
 
 class Wear:
-    """How much memory the process keeps between jobs."""
+    """How much memory the process retains between jobs."""
 
     def __init__(self, measure: Callable[[], int] = private_bytes, trim: Callable[[], None] = give_back) -> None:
         self._measure = measure
@@ -128,7 +128,7 @@ class Wear:
         self._limit_bytes = measure() + WORN_BYTES
 
     def is_too_much(self, reply: Reply) -> bool:
-        """Whether to replace the process after this job. Not measured for small images: they leave no memory behind."""
+        """Whether to replace the process after this job. Not measured for small images, which retain no memory."""
         if reply.status is Status.OK and reply.geometry.source_width * reply.geometry.source_height < LARGE_PIXELS:
             return False
         self._freed.check()
@@ -136,7 +136,7 @@ class Wear:
 
 
 def _serve(channel: socket.socket, memory: _Memory, cpu_limit_s: float) -> None:
-    """cpu_limit_s: of one job; SIGPROF ends the process beyond it."""
+    """cpu_limit_s: CPU time of one job; SIGPROF ends the process if it uses more."""
     channel.sendall(READY)
     wear = Wear()
     while True:

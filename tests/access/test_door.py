@@ -133,7 +133,7 @@ async def test_broken_file_keeps_the_old_keys_and_is_told_once(tmp_path: Path, c
         for _ in range(3):
             await ours.look_again()
     assert [(line["log_level"], line["event"], line["kept"]) for line in logged] == [
-        ("error", "access file not reloaded", "the keys read before stay in use")
+        ("error", "access file not reloaded", "the previous keys stay in use")
     ]
     assert ours.failed_reads == 1
     await ours.admit([CAMERA], Role.INFER)

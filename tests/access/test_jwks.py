@@ -191,7 +191,7 @@ MEMBERS = (
 
 
 def jwks_of_each_kind(signer: Signer) -> dict[str, dict[str, object]]:
-    """By algorithm; the last one is a private key, which an issuer should not list."""
+    """Keys by algorithm; the last one is a private key, which an issuer should not publish."""
     curve = jwt.algorithms.ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()).public_key(), as_dict=True)
     edwards = jwt.algorithms.OKPAlgorithm.to_jwk(ed25519.Ed25519PrivateKey.generate().public_key(), as_dict=True)
     private = jwt.algorithms.RSAAlgorithm.to_jwk(signer.private, as_dict=True)
@@ -208,7 +208,7 @@ def jwks_of_each_kind(signer: Signer) -> dict[str, dict[str, object]]:
 async def test_key_with_any_member_of_any_type_costs_the_other_keys_nothing(
     tmp_path: Path, signers: tuple[Signer, Signer], algorithm: str
 ) -> None:
-    """Every member with every JSON type: the other key's tokens are taken, the odd key's get 401 and never an error."""
+    """With any member of any JSON type, the other key's tokens are accepted and the bad key's get 401, not an error."""
     good, odd = signers
     base = jwks_of_each_kind(odd)[algorithm] | {"kid": "odd", "alg": algorithm}
     rules = f'jwks_url = "{URL}"\nalgorithms = ["RS256", "PS256", "ES256", "ES384", "EdDSA"]\n'
@@ -241,12 +241,12 @@ def test_key_that_is_not_a_long_public_one_is_skipped(signers: tuple[Signer, Sig
 
 
 def test_key_that_is_skipped_is_logged_with_the_reason(signers: tuple[Signer, Signer]) -> None:
-    """One line a document, however many of its keys are broken."""
+    """One line is logged for a key set, however many of its keys are invalid."""
     document = {"keys": [signers[0].jwk, *[signers[1].jwk | {"alg": ["RS256"]}] * 50]}
     with structlog.testing.capture_logs() as logged:
         assert list(keys_of(json.dumps(document).encode())) == ["one"]
     assert [(line["log_level"], line["skipped"], line["first"]) for line in logged] == [
-        ("warning", 50, "key 2: alg is no string")
+        ("warning", 50, "key 2: alg is not a string")
     ]
 
 
@@ -289,12 +289,12 @@ async def test_address_is_asked_over_a_real_socket(signers: tuple[Signer, Signer
     body = json.dumps({"keys": [signers[0].jwk]}).encode()
     with serving(answering(200, body)) as url:
         assert await fetch_json(url, Outbound()) == body
-    with pytest.raises(OSError, match="it cannot be asked"):
+    with pytest.raises(OSError, match="it cannot be fetched"):
         await fetch_json(url, Outbound())
 
 
 def loopback_is_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """127.0.0.1 plays the metadata service; issuer.example leads to it."""
+    """127.0.0.1 acts as the metadata service; issuer.example resolves to it."""
     look_up = socket.getaddrinfo
 
     def fake(host: str, *more: object, **named: object) -> object:
@@ -308,7 +308,7 @@ def loopback_is_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_metadata_service_is_not_asked_for_keys_unless_it_is_allowed(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its address or a name that leads there is in the access file; the error says what to do."""
+    """It is refused by address and by a name that resolves to it; the error says what to do."""
     loopback_is_metadata(monkeypatch)
     asked: list[str] = []
 
@@ -319,7 +319,7 @@ async def test_metadata_service_is_not_asked_for_keys_unless_it_is_allowed(
 
     with serving(Service) as base:
         url = base.replace("127.0.0.1", host) + "/keys"
-        with pytest.raises(OSError, match=r"metadata service; to connect .*--allow-outbound 127\.0\.0\.1") as refused:
+        with pytest.raises(OSError, match=r"metadata service; to allow .*--allow-outbound 127\.0\.0\.1") as refused:
             await fetch_json(url, Outbound((host,) if host == "issuer.example" else ()))
         assert str(refused.value).startswith(host)
         assert asked == []
@@ -334,7 +334,7 @@ async def test_gateway_asks_a_metadata_service_for_keys_only_where_it_is_allowed
     signers: tuple[Signer, Signer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same from the settings on: 503 without the keys, and with them 401 for a key that they do not have."""
+    """With complete settings: 503 without the key set; with it, 401 for a key that is not in it."""
     loopback_is_metadata(monkeypatch)
     file = tmp_path / "access.toml"
     with serving(answering(200, json.dumps({"keys": [signers[1].jwk]}).encode())) as url:

@@ -186,7 +186,7 @@ async def test_load_with_a_config_takes_it_instead_of_the_file(engine: EmbeddedE
     plus(repository, 1)
     await engine.load("plus", '{"backend": "onnxruntime", "max_batch_size": 2}')
     assert engine.config_message("plus").max_batch_size == 2
-    with pytest.raises(ModelNotReady, match="the config that came with the load is not valid"):
+    with pytest.raises(ModelNotReady, match="the config in the load request is not valid"):
         await engine.load("plus", '{"max_batch_size": "many"}')
     assert engine.config_message("plus").max_batch_size == 2
     await engine.load("plus")
@@ -204,7 +204,7 @@ async def test_load_with_a_config_takes_it_instead_of_the_file(engine: EmbeddedE
 async def test_load_with_a_config_reaches_no_file_outside_the_model(
     engine: EmbeddedEngine, repository: Path, told: str
 ) -> None:
-    """A client that may load a model cannot read the machine's files by it."""
+    """A client that may load models cannot read other files of the machine."""
     plus(repository, 1)
     with pytest.raises(ModelNotReady, match="must name a file inside the model's folder"):
         await engine.load("plus", f'{{"backend": "onnxruntime", {told}}}')

@@ -57,7 +57,7 @@ def test_prepare_one_of_three_is_no_picture_the_others_are_served() -> None:
     reader = PictureReader(IMAGENET, torch.device("cpu"))
     errors = reader.prepare([ENCODED["jpeg"], b"GIF89a", ENCODED["png"]], out)
     assert (errors[0], errors[2]) == (None, None)
-    assert errors[1] == "the picture is no JPEG, PNG or WebP: its first bytes are 47 49 46 38 39 61"
+    assert errors[1] == "the picture is not a JPEG, PNG or WebP: its first bytes are 47 49 46 38 39 61"
     black = value_table(IMAGENET)[:, :1, None].expand(3, 48, 56)
     assert torch.equal(out[1], black)
     assert not torch.equal(out[0], black)

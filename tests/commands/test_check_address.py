@@ -25,7 +25,7 @@ def test_check_of_a_named_address_where_nobody_listens_is_a_failure(penstock: Ca
 
 @pytest.mark.parametrize(
     ("refusal", "why"),
-    [(NO_KEY, "asks for an API key: give one that it knows"), (NO_ROLE, "'ci' lacks the role read")],
+    [(NO_KEY, "requires an API key: give a valid key"), (NO_ROLE, "'ci' lacks the role read")],
 )
 def test_check_of_a_gateway_that_lets_nobody_ask_is_a_failure(
     penstock: Call, stand_in: StandIn, refusal: tuple[int, str, dict[str, str]], why: str

@@ -173,7 +173,7 @@ class _Asking(http.server.BaseHTTPRequestHandler):
 
 
 def test_commands_show_the_key_that_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By flag, else by variable; without one, or with a wrong one, the sentence says so and how to give it."""
+    """The key comes from the flag or the variable; if it is missing or wrong, the error says how to give one."""
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     _Asking.seen.clear()
     with serving(_Asking) as url:
@@ -183,8 +183,8 @@ def test_commands_show_the_key_that_they_are_given(monkeypatch: pytest.MonkeyPat
         by_flag = runner.invoke(app, ["models", "load", "m", "--url", url, "--api-key", "right"])
         by_variable = runner.invoke(app, ["models", "load", "m", "--url", url], env={"PENSTOCK_API_KEY": "right"})
     assert [answer.exit_code for answer in (refused, wrong, by_flag, by_variable)] == [1, 1, 0, 0]
-    advice = "give one that it knows with --api-key or PENSTOCK_API_KEY"
-    assert f"asks for an API key: {advice}" in refused.stderr
+    advice = "give a valid key with --api-key or PENSTOCK_API_KEY"
+    assert f"requires an API key: {advice}" in refused.stderr
     assert f"refused the API key (the API key is unknown): {advice}" in wrong.stderr
     assert _Asking.seen == [None, "wrong", "right", "right"]
 

@@ -1,4 +1,4 @@
-"""What the programs may connect to: by who named the host, and by every way of writing an address."""
+"""Which addresses may be connected to, by who named the host and by every notation of an address."""
 
 import pytest
 
@@ -27,13 +27,13 @@ PRIVATE = (
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_callers_of_an_api_reach_public_hosts(address: str) -> None:
-    """By IPv4 and IPv6, and IPv4 through the forms of IPv6."""
+    """By IPv4, IPv6, and IPv4 addresses in IPv6 notation."""
     assert Outbound(is_from_api=True).why_refused("camera.example", address) == ""
 
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_callers_of_an_api_do_not_reach_other_addresses(address: str) -> None:
-    """However they are written; and the refusal says the address and the flag."""
+    """In every notation they are refused, with the address and the flag in the message."""
     why = Outbound(is_from_api=True).why_refused("camera.example", address)
     assert why.startswith(f"camera.example ({address}) is not a public address")
     assert "--allow-outbound" in why
@@ -41,14 +41,14 @@ def test_callers_of_an_api_do_not_reach_other_addresses(address: str) -> None:
 
 @pytest.mark.parametrize("address", PUBLIC + PRIVATE)
 def test_what_the_operator_wrote_is_used_as_given(address: str) -> None:
-    """Any address but a metadata service's."""
+    """All addresses except metadata services are allowed."""
     assert Outbound().why_refused("camera", address) == ""
 
 
 @pytest.mark.parametrize("is_from_api", [False, True])
 @pytest.mark.parametrize("address", [*map(str, METADATA), "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe"])
 def test_metadata_services_are_refused_whoever_named_them(address: str, is_from_api: bool) -> None:
-    """A host name that is allowed does not open them; an address or a network does."""
+    """An allowed host name does not allow them; an allowed address or network does."""
     named = Outbound(("camera.example", "10.0.0.0/8"), is_from_api=is_from_api)
     assert "metadata service" in named.why_refused("camera.example", address)
     allowed = Outbound(tuple(map(str, METADATA)), is_from_api=is_from_api)
@@ -68,7 +68,7 @@ def test_metadata_services_are_refused_whoever_named_them(address: str, is_from_
     ],
 )
 def test_allowed_values_open_what_they_name(allowed: str, host: str, address: str) -> None:
-    """An address, a network, or a name in any case, with a dot behind it or without."""
+    """An address, a network, or a name in upper or lower case, with or without a final dot."""
     assert Outbound((allowed,), is_from_api=True).why_refused(host, address) == ""
 
 
@@ -82,24 +82,24 @@ def test_allowed_values_open_what_they_name(allowed: str, host: str, address: st
     ],
 )
 def test_allowed_values_open_nothing_else(allowed: str, host: str, address: str) -> None:
-    """Neither names that end alike nor addresses beside the network."""
+    """Names with the same ending and addresses outside the network are refused."""
     assert Outbound((allowed,), is_from_api=True).why_refused(host, address)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "LOCALHOST.", "a.localhost", "169.254.169.254"])
 def test_a_host_that_says_where_it_leads_is_refused_before_it_is_looked_up(host: str) -> None:
-    """An address, and the names of this machine."""
+    """This holds for addresses and for names of this machine."""
     assert Outbound(is_from_api=True).why_refused_unresolved(host)
 
 
 @pytest.mark.parametrize("host", ["camera.example", "localhost.example", "93.184.216.34"])
 def test_other_hosts_are_looked_up_first(host: str) -> None:
-    """A name says nothing of where it leads."""
+    """Other names must be resolved before the check."""
     assert Outbound(is_from_api=True).why_refused_unresolved(host) == ""
 
 
 @pytest.mark.parametrize("value", ["", "10.0.0.0/99", "10.0.0.1/8", "999.1.2.3", "a b", "http://camera", "camera:80"])
 def test_what_is_no_address_network_or_name_is_refused_at_start(value: str) -> None:
-    """With the value and what is needed."""
-    with pytest.raises(ValueError, match=r"--allow-outbound .*: an address, a network or a host name is needed"):
+    """The message has the value and the expected form."""
+    with pytest.raises(ValueError, match=r"--allow-outbound .* is not an address, a network or a host name"):
         Outbound((value,))

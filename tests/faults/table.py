@@ -31,9 +31,9 @@ class Mutation:
 class Fault:
     """A row. tests: pytest node IDs.
 
-    needs_gpu: tests of it are in tests/gpu and need a card; those that are named besides hold the decisions.
-    pending: why tests or mutation are missing, or what is still to be built; empty for a complete row.
-    remark: what a test cannot show, or how the fault is made.
+    needs_gpu: its tests are in tests/gpu and need a GPU; other named tests check the decisions.
+    pending: why tests or mutation are missing, or what is not built yet; empty for a complete row.
+    remark: what a test cannot show, or how the fault is simulated.
     """
 
     number: int

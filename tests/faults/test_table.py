@@ -1,4 +1,4 @@
-"""The table of FAULTS is complete, and names tests and lines of the product that exist."""
+"""The table of FAULTS is complete, and its tests and source lines exist."""
 
 import ast
 from functools import cache
@@ -15,7 +15,7 @@ PRODUCT = ("server/", "deepstream_pipeline/", "deploy/")
 
 @cache
 def parsed(file: str) -> ast.Module:
-    """The file's syntax; empty where it does not exist."""
+    """The file's syntax tree; empty if it does not exist."""
     path = CHECKOUT / file
     return ast.parse(path.read_text() if path.is_file() else "")
 
@@ -63,7 +63,7 @@ def problems(fault: Fault) -> list[str]:
 
 
 def mistakes(mutation: Mutation, fault: Fault) -> list[str]:
-    """Why a mutation could not be made, or would prove nothing."""
+    """Why a mutation cannot be applied, or would prove nothing."""
     path = CHECKOUT / mutation.file
     found = [] if mutation.file.startswith(PRODUCT) else [f"{mutation.file} is no file of the product"]
     count = path.read_text().count(mutation.old) if path.is_file() else 0
@@ -77,13 +77,13 @@ def mistakes(mutation: Mutation, fault: Fault) -> list[str]:
 
 
 def test_every_row_is_there_exactly_once() -> None:
-    """A row that is missing, doubled or unknown is named."""
+    """Missing, duplicate and unknown rows are reported."""
     assert [fault.number for fault in FAULTS] == list(NUMBERS)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"row-{fault.number}")
 def test_row_has_tests_that_exist_and_a_mutation(fault: Fault) -> None:
-    """A pending row says what it waits for; the tests that it names exist all the same."""
+    """A pending row says what it waits for; the tests that it names must exist nevertheless."""
     assert problems(fault) == []
 
 
@@ -95,7 +95,7 @@ def test_mutation_changes_one_place_of_the_product(name: str) -> None:
 
 
 def test_incomplete_rows_are_found() -> None:
-    """A row without test and mutation, one with a test that does not exist, and a mutation that cannot be made."""
+    """Reports rows without test or mutation, tests that do not exist and mutations that cannot be applied."""
     missing = "tests/faults/test_table.py::test_that_nobody_wrote"
     assert problems(Fault(1, "a fault", "a promise")) == ["it has no test", "it has no mutation"]
     assert problems(Fault(1, "a fault", "a promise", (missing,), pending="later")) == [f"{missing} does not exist"]
@@ -104,5 +104,5 @@ def test_incomplete_rows_are_found() -> None:
 
 
 def test_files_of_rows_are_short_enough_to_read() -> None:
-    """At most 400 lines each, as any file of the repository."""
+    """Each has at most 400 lines, like every file of the repository."""
     assert all(len(Path(path).read_text().splitlines()) <= 400 for path in FOLDER.glob("*.toml"))

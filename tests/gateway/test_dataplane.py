@@ -55,7 +55,7 @@ async def test_image_request_of_three_makes_two_calls_and_keeps_order(rig: Rig) 
 
 @pytest.mark.parametrize("model", ["found", "found-untried"])
 async def test_pictures_of_a_model_whose_rows_are_not_merged_are_each_a_call(rig: Rig, model: str) -> None:
-    """Its rows do not follow its batch, or nobody knows yet: five pictures are answered as each alone."""
+    """If its rows do not follow its batch, or were not tried, five pictures are answered as if sent alone."""
     images = [picture(level) for level in (255, 0, 64, 128, 191)]
     alone = [await rig.plane.infer_images(ImageRequest(model, "", (one,), None)) for one in images]
     rig.backend.calls.clear()
@@ -219,7 +219,7 @@ async def test_encoded_images_reach_the_engine_as_a_tensor_and_count_what_it_tak
 
 
 async def test_pictures_wait_for_decoders_in_their_callers_name(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a body, and in the place of a tensor; so no caller's pictures hold up another's."""
+    """This holds for image bodies and image tensors, so no client's pictures delay another's."""
     clients: list[object] = []
     decode = DecodePool.prepare
 
@@ -293,9 +293,9 @@ async def test_request_over_which_the_engine_falls_silent_is_unavailable(rig: Ri
 
 
 async def test_batch_of_no_rows_is_refused_where_there_is_a_batch(rig: Rig) -> None:
-    """Triton 2.51 never answers one to a Python model; boxes has no batch, and may be given none of something."""
+    """A Python model in Triton 2.51 never answers it; `boxes` has no batch dimension, so 0 is allowed there."""
     rowless = InferHead("plain", rowless_input="x")
-    with pytest.raises(InvalidRequest, match="input 'x': its first dimension, the batch, is 0; send a row at least"):
+    with pytest.raises(InvalidRequest, match="input 'x': its first dimension, the batch, is 0; send at least one row"):
         await rig.plane.relay_http(Verb.INFER, rowless, CALL)
     with (
         pytest.raises(InvalidRequest, match="the batch, is 0"),

@@ -1,4 +1,4 @@
-"""The gateway is ready by its engine and by the models that are required."""
+"""The gateway's readiness depends on its engine and on required models."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ HANGS, REFUSED = KnownModel("b", False, "it hangs", unavailable=Cause.HANG), Kno
         ([SERVES, HANGS], ("a",), ""),
         ([SERVES, HANGS], ("a", "b"), "model 'b' does not serve: it hangs"),
         ([SERVES, FAILED], ("f",), "model 'f' does not serve: no such file"),
-        ([SERVES], ("c", "a"), "model 'c' does not serve: no model has that name"),
+        ([SERVES], ("c", "a"), "model 'c' does not serve: there is no such model"),
         ([], (), ""),
         ([SERVES], ALL, ""),
         ([], ALL, ""),
@@ -37,14 +37,14 @@ HANGS, REFUSED = KnownModel("b", False, "it hangs", unavailable=Cause.HANG), Kno
 def test_gateway_is_ready_while_its_required_models_serve(
     models: list[KnownModel], required: tuple[str, ...] | None, reason: str
 ) -> None:
-    """Each one that is named, or each that is loaded with `*`; without either any one that serves."""
+    """Required are the named models, or with `*` all loaded ones; without the setting, any model that serves."""
     engine = SimpleNamespace(is_up=True, reason="", models={known.name: known for known in models})
     readiness = readiness_of(engine, required)  # type: ignore[arg-type]  # what it looks at
     assert (readiness.is_ready, readiness.reason) == (not reason, reason)
 
 
 def test_gateway_whose_engine_is_down_is_not_ready_whatever_is_required() -> None:
-    """With the engine's reason."""
+    """The reason is the engine's."""
     engine = SimpleNamespace(is_up=False, reason="the engine is starting", models={"a": SERVES})
     for required in (None, (), ("a",)):
         readiness = readiness_of(engine, required)  # type: ignore[arg-type]

@@ -41,22 +41,25 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ({"PENSTOCK_ENGINE": "tritno"}, "engine is 'tritno'; it takes auto, triton, embedded, or the http:// address"),
         ({"PENSTOCK_ENGINE": "http://"}, "engine is 'http://'; a Triton's address looks like http://host:8000"),
         ({"PENSTOCK_ENGINE": "http://h:1,triton"}, "engine is 'triton'; a Triton's address looks like"),
-        ({"PENSTOCK_ENGINE": "http://h:1, http://h:1"}, "engine names 'http://h:1' twice; every replica needs"),
+        ({"PENSTOCK_ENGINE": "http://h:1, http://h:1"}, "engine names 'http://h:1' twice; give each replica once"),
         (
             {"PENSTOCK_ENGINE": "http://h:1,http://g:1", "PENSTOCK_ENGINE_GRPC": "h:2"},
             "engine_grpc names 1 addresses for 2 engines; give one for each, in the same order",
         ),
         ({"PENSTOCK_ENGINE": "http://h:99999"}, "a Triton's address looks like"),
         ({"PENSTOCK_ENGINE": "http://[::1"}, "a Triton's address looks like"),
-        ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc goes with an engine given by URL"),
-        ({"PENSTOCK_ALLOW_OUTBOUND": "10.0.0.1/8"}, "--allow-outbound '10.0.0.1/8': an address, a network or a host"),
+        ({"PENSTOCK_ENGINE_GRPC": "h:1"}, "engine_grpc needs an engine given by URL"),
+        (
+            {"PENSTOCK_ALLOW_OUTBOUND": "10.0.0.1/8"},
+            "--allow-outbound '10.0.0.1/8' is not an address, a network or a host",
+        ),
         ({"PENSTOCK_OTLP_ENDPOINT": "collector:4318"}, "the collector's address looks like http://host:4318"),
         ({"PENSTOCK_OTLP_ENDPOINT": "http://"}, "the collector's address looks like http://host:4318"),
-        ({"PENSTOCK_OTLP_ENDPOINT": "http://a:secret@h:1"}, "holds a password; give it as OTEL_EXPORTER_OTLP_HEADERS"),
+        ({"PENSTOCK_OTLP_ENDPOINT": "http://a:secret@h:1"}, "a password; pass it in OTEL_EXPORTER_OTLP_HEADERS"),
         ({"PENSTOCK_HTTP_PORT": "9000", "PENSTOCK_ENGINE_GRPC_PORT": "9000"}, "port 9000 is given twice"),
         (
             {"PENSTOCK_TRACE_FILE": "/tmp/traces.json", "PENSTOCK_ENGINE": "embedded"},
-            "trace_file is written by a Triton that is started here; leave it out, or use --engine triton",
+            "trace_file needs a Triton that this command starts; leave it out, or use --engine triton",
         ),
         (
             {"PENSTOCK_ALLOW_CLIENT_SHM": "true", "PENSTOCK_GRPC_MAX_CONNECTION_AGE_S": "300"},
@@ -64,7 +67,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ),
         (
             {"PENSTOCK_MODELS": "a,b", "PENSTOCK_REQUIRED_MODELS": "a,c"},
-            "required_models has 'c', which models does not have; add it there, too",
+            "required_models has 'c', which is not in models; add it there, too",
         ),
         (
             {"PENSTOCK_METRICS_KEY_REQUIRED": "true"},
@@ -72,7 +75,7 @@ def test_settings_precedence_is_flag_then_variable_then_file(tmp_path: Path) -> 
         ),
         ({"PENSTOCK_ALLOWED_HOST": "http://h"}, "PENSTOCK_ALLOWED_HOST: allowed_host is 'http://h'; give a name"),
         ({"PENSTOCK_TRUSTED_PROXY": "h"}, "PENSTOCK_TRUSTED_PROXY: trusted_proxy is not valid ('h' does not appear"),
-        ({"PENSTOCK_REQUIRED_MODELS": "a,*"}, "required_models has * and names; * alone requires every model"),
+        ({"PENSTOCK_REQUIRED_MODELS": "a,*"}, "required_models has * and names; * alone requires every loaded model"),
         ({"PENSTOCK_CONFIG": "/nonexistent.toml"}, "/nonexistent.toml: cannot be read"),
     ],
 )
@@ -84,7 +87,7 @@ def test_settings_mistake_is_refused_with_place_and_fix(environ: dict[str, str],
 
 
 def test_settings_leave_variables_of_other_commands_alone() -> None:
-    """PENSTOCK_GATEWAY_URL is read by `penstock video run` only, and keeps no other command from running."""
+    """PENSTOCK_GATEWAY_URL is read by `penstock video run` only, and does not stop other commands from running."""
     assert read_settings({}, environ={"PENSTOCK_GATEWAY_URL": "http://gpu:8000"}).http_port == 8000
 
 
@@ -292,7 +295,7 @@ def test_own_triton_listens_on_unix_sockets_unless_a_port_is_given() -> None:
 def test_engine_ports_stay_closed_where_the_gateway_refuses_clients_anything(
     access: dict[str, object], is_open: bool
 ) -> None:
-    """Triton checks no key: a port that is given is not opened, with one warning that names the flag."""
+    """Triton checks no keys, so a given port is not opened; one warning names the flag."""
     gateway = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     settings = Settings(engine="triton", engine_http_port=0, **gateway, **access)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logged:

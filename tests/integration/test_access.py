@@ -227,7 +227,7 @@ def test_commands_show_the_key_of_their_environment(guarded: Guarded) -> None:
         command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=60, check=False
     )
     assert refused.returncode == 1
-    assert "asks for an API key: give one that it knows with --api-key or PENSTOCK_API_KEY" in refused.stderr
+    assert "requires an API key: give a valid key with --api-key or PENSTOCK_API_KEY" in refused.stderr
 
 
 def test_file_that_changes_counts_and_one_that_breaks_does_not(guarded: Guarded) -> None:
@@ -236,7 +236,7 @@ def test_file_that_changes_counts_and_one_that_breaks_does_not(guarded: Guarded)
     guarded.wait_for_status("flooder", 401)
     assert guarded.infer("camera").status == 200
     guarded.file.write_text("[keys")
-    guarded.stack.wait_for_log("access file not reloaded.*not valid TOML.*the keys read before stay")
+    guarded.stack.wait_for_log("access file not reloaded.*not valid TOML.*the previous keys stay")
     assert guarded.infer("camera").status == 200
     assert "penstock_access_failed_reads_total 1.0" in call("GET", guarded.stack.metrics_url).body.decode()
     guarded.write(*EVERY_KEY, more=TOKENS)

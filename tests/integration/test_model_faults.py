@@ -1,4 +1,4 @@
-"""One model that hangs or fails, beside one that works, through the real Triton: the others lose nothing."""
+"""One model of a real Triton hangs or fails; other models are not affected."""
 
 import json
 import os
@@ -47,8 +47,8 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
 SLOW_S = 0.5
-LONG_CALLS = 60  # of SLOW_S: half a minute, several execution time-outs
-PAUSE_S = 3  # Triton gives a process up that stands still for a second
+LONG_CALLS = 60  # of SLOW_S each: half a minute together, several execution time-outs
+PAUSE_S = 3  # Triton gives up a process that is stopped for a second
 ENVIRON = {
     "PENSTOCK_CANARY_INTERVAL_S": "0.5",
     "PENSTOCK_EXECUTION_TIMEOUT_S": "4",
@@ -57,7 +57,7 @@ ENVIRON = {
 
 @pytest.fixture(scope="module")
 def fails(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file whose presence makes the model failing fail."""
+    """While this file exists, the model `failing` fails."""
     return tmp_path_factory.mktemp("switch") / "on"
 
 
@@ -86,7 +86,7 @@ def status(stack: RunningStack, path: str) -> int:
 
 @contextmanager
 def others_served(stack: RunningStack) -> Iterator[None]:
-    """All the time the other model answers every call, it and the server are ready, and the engine is not restarted."""
+    """Within the block the other model answers every call, stays ready, and the engine is not restarted."""
     end, outcomes = threading.Event(), list[int]()
 
     def keep_asking() -> None:
@@ -120,7 +120,7 @@ def slow_request(model: str) -> service_pb2.ModelInferRequest:
 
 @contextmanager
 def long_calls(stack: RunningStack, way: str) -> Iterator[None]:
-    """LONG_CALLS to the model "left-WAY" of a client that is gone with the end of the block."""
+    """LONG_CALLS to the model "left-WAY", from a client that disconnects at the end of the block."""
     model = f"left-{way}"
     if way == "http":
         body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [-3]}]})
@@ -149,7 +149,7 @@ def index_row(stack: RunningStack, model: str) -> dict[str, str]:
 
 
 def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes(stack: RunningStack) -> None:
-    """Its process is killed and it is loaded anew; no call of another model is lost."""
+    """Its process is killed and the model reloaded; no call of another model fails."""
     wait_for(lambda: ask(stack, "actor").status == 200, 60, "the model serves")
     with others_served(stack):
         assert ask(stack, "actor", -1.0).status in (500, 504)
@@ -161,7 +161,7 @@ def test_model_that_hangs_is_unavailable_alone_and_served_again_by_new_processes
 
 
 def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(stack: RunningStack) -> None:
-    """It is replaced before it can go on, and each call gets its own answer or an error."""
+    """It is replaced before it can continue, and each call gets its own answer or an error."""
     wait_for(lambda: ask(stack, "stopped").status == 200, 60, "the model serves")
     answers: dict[float, Answer] = {}
     with others_served(stack):
@@ -173,14 +173,14 @@ def test_process_that_is_stopped_under_calls_and_goes_on_does_not_end_triton(sta
             one.start()
         for one in calls:
             one.join()
-        stack.wait_for_log("killed model processes that were stopped")
+        stack.wait_for_log("killed stopped model processes")
         wait_for(lambda: ask(stack, "stopped").status == 200, 60, "the model serves again")
     wrong = {value: answer.json for value, answer in answers.items() if answer.status == 200}
     assert all(answer["outputs"][0]["data"] == [value] for value, answer in wrong.items()), wrong
 
 
 def test_model_that_fails_is_unavailable_alone_until_it_works(stack: RunningStack, fails: Path) -> None:
-    """Refused with 503 and when to come back; the reason stands in the index; gRPC and metrics say the same."""
+    """It gets 503 with Retry-After; the reason is in the index; gRPC and metrics agree."""
     wait_for(lambda: ask(stack, "failing").status == 200, 60, "the model serves")
     with others_served(stack):
         fails.touch()
@@ -207,10 +207,10 @@ def test_model_that_fails_is_unavailable_alone_until_it_works(stack: RunningStac
 def test_long_calls_of_a_client_that_left_neither_delay_others_nor_make_the_model_hang(
     stack: RunningStack, way: str
 ) -> None:
-    """Triton works on what it has in order, whoever left: it has a few calls, and the others wait for their turn."""
+    """Triton also executes abandoned calls in order, so it gets only a few calls; the others wait for their turn."""
     model = f"left-{way}"
     wait_for(lambda: ask(stack, model).status == 200, 60, "the model serves")
-    for _ in range(2):  # what it had is not given back before it is done, so coming again does not help
+    for _ in range(2):  # abandoned calls count until they are finished, so a second attempt does not help
         with long_calls(stack, way):
             wait_for(lambda: in_flight(stack) >= LONG_CALLS // 4, 60, "the calls have come")
         assert ask(stack, model, timeout_ms=15_000).status == 200

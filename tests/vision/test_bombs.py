@@ -1,4 +1,4 @@
-"""Pictures of every format that hold more than their header says: bounded work and memory, other clients served."""
+"""Pictures with more data than their header states cost bounded work and memory; other clients are served."""
 
 import asyncio
 import re
@@ -58,9 +58,9 @@ def webp_beyond_its_canvas() -> bytes:
     return images.webp_file(images.webp_canvas(8, 8), images.webp(images.picture(2000, 2000))[12:])
 
 
-# A picture and the words of its refusal, "" where it is shown without what it carries.
+# A picture and the text of its refusal, "" if it is decoded without its additional data.
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "png pixels": (lambda: png_with_pixels(zeros()), "goes on after 9264 bytes"),
+    "png pixels": (lambda: png_with_pixels(zeros()), "is longer than the 9264 bytes"),
     "png zTXt": (lambda: png_with(b"zTXt", b"note\0\0" + zeros()), ""),
     "png iTXt": (lambda: png_with(b"iTXt", b"note\0\1\0\0\0" + zeros()), ""),
     "png iCCP": (lambda: png_with(b"iCCP", b"profile\0\0" + zeros()), ""),
@@ -80,7 +80,7 @@ def peak_memory_kb(process: psutil.Process) -> int:
 
 @pytest.mark.parametrize("kind", BOMBS)
 async def test_picture_is_decoded_within_the_bounds_of_its_header(kind: str) -> None:
-    """What a file carries beside its pixels is not inflated; pixels beyond the header's size are refused."""
+    """Data other than pixels is not inflated; pixels beyond the header's size are refused."""
     make, refusal = BOMBS[kind]
     bomb = make()
     async with open_pool() as pool:
@@ -96,7 +96,7 @@ async def test_picture_is_decoded_within_the_bounds_of_its_header(kind: str) -> 
 
 
 def test_scans_of_a_jpeg_are_bounded_by_its_size() -> None:
-    """Each costs the same for every pixel, however few bytes it has."""
+    """Each scan has a cost per pixel, even if it has few bytes."""
     scans = b"\xff\xda\0\3\1" * (MIN_JPEG_SCANS + 1)
     side = int(MAX_SCANNED_PIXELS**0.5 / MIN_JPEG_SCANS**0.5) + 1
     frame = b"\xff\xc2" + struct.pack(">HBHHB", 11, 8, side, side, 1) + b"\1\x11\0"
@@ -107,7 +107,7 @@ def test_scans_of_a_jpeg_are_bounded_by_its_size() -> None:
 
 
 async def test_many_bombs_at_once_do_not_hold_up_another_clients_pictures() -> None:
-    """However many wait, the other client's picture is next; no process dies over them."""
+    """However many wait, the other client's picture is next; no process dies."""
     async with open_pool(max_waiting=99) as pool:
         ended: list[str] = []
 

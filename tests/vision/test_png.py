@@ -1,4 +1,4 @@
-"""PNGs are decoded from no more data than their header says, and look as libpng shows them."""
+"""PNGs are decoded from no more data than their header states, with the same pixels as by libpng."""
 
 import itertools
 import struct
@@ -22,14 +22,14 @@ ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (
 
 
 def pixel_bytes(width: int, height: int, bits: int, *, is_interlaced: bool) -> int:
-    """Counted row by row."""
+    """The size of the pixel data, counted row by row."""
     passes = ADAM7 if is_interlaced else ((0, 0, 1, 1),)
     sizes = [(len(range(x, width, dx)), len(range(y, height, dy))) for x, y, dx, dy in passes]
     return sum(rows * (1 + (columns * bits + 7) // 8) for columns, rows in sizes if columns)
 
 
 def png_of(width: int, height: int, color_type: int, depth: int, *, is_interlaced: bool, excess: int = 0) -> bytes:
-    """Random pixels under random row filters. excess: further bytes of pixel data, fewer if negative."""
+    """Random pixels under random row filters. excess: additional bytes of pixel data, fewer if negative."""
     size = pixel_bytes(width, height, CHANNELS[color_type] * depth, is_interlaced=is_interlaced)
     raw = bytearray(RANDOM.integers(0, 256, size, np.uint8).tobytes())
     position, passes = 0, ADAM7 if is_interlaced else ((0, 0, 1, 1),)
@@ -65,7 +65,7 @@ EVERY_KIND = [(kind, depth) for kind, depths in COLOUR_TYPES.items() for depth i
 @pytest.mark.parametrize("is_interlaced", [False, True])
 @pytest.mark.parametrize(("color_type", "depth"), EVERY_KIND)
 def test_png_of_every_kind_has_the_pixels_that_libpng_gives(color_type: int, depth: int, is_interlaced: bool) -> None:
-    """Every colour type, depth and interlacing, at sizes from one pixel to several stored blocks."""
+    """This covers every colour type, depth and interlacing, from one pixel to several stored blocks."""
     for width, height in [(1, 1), (3, 5), (8, 8), (61, 37), (300, 200)]:
         encoded = png_of(width, height, color_type, depth, is_interlaced=is_interlaced)
         flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
@@ -76,10 +76,10 @@ def test_png_of_every_kind_has_the_pixels_that_libpng_gives(color_type: int, dep
 @pytest.mark.parametrize("is_interlaced", [False, True])
 @pytest.mark.parametrize(("color_type", "depth"), EVERY_KIND)
 def test_png_with_another_amount_of_pixel_data_is_refused(color_type: int, depth: int, is_interlaced: bool) -> None:
-    """One byte more or less than the header says."""
+    """One byte more or less than the header states is refused."""
     for (width, height), excess in itertools.product([(1, 1), (61, 37)], [1, 70_000, -1]):
         encoded = png_of(width, height, color_type, depth, is_interlaced=is_interlaced, excess=excess)
-        with pytest.raises(UndecodableImage, match="goes on after" if excess > 0 else "truncated or corrupt"):
+        with pytest.raises(UndecodableImage, match="is longer than" if excess > 0 else "truncated or corrupt"):
             decode(encoded, ColorFormat.RGB)
 
 
@@ -93,7 +93,7 @@ def test_png_with_another_amount_of_pixel_data_is_refused(color_type: int, depth
     ],
 )
 def test_png_with_an_impossible_header_is_refused(header: bytes, sentence: str) -> None:
-    """Each says what is impossible."""
+    """Each message says what is impossible."""
     chunks = (
         images.png_chunk(b"IHDR", header)
         + images.png_chunk(b"IDAT", zlib.compress(b""))

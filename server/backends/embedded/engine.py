@@ -27,7 +27,7 @@ LOADER_THREADS = 2
 DISK_PATIENCE_S = 5.0
 CLOSE_PATIENCE_S = 2.0  # well within what the gateway's parent allows its end
 MAX_WAITING = 512
-MAX_HUNG_RUNS = 8  # abandoned threads of all models; with more of them, models that hang are not reloaded
+MAX_HUNG_RUNS = 8  # abandoned threads of all models; if there are more, models that hang are not reloaded
 
 
 class EmbeddedEngine:
@@ -109,8 +109,8 @@ class EmbeddedEngine:
     def renew(self, model_name: str, reason: str) -> None:
         """Reload a model that hangs or fails, with new sessions and threads. Its pending calls fail now.
 
-        ONNX Runtime cannot interrupt a node: the thread stays until the node is done. With MAX_HUNG_RUNS such threads
-        the model is not reloaded.
+        ONNX Runtime cannot interrupt a node: the thread continues until the node finishes. With MAX_HUNG_RUNS such
+        threads the model is not reloaded.
         """
         model = self._models.get(model_name)
         self._hung_runs = [run for run in self._hung_runs if not run.is_over]
@@ -121,7 +121,7 @@ class EmbeddedEngine:
         self._start_load(model_name, None)
 
     async def give_up(self, model_name: str) -> None:
-        """Unload a model that hangs. Its callers get an error now; a run that hangs goes on until its node is done."""
+        """Unload a model that hangs. Its clients get an error now; a hanging run continues until its node finishes."""
         if (model := self._models.get(model_name)) is not None:
             self._abandon(model, BackendUnavailable(f"model {model_name!r} is restarted: it hung"))
             model.remove()

@@ -113,12 +113,12 @@ class LoadedVersion:
         self.retire()
 
     def abandon(self, error: BackendUnavailable) -> list["Run"]:
-        """Like `stop`, but does not wait for runs that hang: their callers get the error now. Returns those runs."""
+        """Like `stop`, but does not wait for runs that hang: their clients get the error now. Returns those runs."""
         self.stop(error)
         runs = list(self._runs)
         for run in runs:
             if run.future is not None:
-                run.future.cancel()  # the thread goes on
+                run.future.cancel()  # the thread continues
         return runs
 
     async def _finish(self, run: "Run", arrived_ns: int) -> _Ran:

@@ -34,7 +34,7 @@ def config_of(folder: ModelFolder, config_json: str | None = None) -> model_conf
     if config_json is None:
         return named(folder, read_config(folder))
     config = parse_config(config_json)
-    check_model(config, {}, allows_code=True)  # whether it may hold code was checked where it arrived
+    check_model(config, {}, allows_code=True)  # load requests were checked for code when they arrived
     return named(folder, config)
 
 

@@ -28,7 +28,7 @@ def lost_batch(path: Path, config: Config) -> str:
             return f"the first dimension of input '{name}' has no name in the ONNX file"
     options = new_options(config)
     options.log_severity_level = SEVERITY_FATAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # folds shapes that are computed
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # folds computed shapes
     options.add_session_config_entry("session.disable_prepacking", "1")
     for dim in set(first_dims.values()):
         options.add_free_dimension_override_by_name(dim, _BATCH)

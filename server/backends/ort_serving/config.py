@@ -154,7 +154,7 @@ def _is_same(model: Dims, configured: Dims, *, is_exact: bool) -> bool:
 
 
 def input_specs(config: Config) -> list[tuple[str, str, Dims]]:
-    """Of each input its name, KServe v2's name of its type, and its dims as the model sees them, without the batch."""
+    """(name, KServe v2 type, dims) of each input; dims without the batch dimension."""
     entries = config.get("input", [])
     types = [entry["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES") for entry in entries]
     return [(entry["name"], kind, _model_dims(entry)) for entry, kind in zip(entries, types, strict=True)]

@@ -50,9 +50,9 @@ class Placement:
 
 
 def model_path(version_dir: Path, config: Config) -> Path:
-    """The ONNX file of a version; a folder of that name holds a model.onnx.
+    """The ONNX file of a version. A folder of that name contains model.onnx.
 
-    LoadError where there is none, and for a name that leads out of the model's folder.
+    Raises LoadError if it does not exist, and for a name that points outside the model's folder.
     """
     name = config.get("default_model_filename") or "model.onnx"
     if os.path.isabs(name) or os.path.normpath(os.path.join("1", name)).startswith(".."):
@@ -70,7 +70,7 @@ def open_for_reading(path: Path, config: Config) -> ort.InferenceSession:
 
 
 def new_options(config: Config) -> ort.SessionOptions:
-    """Nothing optimized, one thread, the configuration's own operators."""
+    """No optimization, one thread, the custom operators of the configuration."""
     options = ort.SessionOptions()
     _register_operators(options, config)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -220,7 +220,7 @@ class OrtModel:
         return feed
 
     def _from_ort(self, name: str, array: Any) -> Any:
-        """A scalar takes the shape that the configuration gives it, as in NGC's backend; a reshape is the engine's."""
+        """A scalar gets the shape from the configuration, as in NGC's backend; the engine applies a reshape."""
         return array.reshape(self._output_dims[name]) if array.ndim == 0 else array
 
 

@@ -58,7 +58,7 @@ class Instance:
         self._merges = True
 
     def merge_nothing(self) -> None:
-        """Requests share no run from now on, of a model with a batch dimension."""
+        """From now on, each request runs alone, also if the model has a batch dimension."""
         self._merges = False
 
     def answer(self, asks: Sequence[Ask]) -> list[Outcome]:

@@ -1,8 +1,8 @@
-"""The header of an encoded picture: format, size, orientation, and who can decode it. Reads bytes, decodes no pixel.
+"""The header of an encoded picture: format, size, orientation, and which decoder can decode it. Decodes no pixels.
 
-The only reader of picture headers: the gateway uses it through server/vision/header.py, and Triton's `torch` backend
-directly, which is why it lies here and imports nothing but the standard library. It accepts what libjpeg-turbo, libpng
-and libwebp accept of the formats that we take, within the limits below. Every loop is bounded: an event loop runs it.
+The only parser of picture headers: the gateway uses it through server/vision/header.py, and Triton's `torch` backend
+uses it directly. Therefore it is in this package, and imports only the standard library. It accepts what libjpeg-turbo,
+libpng and libwebp accept, within the limits below. Every loop is bounded, because it runs on an event loop.
 """
 
 import re
@@ -17,12 +17,12 @@ Buffer = bytes | memoryview
 
 MAX_PARTS = 1 << 14  # segments or chunks, and bytes between JPEG segments: a megabyte of empty chunks took 80 ms
 MAX_JPEG_SCANS = 100  # encoders write 10 to 20; each costs a millisecond a megapixel, and a few bytes
-MIN_JPEG_SCANS, MAX_SCANNED_PIXELS = 20, 1 << 30  # scans that any size may have; above them, of all scans together
+MIN_JPEG_SCANS, MAX_SCANNED_PIXELS = 20, 1 << 30  # scans allowed at any size; limit of all scans together
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 class PictureFormat(StrEnum):
-    """The formats that we take."""
+    """The supported formats."""
 
     JPEG = "jpeg"
     PNG = "png"
@@ -30,10 +30,10 @@ class PictureFormat(StrEnum):
 
 
 class Refused(Exception):
-    """The picture cannot be decoded. Its text continues a sentence that begins with the picture."""
+    """The picture cannot be decoded. The text completes a sentence whose subject is the picture."""
 
     def __init__(self, what: str, picture_format: PictureFormat | None = None) -> None:
-        """picture_format: by the first bytes, None for a format that we do not take."""
+        """picture_format: by the first bytes; None for an unsupported format."""
         super().__init__(what)
         self.picture_format = picture_format
 
@@ -42,9 +42,9 @@ class Refused(Exception):
 class PictureHeader:
     """width, height: as stored, before the orientation (EXIF's 1 to 8) is applied.
 
-    is_for_gpu: a baseline JPEG of 8 bits, grey or YCbCr, in a usual sampling: what nvJPEG's hardware decodes.
-    pixels_at: where the first scan of a JPEG begins. stray: (begin, end) of the bytes between the segments before it
-    that belong to none; decoders skip them.
+    is_for_gpu: a baseline JPEG of 8 bits, grey or YCbCr, in a usual sampling, which nvJPEG's hardware decodes.
+    pixels_at: offset of a JPEG's first scan. stray: (begin, end) of bytes before it that belong to no segment; decoders
+    skip them.
     """
 
     format: PictureFormat
@@ -57,7 +57,7 @@ class PictureHeader:
 
     @property
     def is_sideways(self) -> bool:
-        """Whether the orientation exchanges width and height."""
+        """Whether the orientation swaps width and height."""
         return self.orientation >= 5
 
     @property
@@ -67,7 +67,7 @@ class PictureHeader:
 
 
 def sniff(data: Buffer) -> PictureFormat | None:
-    """The format by the first bytes, None for one that we do not take."""
+    """The format by the first bytes; None for an unsupported one."""
     head = bytes(data[:12])
     if head.startswith(b"\xff\xd8\xff"):
         return PictureFormat.JPEG
@@ -82,7 +82,7 @@ def read_header(data: Buffer) -> PictureHeader:
     """Raises Refused for another format, a broken or truncated header, and more parts than the limits allow."""
     picture_format = sniff(data)
     if picture_format is None:
-        raise Refused(f"is no JPEG, PNG or WebP: its first bytes are {bytes(data[:8]).hex(' ') or 'none'}")
+        raise Refused(f"is not a JPEG, PNG or WebP: its first bytes are {bytes(data[:8]).hex(' ') or 'none'}")
     try:
         return _READERS[picture_format](data)
     except (struct.error, IndexError):
@@ -118,9 +118,9 @@ _BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _DECODABLE = frozenset((_BASELINE, 0xC1, _PROGRESSIVE))
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
-# What libjpeg-turbo takes before a scan: tables, restart interval, DNL, APPn, comments. Others end its decoder.
+# What libjpeg-turbo accepts before a scan: tables, restart interval, DNL, APPn, comments. Its decoder fails for others.
 _TABLES = frozenset((0xC4, 0xCC, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE))
-_TELLING = frozenset((0xE0, 0xE1, 0xEE, _SCAN)) | _FRAMES  # of size, orientation, colours, decoder
+_TELLING = frozenset((0xE0, 0xE1, 0xEE, _SCAN)) | _FRAMES  # segments with size, orientation, colours or decoder
 _MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 _SCAN_MARKER = re.compile(rb"\xff\xda")
 # Sampling factors of the components: grey, 4:4:4, 4:2:2, 4:2:0, 4:4:0.
@@ -130,7 +130,7 @@ _YCBCR_IDS = frozenset((b"\1\2\3", b"\0\1\2"))
 
 @dataclass(slots=True)
 class _JpegSegments:
-    """What the segments before the first scan say."""
+    """The content of the segments before the first scan."""
 
     frame: bytes = b""
     frame_marker: int = 0
@@ -180,13 +180,13 @@ def _read_jpeg(data: Buffer) -> PictureHeader:
 
 
 def _jpeg_segments(data: Buffer, stray: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(marker, begin, end of its payload) of the telling ones, up to the first scan. Appends to stray."""
+    """(marker, begin, end of its payload) of the segments in _TELLING, up to the first scan. Appends to stray."""
     position, parts = 2, 0
     while True:
         begin = position
         if data[position] != 0xFF or data[position + 1] in (0x00, 0xFF):
             position = _next_marker(data, position)
-            if bytes(data[begin:position]).strip(b"\xff"):  # else fill bytes, which the standard allows
+            if bytes(data[begin:position]).strip(b"\xff"):  # other bytes are fill bytes, which the standard allows
                 stray.append((begin, position))
         parts = _counted(parts + position - begin + 1, PictureFormat.JPEG)
         marker = data[position + 1]
@@ -196,10 +196,10 @@ def _jpeg_segments(data: Buffer, stray: list[tuple[int, int]]) -> Iterator[tuple
         if marker == 0xD9:
             return
         if marker not in _TABLES and marker not in _FRAMES and marker != _SCAN:
-            raise _refused_jpeg(f"has the marker 0x{marker:x} at byte {position - 2}, where it has no meaning")
+            raise _refused_jpeg(f"has the marker 0x{marker:x} at byte {position - 2}, where it is not allowed")
         length = max(data[position] << 8 | data[position + 1], 2)  # libjpeg-turbo, too, reads 0 and 1 as 2
         if position + length > len(data):
-            raise _refused_jpeg(f"is truncated: the segment at byte {position} says {length} bytes, which it has not")
+            raise _refused_jpeg(f"is truncated: the segment at byte {position} has fewer than its {length} bytes")
         if marker in _TELLING:
             yield marker, position + 2, position + length
         position += length
@@ -214,7 +214,7 @@ def _next_marker(data: Buffer, position: int) -> int:
 
 
 def _jpeg_size(marker: int, frame: bytes) -> tuple[int, int]:
-    """(width, height). Raises Refused for a coding that is not decoded here."""
+    """(width, height). Raises Refused for an unsupported coding."""
     precision, height, width, components = struct.unpack_from(">BHHB", frame)
     if marker not in _DECODABLE:
         raise _refused_jpeg(f"has a coding (marker 0x{marker:x}) that is neither baseline nor progressive")
@@ -223,12 +223,12 @@ def _jpeg_size(marker: int, frame: bytes) -> tuple[int, int]:
     if components not in (1, 3, 4):
         raise _refused_jpeg(f"has {components} components; 1, 3 and 4 are supported")
     if width == 0 or height == 0:
-        raise _refused_jpeg(f"says that it has {width} x {height} pixels")
+        raise _refused_jpeg(f"declares {width} x {height} pixels")
     return width, height
 
 
 def _limit_scans(data: Buffer, found: _JpegSegments, components: int, begin: int) -> None:
-    """components: of the first scan. One scan of all components is the only one of a baseline JPEG."""
+    """components: of the first scan. If it has all components of a baseline JPEG, it is the only scan."""
     if found.frame_marker != _PROGRESSIVE and components == found.frame[5]:
         return
     width, height = found.size
@@ -255,14 +255,14 @@ def _read_png(data: Buffer) -> PictureHeader:
     if size is None or not has_pixels:
         raise Refused("has no pixels (no IDAT chunk)", PictureFormat.PNG)
     if 0 in size:
-        raise Refused(f"says that it has {size[0]} x {size[1]} pixels", PictureFormat.PNG)
+        raise Refused(f"declares {size[0]} x {size[1]} pixels", PictureFormat.PNG)
     return PictureHeader(PictureFormat.PNG, *size, orientation_of_tiff(bytes(tiff)))
 
 
 def png_chunks(data: Buffer, *, is_verified: bool = False) -> Iterator[tuple[bytes, Buffer]]:
     """(kind, payload) of each chunk before IEND. Raises Refused, also if IEND is missing or a checksum is wrong.
 
-    is_verified: the checksums were found right before.
+    is_verified: the checksums were verified before.
     """
     position, parts = len(PNG_SIGNATURE), 0
     while True:
@@ -290,7 +290,7 @@ def _read_webp(data: Buffer) -> PictureHeader:
     """The size is the larger of the canvas and the bitstream: a decoder may allocate either."""
     (riff_size,) = struct.unpack_from("<I", data, 4)
     if riff_size + 8 > len(data):
-        raise Refused(f"is truncated: it has {len(data)} bytes and says {riff_size + 8}", PictureFormat.WEBP)
+        raise Refused(f"is truncated: it has {len(data)} of {riff_size + 8} bytes", PictureFormat.WEBP)
     width = height = 0
     tiff: Buffer = b""
     for kind, payload in _webp_chunks(data[: riff_size + 8]):

@@ -104,7 +104,7 @@ class PictureReader:
         if (pixels := header.width * header.height) > self._max_pixels:
             return f"the picture has {header.width} x {header.height} = {pixels} pixels (limit {self._max_pixels})"
         if header.format is PictureFormat.JPEG and picture.rfind(b"\xff\xd9") < header.pixels_at:
-            return f"the picture is truncated: its {len(picture)} bytes end without the marker that ends a JPEG"
+            return f"the picture is truncated: its {len(picture)} bytes end without a JPEG's end marker (EOI)"
         return header
 
     def _wait_for_last_read(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a trial through an instance: numpy in, numpy out. See row_trial, which asks for them."""
+"""Runs the rows of a trial in an instance: numpy in, numpy out. See row_trial."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ from .instance import Ask, Instance
 
 
 def array_runner(instance: Instance, spec: EngineSpec) -> Callable[[dict[str, Any]], dict[str, Any] | str]:
-    """A function from inputs by name to outputs by name, or to the reason why there are none."""
+    """A function from inputs by name to outputs by name, or to the reason why the run failed."""
 
     def run(inputs: dict[str, Any]) -> dict[str, Any] | str:
         try:
             (outcome,) = instance.answer([_ask(inputs, spec)])
-        except (RuntimeError, ValueError, TypeError) as error:  # the program's own: as for a request, it says all
+        except (RuntimeError, ValueError, TypeError) as error:  # the program's own errors, reported as for a request
             return f"{type(error).__name__}: {error}"
         if isinstance(outcome, RequestError):
             return str(outcome)
@@ -33,5 +33,5 @@ def _ask(inputs: dict[str, Any], spec: EngineSpec) -> Ask:
 
 
 def _array(rows: Any) -> Any:
-    """A copy: the next run overwrites the rows. numpy has no BF16."""
+    """Copies, because the next run overwrites the rows. numpy has no BF16."""
     return (rows.float() if rows.dtype is torch.bfloat16 else rows.clone()).numpy()

@@ -1,6 +1,6 @@
-"""A source that a caller of the API named reaches the hosts that it may, and no other, by whatever way it is led.
+"""A source from an API client reaches only allowed hosts, also by redirects, playlists and DNS.
 
-127.0.0.1 is allowed here, and stands for a public host; 127.0.0.2 is not, and stands for a private one.
+Here 127.0.0.1 is allowed and represents a public host; 127.0.0.2 is not allowed and represents a private one.
 """
 
 import socket
@@ -44,7 +44,7 @@ def _cameras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RtspServer]:
 
 
 class Listener:
-    """On 127.0.0.2, where nothing of a caller's may come. connections: how many came."""
+    """Listens on 127.0.0.2, to which API clients' sources must not connect. connections: number accepted."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -78,7 +78,7 @@ def _hidden() -> Iterator[Listener]:
 
 @contextmanager
 def rtsp_answers(answer: bytes, *, pieces: int = 1) -> Iterator[str]:
-    """A server that gives that answer to each request (CSEQ stands for the request's number), in so many pieces."""
+    """A server that sends this answer to each request (CSEQ is the request's number), in this many pieces."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -99,7 +99,7 @@ def rtsp_answers(answer: bytes, *, pieces: int = 1) -> Iterator[str]:
 
 
 def frames_of(uri: str, options: DecodeOptions = ASKED, *, most: int = 1000) -> int:
-    """How many pictures it has, or so many."""
+    """The number of pictures that it has, up to a limit."""
     decoder, count = Decoder(uri, options), 0
     try:
         for packet in decoder.packets():
@@ -118,7 +118,7 @@ def failure(uri: str, options: DecodeOptions = ASKED) -> PipelineError:
 
 
 def leads(monkeypatch: pytest.MonkeyPatch, name: str, address: Callable[[], str]) -> None:
-    """What the domain name system says of a name."""
+    """Replaces the DNS answer for a name."""
     asked = socket.getaddrinfo
 
     def found(host: object, *more: object, **named: object) -> object:
@@ -128,7 +128,7 @@ def leads(monkeypatch: pytest.MonkeyPatch, name: str, address: Callable[[], str]
 
 
 def test_web_server_is_read(site: Web, clip: bytes) -> None:
-    """A clip with its redirections, a playlist and its segments, a user and password."""
+    """This covers a clip with redirects, a playlist with segments, and a user name with password."""
     site.pages["/1.ts"] = clip
     site.pages["/live.m3u8"] = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n1.ts\n#EXT-X-ENDLIST\n"
     site.redirects["/moved"] = site.url("/1.ts")
@@ -137,7 +137,7 @@ def test_web_server_is_read(site: Web, clip: bytes) -> None:
 
 
 def test_web_server_that_redirects_to_another_host_is_not_followed(site: Web, hidden: Listener) -> None:
-    """At once, after other redirections, by every way to write the address; the reason names it and the flag."""
+    """A redirect is refused at once, after others, and in every notation; the reason has the address and the flag."""
     site.redirects["/2"] = site.url("/1")
     for host in ("127.0.0.2", "[::ffff:127.0.0.2]", "2130706434", "0x7f.2", "127.2"):
         site.redirects["/1"] = f"http://{host}:{hidden.port}/secret"
@@ -148,13 +148,13 @@ def test_web_server_that_redirects_to_another_host_is_not_followed(site: Web, hi
 
 
 def test_tls_to_another_host_is_not_followed(site: Web, hidden: Listener) -> None:
-    """A redirection from http to https is checked before the first byte of TLS."""
+    """A redirect from http to https is checked before the first byte of TLS."""
     site.redirects["/1"] = f"https://127.0.0.2:{hidden.port}/secret"
     assert isinstance(failure(site.url("/1")), SourceNotAllowed)
 
 
 def test_playlist_leads_to_no_other_host(site: Web, clip: bytes, hidden: Listener) -> None:
-    """Neither its segments, nor its keys, nor another playlist."""
+    """Segments, keys and playlists on other hosts are not read."""
     site.pages["/1.ts"] = clip
     there = f"http://127.0.0.2:{hidden.port}/secret"
     lines = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n1.ts\n"
@@ -164,12 +164,12 @@ def test_playlist_leads_to_no_other_host(site: Web, clip: bytes, hidden: Listene
     site.pages["/nested.m3u8"] = f"#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=9\n{there}.m3u8\n".encode()
     for name in ("key", "nested"):
         assert isinstance(failure(site.url(f"/{name}.m3u8")), SourceNotAllowed), name
-    assert frames_of(site.url("/segment.m3u8")) == 10  # those before it, as FFmpeg leaves out what it cannot have
+    assert frames_of(site.url("/segment.m3u8")) == 10  # those before it: FFmpeg skips unreadable ones
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "rtsp", "rtsps"])
 def test_host_that_is_not_allowed_is_not_connected_to(scheme: str, hidden: Listener) -> None:
-    """The reason names its address and the flag, and no password."""
+    """The reason has the address and the flag, but no password."""
     error = failure(f"{scheme}://anna:hunter2@127.0.0.2:{hidden.port}/1")
     assert isinstance(error, SourceNotAllowed)
     assert "--allow-outbound 127.0.0.2" in error.message
@@ -180,7 +180,7 @@ def test_host_that_is_not_allowed_is_not_connected_to(scheme: str, hidden: Liste
 def test_name_is_connected_to_where_it_was_checked(
     scheme: str, site: Web, clip: bytes, hidden: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name whose address changes with each question (DNS rebinding) leads to allowed addresses, or nowhere."""
+    """A name whose address changes at each lookup (DNS rebinding) is only connected to at allowed addresses."""
     site.pages["/1.ts"] = clip
     answers = iter(["127.0.0.1"])
     leads(monkeypatch, "camera.example", lambda: next(answers, "127.0.0.2"))
@@ -194,7 +194,7 @@ def test_name_is_connected_to_where_it_was_checked(
 def test_source_of_the_operator_is_read_wherever_it_is_but_on_a_metadata_service(
     scheme: str, hidden: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its address, and by a name that leads there; what is allowed is used."""
+    """It is refused by address and by name, and used if it is allowed."""
     here = outbound.ip_address("127.0.0.2")
     monkeypatch.setattr(outbound, "METADATA", frozenset([here]))
     leads(monkeypatch, "camera.example", lambda: "127.0.0.2")
@@ -207,18 +207,18 @@ def test_source_of_the_operator_is_read_wherever_it_is_but_on_a_metadata_service
 
 
 def test_refusals_of_a_web_server_keep_their_meaning(site: Web) -> None:
-    """Behind the proxy as without it; and a port where no server listens is named."""
+    """Errors are the same with and without the proxy; a port without a server is named."""
     for path, expected in (("/status/401", SourceRefused), ("/status/404", SourceUnavailable)):
         assert type(failure(site.url(path))) is expected
     for scheme in ("http", "https", "rtsp", "rtsps"):
         error = failure(f"{scheme}://127.0.0.1:1/1")
         assert type(error) is SourceUnavailable
-        assert "127.0.0.1:1 cannot be connected to" in error.message
+        assert "127.0.0.1:1 cannot be reached" in error.message
 
 
 @needs_cameras
 def test_camera_is_read(cameras: RtspServer) -> None:
-    """Through the relay, with its user and password, too."""
+    """A camera is read through the relay, also with user name and password."""
     for path in ("/a", "/k"):
         assert frames_of(cameras.url(path), most=5) == 5
     assert isinstance(failure(cameras.url("/k", password="wrong")), SourceRefused)
@@ -230,7 +230,7 @@ def test_camera_is_read(cameras: RtspServer) -> None:
     "status", [b"RTSP/1.0 302 Moved", b"RTSP/1.0 301 Moved", b"RTSP/1.0  0302 x", b"RTSP/x +303 y"]
 )
 def test_camera_that_redirects_is_not_followed(status: bytes, pieces: int, hidden: Listener) -> None:
-    """However the status is written, and in however many pieces it comes."""
+    """This holds for every notation of the status, and for any number of pieces."""
     there = f"rtsp://127.0.0.2:{hidden.port}/secret".encode()
     with rtsp_answers(status + b"\r\nCSeq: CSEQ\r\nLocation: " + there + b"\r\n\r\n", pieces=pieces) as uri:
         error = failure(uri)
@@ -239,7 +239,7 @@ def test_camera_that_redirects_is_not_followed(status: bytes, pieces: int, hidde
 
 
 def test_camera_that_hides_its_redirection_in_a_longer_answer_is_not_followed(hidden: Listener) -> None:
-    """Behind the answer to OPTIONS, where a reader that goes by the length would take it for a body."""
+    """The redirect follows the answer to OPTIONS, where a parser that uses the length would read it as a body."""
     there = f"rtsp://127.0.0.2:{hidden.port}/secret".encode()
     moved = b"RTSP/1.0 302 Moved\r\nCSeq: CSEQ\r\nLocation: " + there + b"\r\n\r\n"
     with rtsp_answers(b"RTSP/1.0 200 OK\r\nCSeq: CSEQ\r\nContent-Length: -1\r\n\r\n" + moved) as uri:
@@ -247,13 +247,13 @@ def test_camera_that_hides_its_redirection_in_a_longer_answer_is_not_followed(hi
 
 
 def test_camera_over_udp_is_for_the_operator() -> None:
-    """Its server names the host that packets are sent to."""
+    """With UDP the server chooses the host that packets are sent to."""
     options = DecodeOptions(is_udp=True, outbound=ASKED.outbound)
     assert "RTSP over UDP" in failure("rtsp://127.0.0.1:1/1", options).message
 
 
 def test_nothing_is_left_of_a_source_that_was_read(site: Web, clip: bytes) -> None:
-    """Neither its thread nor its port, also where it failed."""
+    """The relay's thread and port are released, also after a failure."""
     site.pages["/1.ts"] = clip
     for path in ("/1.ts", "/status/404", "/1.ts/stops"):
         try:

@@ -33,7 +33,7 @@ ONE_FAULT = {
     "gpu: {pin-process: true}": "gpu.pin-process: unknown key; did you mean pin-processes?",
     "gpu: {hand-over: devise}": "gpu.hand-over is 'devise': did you mean device? It takes auto, device, host",
     "gpu: {device: 16}": "gpu.device is '16': a whole number from 0 to 15 is needed",
-    "api: {allow-outbound: [10.0.0.0/99]}": "--allow-outbound '10.0.0.0/99': an address, a network or a host name is",
+    "api: {allow-outbound: [10.0.0.0/99]}": "--allow-outbound '10.0.0.0/99' is not an address, a network or a host",
     "api: {host: 'a b'}": "api.host is 'a b': an address to listen on",
     "engine: {type: tritonn}": "engine.type is 'tritonn': did you mean triton?",
     "engine: {gateway: gpu.example:8000}": "engine.gateway: a gateway's address is needed, such as http://",
@@ -81,7 +81,7 @@ SOURCES = {
     "{uri: rtsp://cam:99999/1}": "source[0].uri: rtsp://cam:99999/1 is no address",
     "{uri: missing.mp4}": "source[0].uri: there is no file 'missing.mp4'",
     "{uri: pavment.mp4}": "there is no file 'pavment.mp4'; did you mean pavement.mp4?",
-    "{uri: '*.mkv'}": "no video file is named like '*.mkv'",
+    "{uri: '*.mkv'}": "no video file matches '*.mkv'",
     "{uri: empty}": "the folder 'empty' has no video file",
     "{uri: /dev/video987}": "this machine has no /dev/video987",
     "{camera_id: a}": "source[0].uri: is missing",
@@ -226,7 +226,7 @@ primary-gie: {model: people}
 
 
 def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_is_none(tmp_path: Path) -> None:
-    """Every one, of all sources and of one, and none where there is a tracker."""
+    """All such rules are reported, for all sources and for one; with a tracker none is."""
     told = faults(NEEDS_TRACKS, tmp_path)
     reason = "needs tracks, and the tracker's type is none; set tracker type bytetrack"
     places = ["4:19: analytics.line-crossing[0]", "5:11: analytics.dwell[0]"]
@@ -238,13 +238,13 @@ def test_rules_that_need_tracks_are_refused_with_their_places_where_the_tracker_
 
 
 def test_quick_line_is_refused_where_the_tracker_is_none(tmp_path: Path) -> None:
-    """--line needs tracks, too."""
+    """--line also needs tracks."""
     [told] = faults(LEAST + "tracker: {type: none}\n", tmp_path, Flags(lines=("door=1,2,3,4",)))
     assert told.startswith("--line: analytics.line-crossing[0]: line-crossing needs tracks")
 
 
 def test_former_key_of_dwell_is_refused_with_its_value_in_seconds(tmp_path: Path) -> None:
-    """With its place in the file."""
+    """The message has its place in the file."""
     [told] = faults(LEAST + "analytics: {dwell: [{name: W, roi: 0;0;9;0;9;9, time-threshold: 2500}]}\n", tmp_path)
     fix = "analytics.dwell[0].time-threshold: 2500: dwell takes seconds; write time-threshold-s: 2.5"
     assert told == f"cameras.yaml:3:49: {fix}"

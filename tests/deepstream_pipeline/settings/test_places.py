@@ -1,4 +1,4 @@
-"""Which files a source's uri stands for."""
+"""Which files a source's uri refers to."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def names(uri: str, folder: Path) -> list[str]:
 
 
 def test_folder_holds_every_file_that_opens_when_it_is_named(tmp_path: Path) -> None:
-    """Whatever suffix makes an address a file makes a file of a folder a source, in any case of letters."""
+    """A folder's sources are the files with a suffix of video files, in upper or lower case."""
     for suffix in FILE_SUFFIXES:
         (tmp_path / f"clip-{suffix[1:]}{suffix.upper()}").touch()
     (tmp_path / "notes.txt").touch()
@@ -23,7 +23,7 @@ def test_folder_holds_every_file_that_opens_when_it_is_named(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("folder", ["site [1]", "a*b", "what?", "plain"])
 def test_name_of_the_settings_folder_is_no_pattern(tmp_path: Path, folder: str) -> None:
-    """A relative pattern is looked for in that folder alone, whatever characters its name has."""
+    """A relative pattern is searched only in that folder, even if the folder's name has pattern characters."""
     for one in (folder, "site 1", "a-b", "whats"):
         (tmp_path / one).mkdir(exist_ok=True)
         (tmp_path / one / "clip-1.mp4").touch()
@@ -32,9 +32,9 @@ def test_name_of_the_settings_folder_is_no_pattern(tmp_path: Path, folder: str) 
 
 
 def test_pattern_passes_over_folders_that_it_matches(tmp_path: Path) -> None:
-    """A folder whose name looks like a video file is none."""
+    """A folder with a name like a video file is not a source."""
     (tmp_path / "clip-1.mp4").touch()
     (tmp_path / "clip-2.mp4").mkdir()
     assert names("clip*.mp4", tmp_path) == ["clip-1.mp4"]
-    with pytest.raises(PlaceRefused, match="no video file is named like"):
+    with pytest.raises(PlaceRefused, match="no video file matches"):
         places("*-2.mp4", tmp_path)

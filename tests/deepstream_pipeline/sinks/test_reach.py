@@ -1,6 +1,6 @@
 """No sink sends anything to a cloud's metadata service unless it is allowed. FAULTS 95.
 
-A listener on loopback plays the service: 127.0.0.1 counts as a metadata address here, and nothing leaves the machine.
+A listener on loopback acts as the service: 127.0.0.1 counts as a metadata address here. No data leaves the machine.
 """
 
 import socket
@@ -48,7 +48,7 @@ LINKS: dict[str, Made] = {
         KafkaOptions(f"192.0.2.1:9,PLAINTEXT://{host}:{port}", "topic", allowed_outbound=allowed)
     ),
 }
-# rtsp_push is a process of its own, which gets the same addresses and names
+# rtsp_push is a separate process, which gets the same addresses and names
 PUSH = f"""
 import socket
 from ipaddress import ip_address
@@ -62,7 +62,7 @@ raise SystemExit(main())
 
 
 class Service:
-    """Notes what each connection sends first, then hangs up."""
+    """Records what each connection sends first, then closes it."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server((METADATA, 0))
@@ -72,7 +72,7 @@ class Service:
         self._thread.start()
 
     def received(self) -> bytes:
-        """Everything, of every connection that was made before; then it is over."""
+        """The data of all earlier connections; stops the service."""
         with socket.create_connection((METADATA, self.port)) as last:
             last.sendall(b"over")
             self._thread.join()
@@ -95,7 +95,7 @@ class Service:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """Reached by its address and by a name."""
+    """The service, which has an address and a name."""
     look_up = socket.getaddrinfo
 
     def fake(host: str, *more: object, **named: object) -> object:
@@ -111,7 +111,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 
 def trouble_of(link: Link) -> str:
-    """Why it delivers nothing."""
+    """The reason why the sink delivers nothing."""
     try:
         link.open(1.0)
         return link.send([MESSAGE]).trouble
@@ -122,15 +122,15 @@ def trouble_of(link: Link) -> str:
 
 
 def refusal(host: str) -> str:
-    """The whole sentence."""
+    """The complete message."""
     shown = METADATA if host == METADATA else f"{host} ({METADATA})"
-    return f"{shown} is a cloud's metadata service; to connect to it allow its address: --allow-outbound {METADATA}"
+    return f"{shown} is a cloud's metadata service; to allow connections to it: --allow-outbound {METADATA}"
 
 
 @pytest.mark.parametrize("host", [METADATA, NAME])
 @pytest.mark.parametrize("kind", LINKS)
 def test_sink_sends_nothing_to_a_metadata_service(kind: str, host: str, service: Service) -> None:
-    """However it was named, before TLS, and the reason names the host, the address and the flag."""
+    """This holds for address and name, before TLS; the reason has the host, the address and the flag."""
     assert trouble_of(LINKS[kind](host, service.port, (host,) if host == NAME else ())) == refusal(host)
     assert service.received() == b""
 
@@ -140,14 +140,14 @@ def test_sink_sends_nothing_to_a_metadata_service(kind: str, host: str, service:
 )  # paho
 @pytest.mark.parametrize("kind", LINKS)
 def test_sink_connects_to_a_metadata_address_that_is_allowed(kind: str, service: Service) -> None:
-    """It then sends what it always sends first."""
+    """The sink then sends its usual first data."""
     trouble = trouble_of(LINKS[kind](METADATA, service.port, (METADATA,)))
     assert "metadata" not in trouble
     assert service.received()
 
 
 def test_refused_address_is_the_reason_of_the_sink(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a broker that is away: it is tried again, and the loss is told at the end."""
+    """As with an unreachable broker, it is retried, and the loss is reported at the end."""
     monkeypatch.setattr("deepstream_pipeline.sinks.broker.CLOSE_S", 0.2)
     sink = redis_sink(RedisOptions(f"redis://{NAME}:{service.port}/0", what=What.OBJECTS))
     sink.write(result(1, has_image=False, objects=1))
@@ -160,7 +160,7 @@ def test_refused_address_is_the_reason_of_the_sink(service: Service, monkeypatch
 
 @pytest.mark.parametrize(("host", "allowed"), [(METADATA, ()), (NAME, ()), (METADATA, (METADATA,))])
 def test_pushed_stream_goes_to_no_metadata_service(host: str, allowed: Allowed, service: Service) -> None:
-    """RTSP: looked up in the process that pushes, right before FFmpeg connects."""
+    """The RTSP host is resolved in the process that pushes, just before FFmpeg connects."""
     url = f"rtsp://user:secret@{host}:{service.port}/live"
     options = RtspOutOptions(url, allowed_outbound=allowed)
     sink = RtspOutSink(options, Osd(OsdOptions()), is_single=True, command=(sys.executable, "-c", PUSH))
@@ -185,7 +185,7 @@ def test_pushed_stream_goes_to_no_metadata_service(host: str, allowed: Allowed, 
 
 
 def test_kafka_checks_the_brokers_that_the_cluster_names(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name in the settings leads elsewhere; the cluster then names 127.0.0.1."""
+    """The name in the settings resolves to another host; the cluster then names 127.0.0.1."""
     look_up = socket.getaddrinfo
 
     def fake(host: str, *more: object, **named: object) -> object:
@@ -203,7 +203,7 @@ def test_kafka_checks_the_brokers_that_the_cluster_names(service: Service, monke
 
 @pytest.mark.parametrize("host", [METADATA, NAME])
 def test_kafka_asks_no_metadata_service_for_tokens(host: str, service: Service) -> None:
-    """librdkafka would as soon as a producer is made, so the program does not start."""
+    """librdkafka would do so when a producer is created, so the program does not start."""
     settings = {
         "security.protocol": "sasl_plaintext",
         "sasl.mechanisms": "OAUTHBEARER",
@@ -219,14 +219,14 @@ def test_kafka_asks_no_metadata_service_for_tokens(host: str, service: Service) 
 
 
 def test_kafka_tokens_of_azure_need_its_metadata_address_allowed() -> None:
-    """librdkafka knows that address by itself."""
+    """librdkafka has this address built in."""
     settings = (("sasl.oauthbearer.metadata.authentication.type", "azure_imds"),)
     with pytest.raises(SinkFailed, match=r"--allow-outbound 169\.254\.169\.254"):
         KafkaLink(KafkaOptions("192.0.2.1:9", "topic", settings))
 
 
 def test_what_is_allowed_reaches_every_sink_that_connects() -> None:
-    """Those that write to disk have no such option."""
+    """Sinks that write to disk do not have the option."""
     connecting = [
         WebhookOptions("http://hook"),
         KafkaOptions("broker:9092", "topic"),

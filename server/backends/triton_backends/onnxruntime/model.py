@@ -80,9 +80,9 @@ class TritonPythonModel:
         return BatchRunner(model.run, is_batching=self._may_merge(model, path, config))
 
     def _may_merge(self, model: OrtModel, path: Path, config: Config) -> bool:
-        """Whether requests that Triton hands over together may share a run; the log says why not."""
+        """Whether requests that Triton passes together may share a run. Logs why not."""
         if config["max_batch_size"] < 2 or "dynamic_batching" not in config:
-            return False  # they come one by one
+            return False  # Triton passes them one by one
         if why := _why_not_merged(model, path, config):
             pb_utils.Logger.log_warn(f"model '{self._name}': each request runs alone: {why}")
         return not why
@@ -129,7 +129,7 @@ def refuse_numpy_2(version: str) -> None:
 
 
 def _why_not_merged(model: OrtModel, path: Path, config: Config) -> str:
-    """By the configuration, by a trial, by the graph; empty where rows follow the batch."""
+    """Why not, by the configuration, a trial and the graph; empty if rows follow the batch."""
     try:
         says = row_trial.declared(parameter(config, row_trial.PARAMETER))
     except ValueError as error:

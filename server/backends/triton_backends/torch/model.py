@@ -143,7 +143,7 @@ class TritonPythonModel:
 
 
 def _why_not_merged(instance: Instance, spec: EngineSpec, config: Config, *, is_gpu: bool) -> str:
-    """By the configuration and a trial; empty where requests may share a run, or come one by one anyway."""
+    """Why not, by the configuration and a trial; empty if requests may share a run, or always come one by one."""
     if spec.max_batch_size < 2 or "dynamic_batching" not in config:
         return ""
     try:
